@@ -1,0 +1,51 @@
+# Four commands, each of which sets up its own environment on a fresh machine:
+#   make demo    the whole trip on this computer: text, tokenizer, training, chat, receipt
+#   make test    everything that can be tested here; needs no root
+#   make check   format, lint, types, import contracts
+#   make prove   the long proofs and benchmarks, by hand
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+# uv does not read pip's find-links; an empty value is harmless.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+
+.PHONY: demo test check prove setup clean
+
+demo: $(VENV)/.ready-lm
+	@echo "== homing quickstart: text -> tokenizer -> plan -> launch on this computer -> train -> fetch -> sample -> destroy"
+	$(BIN)/homing quickstart --yes
+
+test: check
+	@echo "== tests (under 25 minutes on 2 cores; 'pytest -m \"not slow\"' is the quick part)"
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(VENV)/.ready-test
+	@echo "== format, lint, types, import contracts"
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+prove: $(VENV)/.ready-test
+	@echo "== proofs and benchmarks; figures go to benchmarks/proofs"
+	$(BIN)/python -m pytest -m prove -n 0 || test $$? -eq 5
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+setup: $(VENV)/.ready-test
+
+# Installs with uv when it can be had (seconds), with pip when not (minutes); the same packages either way.
+$(VENV)/.ready-%: pyproject.toml constraints.txt
+	@echo "== installing homing[$*] into $(VENV) (a few minutes the first time)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet uv || true
+	if $(BIN)/python -m uv --version >/dev/null 2>&1; then \
+	  $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[$*]'; \
+	else \
+	  $(BIN)/pip install --quiet -c constraints.txt -e '.[$*]'; \
+	fi
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist build

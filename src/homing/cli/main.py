@@ -1,0 +1,147 @@
+"""The command line: a table of verbs, each loaded only when it is called.
+
+    main -> -q, -v, --json noticed anywhere -> the verb's module -> HomingError printed as three lines -> exit code
+
+A verb is one module `homing/cli/VERB.py` with a function `command` (or a typer app `app` for a group such as `store`).
+It parses, calls the library and prints; the library never prompts, prints or exits.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from homing import __version__
+from homing.cli import talk
+from homing.errors import HomingError
+
+__all__ = ["STORIES", "main"]
+
+# One list of verbs: story -> verb -> what it does. A verb is listed when it works, not before.
+STORIES: dict[str, dict[str, str]] = {
+    "Start here": {
+        "quickstart": "The whole trip on this computer, in minutes, with no account anywhere.",
+        "new": "Write a run file from a preset.",
+        "explain": "What a key of the run file means.",
+    },
+    "The way of the data": {
+        "prep": "Text to tokenizer to token shards.",
+        "verify": "Build the model, count it, take one step, check what it needs.",
+        "train": "Train here, with the same trainer that runs on a rented machine.",
+        "generate": "Complete a prompt with a trained model.",
+        "chat": "Talk to a trained model.",
+    },
+    "The life of a run": {
+        "plan": "Hours and dollars per offer, cheapest to finish first.",
+        "launch": "Rent, boot, train, push, end billing.",
+        "status": "One run, now.",
+        "watch": "Steps, loss, speed, samples and dollars, as they come.",
+        "logs": "What trainer and agent wrote.",
+        "stop": "End training at the next step, with a checkpoint.",
+        "fetch": "Bring the model home, verified by hash.",
+        "destroy": "End billing, confirmed by the provider.",
+    },
+    "Safety": {
+        "runs": "Every run, and whatever may still cost money.",
+        "ledger": "Every instance ever asked for, with its dollars.",
+    },
+}
+# typer carries a click of its own under a private name; the parent of its public error is the way to it.
+_ClickError: Any = typer.BadParameter.__mro__[2]
+
+VERBS = {verb: text for story in STORIES.values() for verb, text in story.items()}
+
+
+class LazyVerbs(TyperGroup):
+    """`homing --help` prints the table above; only the verb that is called is imported."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"homing.cli.{cmd_name}")
+        app = getattr(module, "app", None)
+        if app is None:
+            app = typer.Typer(add_completion=False, rich_markup_mode=None)
+            app.command(cmd_name, help=module.command.__doc__)(module.command)
+        return typer.main.get_command(app)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(f"homing {__version__}: raw text out, a trained model home, inside a money limit.\n\n")
+        formatter.write("Usage: homing VERB [RUN] [OPTIONS]        homing VERB --help tells the options of a verb\n")
+        for story, verbs in STORIES.items():
+            formatter.write(f"\n{story}\n")
+            for verb, text in verbs.items():
+                formatter.write(f"  {verb:<11} {text}\n")
+        formatter.write("\nEverywhere: --json  -q, --quiet  -v, --verbose  --version\n")
+
+
+app = typer.Typer(cls=LazyVerbs, add_completion=True, rich_markup_mode=None, no_args_is_help=True)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"homing {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """homing"""
+
+
+def main() -> NoReturn:
+    arguments, loudness = _take_loudness(sys.argv[1:])
+    talk.configure(loudness=loudness, is_json="--json" in arguments)
+    logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
+    try:
+        code = app(arguments, prog_name="homing", standalone_mode=False)
+    except HomingError as error:
+        talk.show_error(error)
+        sys.exit(error.exit_code)
+    except _ClickError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        talk.say("Interrupted.")
+        sys.exit(130)
+    except BrokenPipeError:
+        # `homing ledger | head`: the reader left; point stdout at nothing so that the interpreter's flush stays quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception:
+        traceback.print_exc()
+        talk.say("This is a mistake in homing, not yours. Please report it with the lines above.")
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _take_loudness(arguments: list[str]) -> tuple[list[str], int]:
+    """-q and -v work before and after the verb, so they are taken out before anyone parses."""
+    loudness, kept = 0, []
+    for number, argument in enumerate(arguments):
+        if argument == "--":
+            kept += arguments[number:]
+            break
+        if argument in ("-q", "--quiet"):
+            loudness -= 1
+        elif argument in ("-v", "--verbose"):
+            loudness += 1
+        else:
+            kept.append(argument)
+    return kept, loudness
+
+
+if __name__ == "__main__":
+    main()

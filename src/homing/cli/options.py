@@ -1,0 +1,18 @@
+"""Options that several verbs share, spelled and explained once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["Json", "RunName", "RunRequired", "Sets", "Yes"]
+
+RunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run or run file; the newest when left out.")]
+RunRequired = Annotated[str, typer.Argument(metavar="RUN", help="Run or run file.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the run file, such as --set model.depth=8."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to the question.")]

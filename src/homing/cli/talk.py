@@ -1,0 +1,83 @@
+"""How the command line speaks: stdout is data, stderr is talk.
+
+emit(document)   the verb's result: one JSON document with a `schema` field under --json, else nothing
+table(...)       the same result for people
+say(text)        talk: what is being done, what to do next; silent with -q
+ask(question)    yes or no; refuses where there is nobody to answer
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from homing.errors import HomingError, UsageError
+
+__all__ = ["ask", "configure", "emit", "is_json", "is_quiet", "say", "show_error", "table"]
+
+_loudness = 0
+_is_json = False
+
+
+def configure(*, loudness: int, is_json: bool) -> None:
+    global _loudness, _is_json
+    _loudness, _is_json = loudness, is_json
+
+
+def is_json() -> bool:
+    return _is_json
+
+
+def is_quiet() -> bool:
+    return _loudness < 0
+
+
+def say(text: str = "", *, end: str = "\n") -> None:
+    if not is_quiet():
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
+def emit(schema: str, document: dict[str, Any]) -> None:
+    """One line of JSON on stdout under --json; otherwise the caller prints its table."""
+    if _is_json:
+        line = {"schema": f"homing.{schema}", **document}
+        print(json.dumps(line, ensure_ascii=False, default=str, allow_nan=False), flush=True)
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+    """A plain table on stdout; nothing under --json, where `emit` has said it all."""
+    if _is_json:
+        return
+    # rich is loaded here, not at the top: `--help` must not pay for it.
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(*headers, title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        drawn.add_row(*("" if cell is None else str(cell) for cell in row))
+    console = Console()
+    # Off a terminal rich assumes 80 columns and would fold cells that a script wants to read whole.
+    Console(width=console.width if console.is_terminal else 200, highlight=False).print(drawn)
+
+
+def ask(question: str, *, yes: bool) -> bool:
+    """The question names the money. `--yes` answers it; with no terminal and no --yes we refuse and say so."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(
+            what="This needs an answer, and there is no terminal to ask on.", why=question, fix="Add --yes to agree."
+        )
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def show_error(error: HomingError) -> None:
+    """Three lines on stderr; under --json the same as a document on stdout."""
+    emit("error/1", error.to_dict())
+    print(f"error: {error.what}", file=sys.stderr)
+    for label, text in (("why", error.why), ("fix", error.fix)):
+        for number, line in enumerate(text.splitlines()):
+            print(f"  {label if number == 0 else '':<4}{line}", file=sys.stderr)

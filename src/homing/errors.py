@@ -1,0 +1,157 @@
+"""Everything that can go wrong and that a person can act on.
+
+    HomingError                 1   what, why, fix
+    ├── RunFailed               1   training ended in failure
+    ├── UsageError              2   a flag, a file or an answer was wrong
+    │   ├── RunFileError        2   every mistake in a run file at once, with lines
+    │   ├── DataError           2   text, tokenizer or shards cannot be used as they are
+    │   └── MissingExtra        2   a verb needs `pip install 'homing[...]'`
+    ├── NoOffer                 3   nobody can start such a machine now
+    ├── ProviderRefused         4   key, quota or request refused
+    │   ├── CreateFailed        4   carries instance_id if something was created
+    │   └── StartTimeout        4   created, never became ready
+    ├── LimitReached            5   spend, time or idle limit
+    ├── StillBilling            6   something may still cost money; wins over all others
+    ├── IntegrityError          7   a hash does not match
+    ├── StoreError              7   the store could not be read or written
+    └── Interrupted           130
+
+The exit code sits on the class. Three fields, printed as three lines: what happened, why, and what to do,
+where `fix` is a command to type or a key to change. `assert` is for our own mistakes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "CreateFailed",
+    "DataError",
+    "HomingError",
+    "IntegrityError",
+    "Interrupted",
+    "LimitReached",
+    "MissingExtra",
+    "Mistake",
+    "NoOffer",
+    "ProviderRefused",
+    "RunFailed",
+    "RunFileError",
+    "StartTimeout",
+    "StillBilling",
+    "StoreError",
+    "UsageError",
+]
+
+
+class HomingError(Exception):
+    exit_code = 1
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return "\n".join(line for line in (self.what, self.why, self.fix) if line)
+
+    def to_dict(self) -> dict[str, object]:
+        """What --json prints of an error."""
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "why": self.why,
+            "fix": self.fix,
+            "exit_code": self.exit_code,
+        }
+
+
+class RunFailed(HomingError):
+    exit_code = 1
+
+
+class UsageError(HomingError):
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing wrong in a run file: where it is, what it is, and what would be right."""
+
+    file: str
+    line: int | None
+    key: str
+    problem: str
+    suggestion: str = ""  # the nearest valid key, or the allowed range
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        hint = f" {self.suggestion}" if self.suggestion else ""
+        return f"{where}: {self.key}: {self.problem}{hint}"
+
+
+class RunFileError(UsageError):
+    def __init__(self, mistakes: list[Mistake], fix: str = "") -> None:
+        assert mistakes, "a RunFileError without a mistake"
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        super().__init__(
+            what=f"{mistakes[0].file} has {count}.",
+            why="\n".join(str(m) for m in mistakes),
+            fix=fix or "Mend the lines above; `homing explain KEY` tells what a key means.",
+        )
+        self.mistakes = mistakes
+
+    def to_dict(self) -> dict[str, object]:
+        return {**super().to_dict(), "mistakes": [vars(m) for m in self.mistakes]}
+
+
+class DataError(UsageError):
+    pass
+
+
+class MissingExtra(UsageError):
+    def __init__(self, verb: str, extra: str, module: str) -> None:
+        super().__init__(
+            what=f"`homing {verb}` needs the extra `{extra}`.",
+            why=f"The Python package `{module}` is not installed here.",
+            fix=f"pip install 'homing[{extra}]'",
+        )
+
+
+class NoOffer(HomingError):
+    exit_code = 3
+
+
+class ProviderRefused(HomingError):
+    exit_code = 4
+
+
+class CreateFailed(ProviderRefused):
+    def __init__(self, what: str, why: str = "", fix: str = "", *, instance_id: str | None = None) -> None:
+        super().__init__(what, why, fix)
+        self.instance_id = instance_id
+
+
+class StartTimeout(ProviderRefused):
+    pass
+
+
+class LimitReached(HomingError):
+    exit_code = 5
+
+
+class StillBilling(HomingError):
+    exit_code = 6
+
+
+class IntegrityError(HomingError):
+    exit_code = 7
+
+
+class StoreError(HomingError):
+    exit_code = 7
+
+
+class Interrupted(HomingError):
+    exit_code = 130

@@ -1,0 +1,77 @@
+"""One table of GPU facts: what plan, verify, offers and the MFU in the log read.
+
+`bf16_tflops` is the dense tensor-core peak from the vendor's data sheet; cards before Ampere have no bf16, and
+their fp16 peak stands there with `has_bf16` false. Memory is what the vendor prints, in GiB.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+__all__ = ["GPUS", "Gpu", "find_gpu", "nearest_gpus"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    memory_gib: int
+    bf16_tflops: float
+    bandwidth_gb_s: int
+    compute_capability: tuple[int, int]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.compute_capability >= (8, 0)
+
+    @property
+    def has_fp8(self) -> bool:
+        return self.compute_capability >= (8, 9)
+
+
+GPUS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("T4", 16, 65.0, 320, (7, 5), ("tesla t4",)),
+        Gpu("V100", 16, 125.0, 900, (7, 0), ("tesla v100",)),
+        Gpu("V100-32GB", 32, 125.0, 900, (7, 0), ("v100-sxm2-32gb",)),
+        Gpu("RTX3090", 24, 71.0, 936, (8, 6), ("rtx 3090", "geforce rtx 3090")),
+        Gpu("RTX4090", 24, 165.2, 1008, (8, 9), ("rtx 4090", "geforce rtx 4090")),
+        Gpu("RTX5090", 32, 209.5, 1792, (12, 0), ("rtx 5090", "geforce rtx 5090")),
+        Gpu("A10", 24, 125.0, 600, (8, 6), ("nvidia a10",)),
+        Gpu("A10G", 24, 70.0, 600, (8, 6), ("nvidia a10g",)),
+        Gpu("L4", 24, 121.0, 300, (8, 9), ("nvidia l4",)),
+        Gpu("A40", 48, 149.7, 696, (8, 6), ("nvidia a40",)),
+        Gpu("L40S", 48, 362.0, 864, (8, 9), ("nvidia l40s",)),
+        Gpu("RTX6000Ada", 48, 364.0, 960, (8, 9), ("rtx 6000 ada",)),
+        Gpu("A100", 80, 312.0, 2039, (8, 0), ("a100-80gb", "a100-sxm4-80gb", "a100 80gb pcie")),
+        Gpu("A100-40GB", 40, 312.0, 1555, (8, 0), ("a100-sxm4-40gb", "a100-pcie-40gb")),
+        Gpu("H100", 80, 989.0, 3350, (9, 0), ("h100 80gb hbm3", "h100-sxm5-80gb")),
+        Gpu("H100-PCIe", 80, 756.0, 2000, (9, 0), ("h100 pcie",)),
+        Gpu("H200", 141, 989.0, 4800, (9, 0), ("nvidia h200", "h200 sxm")),
+        Gpu("GH200", 96, 989.0, 4000, (9, 0), ("gh200 480gb",)),
+        Gpu("B200", 180, 2250.0, 8000, (10, 0), ("nvidia b200",)),
+        Gpu("B300", 270, 2250.0, 8000, (10, 3), ("nvidia b300",)),
+    )
+}
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """By our name, an alias, or what the driver calls it ("NVIDIA H100 80GB HBM3")."""
+    wanted = _plain(name)
+    known = {_plain(alias): gpu for gpu in GPUS.values() for alias in (gpu.name, *gpu.aliases)}
+    if wanted in known:
+        return known[wanted]
+    # Driver names carry the maker and the memory around the name we know; the longest match is the card.
+    inside = [key for key in known if key in wanted]
+    return known[max(inside, key=len)] if inside else None
+
+
+def nearest_gpus(name: str) -> list[str]:
+    by_plain = {_plain(gpu): gpu for gpu in GPUS}
+    return [by_plain[match] for match in difflib.get_close_matches(_plain(name), by_plain, n=3, cutoff=0.4)]
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum()).removeprefix("nvidia")

@@ -1,0 +1,126 @@
+"""Dollars, durations, bytes and counts: parsed once, printed once.
+
+A person writes `$12.00`, `30m`, `100MB`, `2B`; the code holds Decimal dollars, seconds, bytes, ints.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal, InvalidOperation
+
+__all__ = [
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "format_rate",
+    "format_usd",
+    "parse_bytes",
+    "parse_count",
+    "parse_duration",
+    "parse_usd",
+]
+
+_DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_NUMBER = r"(\d+(?:[_,]\d{3})*(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?[eE][+]?\d+)"
+
+
+def parse_usd(value: object) -> Decimal:
+    """`$12`, `12.50`, `12 usd`, 12 -> Decimal. Negative and non-finite amounts are refused."""
+    text = str(value).strip()
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not an amount of dollars, such as $12.00")
+    text = re.sub(r"(?i)\s*usd$", "", text).removeprefix("$").replace(",", "").replace("_", "")
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{value!r} is not an amount of dollars, such as $12.00") from None
+    if not amount.is_finite() or amount < 0:
+        raise ValueError(f"{value!r} is not an amount of dollars, such as $12.00")
+    return amount
+
+
+def parse_duration(value: object) -> float:
+    """`90s`, `30m`, `1h30m`, `2d`, or a number of seconds -> seconds."""
+    wrong = f"{value!r} is not a duration, such as 90s, 30m or 1h30m"
+    if isinstance(value, bool):
+        raise ValueError(wrong)
+    if isinstance(value, (int, float)):
+        seconds = float(value)
+    else:
+        text = str(value).strip().lower().replace(" ", "")
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            seconds = float(text)
+        elif re.fullmatch(r"(\d+(\.\d+)?(ms|[smhd]))+", text):
+            seconds = sum(float(n) * _DURATION_S[unit] for n, _, unit in re.findall(r"(\d+(\.\d+)?)(ms|[smhd])", text))
+        else:
+            raise ValueError(wrong)
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(wrong)
+    return seconds
+
+
+def parse_count(value: object) -> int:
+    """`2B`, `131,072`, `1.5M`, `10k`, 512 -> int. Fractions of one are refused."""
+    return _parse_scaled(value, _COUNT, "a count, such as 131072, 10k, 1.5M or 2B")
+
+
+def parse_bytes(value: object) -> int:
+    """`100MB`, `1.5GiB`, 4096 -> bytes."""
+    return _parse_scaled(value, _BYTES, "a size, such as 100MB or 1.5GiB")
+
+
+def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
+    wrong = f"{value!r} is not {shape}"
+    if isinstance(value, bool):
+        raise ValueError(wrong)
+    match = re.fullmatch(_NUMBER + r"\s*([a-zA-Z]*)", str(value).strip())
+    if not match or match[2].lower() not in scales:
+        raise ValueError(wrong)
+    number = Decimal(match[1].replace(",", "").replace("_", "")) * scales[match[2].lower()]
+    if number != number.to_integral_value():
+        raise ValueError(wrong)
+    return int(number)
+
+
+def format_usd(amount: Decimal | float) -> str:
+    """Cents, except below a cent, where zero would be a lie."""
+    amount = Decimal(amount)
+    if 0 < abs(amount) < Decimal("0.01"):
+        return f"${amount:.4f}"
+    return f"${amount:,.2f}"
+
+
+def format_duration(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def format_count(number: float) -> str:
+    """1234567 -> 1.23M: three figures, for sentences; tables print the whole number with separators."""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def format_rate(tokens_per_s: float) -> str:
+    return f"{format_count(tokens_per_s)} tok/s"
+
+
+def format_bytes(size: float) -> str:
+    for unit_size, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if abs(size) >= unit_size:
+            return f"{size / unit_size:.2f} {unit}"
+    return f"{size:.0f} B"

@@ -1,0 +1,51 @@
+"""manifest.json inside a checkpoint: written last, so a folder without it is no checkpoint.
+
+step-00001200/
+├── model.safetensors  optimizer.safetensors  state.json   what resuming needs
+├── run.json  tokenizer.json                               what using it needs
+└── manifest.json                                          name, size and sha256 of each of the above
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+from homing.wire.codec import record
+
+__all__ = ["CheckpointManifest", "FileHash", "Pointer"]
+
+
+@dataclass(frozen=True)
+class FileHash:
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@record("checkpoint", 1)
+@dataclass(frozen=True)
+class CheckpointManifest:
+    run_name: str
+    run_id: str
+    phase: str
+    step: int
+    num_tokens: int  # trained on so far in this phase
+    is_final: bool
+    config_sha256: str  # of model, phase and data in run.json: what must match to resume
+    seed: int
+    files: List[FileHash]
+    val_loss: Optional[float] = None
+    val_bits_per_byte: Optional[float] = None
+    code_version: str = ""
+    made_at: float = 0.0
+    choices: Dict[str, Any] = field(default_factory=dict)  # attention, micro-batch, precision, ...: state, not settings
+
+
+@record("pointer", 1)
+@dataclass(frozen=True)
+class Pointer:
+    """latest.json and best.json in checkpoints/<phase>/: a name, never a link, so that any store can hold it."""
+
+    step: int
+    val_loss: Optional[float] = None

@@ -1,0 +1,64 @@
+"""Wishes and signs of life.
+
+    home --request.json--> store --sync--> agent --control.json--> trainer        (what is wanted)
+    trainer --metrics, events--> agent --heartbeat.json--> sync --> store --> home (how it goes)
+
+Home never talks to the trainer and the trainer never knows that it is rented: each reads one small file at its own
+pace, so a lost message is only a late one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from homing.wire.codec import record
+
+__all__ = ["Control", "Heartbeat", "Request"]
+
+
+@record("control", 1)
+@dataclass(frozen=True)
+class Control:
+    """Written by the agent, read by the trainer between steps."""
+
+    stop: bool = False
+    reason: str = ""
+    land_by: Optional[float] = None  # unix seconds by which the final checkpoint must be on disk
+
+
+@record("request", 1)
+@dataclass(frozen=True)
+class Request:
+    """Written by home into the run's prefix of the store; the newest serial counts."""
+
+    serial: int
+    stop: bool = False
+    reason: str = ""
+    spend_limit_usd: Optional[str] = None
+    time_limit_s: Optional[float] = None
+    t: float = 0.0
+
+
+@record("heartbeat", 1)
+@dataclass(frozen=True)
+class Heartbeat:
+    t: float
+    mark: str
+    attempt: int
+    state: str  # booting | fetching | training | pushing | ending | ended
+    started_at: float  # when billing began, as far as the agent was told
+    rate_usd_per_hour: str
+    spend_usd: str  # of this attempt and those before it
+    spend_limit_usd: Optional[str] = None
+    phase: str = ""
+    step: int = 0
+    num_steps: int = 0
+    last_progress_at: float = 0.0
+    loss: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+    mfu: Optional[float] = None
+    eta_s: Optional[float] = None
+    trainer_pid: Optional[int] = None
+    is_pushed: bool = False  # everything worth keeping is in the store, verified
+    problem: str = ""

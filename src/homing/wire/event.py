@@ -1,0 +1,56 @@
+"""events.jsonl and metrics.jsonl: append-only lines, the truth that every view is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Optional
+
+from homing.wire.codec import record
+
+__all__ = ["Event", "Metric", "Outcome"]
+
+
+@record("event", 1)
+@dataclass(frozen=True)
+class Event:
+    t: float  # unix seconds
+    source: str  # trainer | agent | sync | home
+    kind: str  # such as phase_started, checkpoint_saved, resumed, step_skipped, stop_asked, limit_reached
+    text: str  # one sentence a person can read
+    phase: str = ""
+    step: Optional[int] = None
+    data: Dict[str, Any] = field(default_factory=dict)
+
+
+@record("metric", 1)
+@dataclass(frozen=True)
+class Metric:
+    t: float
+    phase: str
+    step: int
+    num_steps: int
+    num_tokens: int
+    loss: Optional[float] = None  # training loss in nats per token; None where it was not finite
+    lr: Optional[float] = None
+    grad_norm: Optional[float] = None
+    tokens_per_s: Optional[float] = None
+    mfu: Optional[float] = None  # 0..1; None where the peak of the device is not known
+    step_s: Optional[float] = None
+    memory_bytes: Optional[int] = None
+    val_loss: Optional[float] = None
+    val_bits_per_byte: Optional[float] = None
+    val_perplexity: Optional[float] = None
+
+
+@record("outcome", 1)
+@dataclass(frozen=True)
+class Outcome:
+    """outcome.json in the run directory: how it ended, said once and by name."""
+
+    state: str  # done | failed | stopped
+    reason: str
+    exit_code: int
+    phase: str = ""
+    step: int = 0
+    t: float = 0.0
+    is_final: bool = False  # no further attempt is needed

@@ -1,0 +1,147 @@
+"""run.json: the resolved run. `config` writes it at home; trainer and agent read nothing else.
+
+Every value is final: derived, checked and in base units. `origin` says where each came from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional
+
+from homing.wire.codec import record
+
+__all__ = ["Cloud", "Data", "Limits", "Model", "Optimizer", "Phase", "Run", "Sampling", "Schedule", "Sizes", "Train"]
+
+
+@dataclass(frozen=True)
+class Model:
+    family: str  # stock | swift
+    arch: str  # llama | qwen2 (bias on q, k, v) | qwen3 (norm on q, k)
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    ffn_width: int
+    context: int
+    vocab_size: int
+    is_tied: bool
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What `config.derive` computed; the trainer checks its own count against it."""
+
+    num_params: int  # every parameter once; a tied head is not counted again
+    num_matmul_params: int  # blocks and head, without the embedding look-up
+    flops_per_token: float  # 6 N_matmul + 12 L d T, forward and backward
+
+
+@dataclass(frozen=True)
+class Data:
+    dir: str  # holds tokenizer.json, manifest.json and shards; a relative path starts at the run directory
+    manifest_sha256: str  # "" while nothing is prepared
+    tokenizer_sha256: str
+    num_train_tokens: int
+    num_val_tokens: int
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    kind: str  # muon (AdamW for what Muon does not take) | adamw
+    lr: float  # block matrices
+    lr_embedding: float
+    lr_head: float
+    lr_norm: float
+    weight_decay: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    momentum: float = 0.95  # Muon's
+    clip: float = 1.0  # largest norm of all gradients; 0 turns clipping off
+
+
+@dataclass(frozen=True)
+class Schedule:
+    kind: str  # wsd | cosine | constant
+    warmup_steps: int
+    decay_steps: int  # wsd: length of the linear tail; cosine: steps after warm-up
+    floor: float  # the rate at the end, as a fraction of the peak
+
+
+@dataclass(frozen=True)
+class Phase:
+    kind: str  # pretrain | mid | sft | rl; also the folder under checkpoints/
+    method: str  # full | lora | qlora
+    num_steps: int
+    batch_tokens: int  # tokens in one optimizer step
+    micro_batch: int  # rows of `context` tokens at a time; 0: the trainer picks what fits
+    optimizer: Optimizer
+    schedule: Schedule
+    eval_every: int  # steps; 0: only at the end
+    eval_tokens: int
+    save_every: int  # steps; 0: only at the end
+    save_every_s: float  # also after so many seconds; 0: never by time
+    sample_every: int  # steps; 0: with each checkpoint
+    keep_last: int  # checkpoints kept beside the best
+    init_from: str = ""  # a checkpoint folder to start from; "" for fresh weights
+
+
+@dataclass(frozen=True)
+class Sampling:
+    prompts: List[str] = field(default_factory=list)
+    num_tokens: int = 100
+    temperature: float = 0.8
+    top_k: int = 50
+
+
+@dataclass(frozen=True)
+class Train:
+    device: str = "auto"  # auto | cpu | cuda | mps
+    precision: str = "auto"  # auto | fp32 | bf16
+    compile: str = "auto"  # auto | on | off
+    needs_gpu: bool = False  # set by launch on a rented GPU: without one the trainer fails, never runs on the CPU
+    is_deterministic: bool = False
+    num_threads: int = 0  # 0: what the machine has
+    log_every: int = 10  # steps
+    max_bad_steps: int = 10  # non-finite steps in a row before the run stops
+    time_limit_s: float = 0.0  # wall clock of the trainer; 0: none
+    writes_csv: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    spend_usd: Optional[str] = None  # a decimal string: dollars are never floats
+    time_s: float = 0.0  # 0: none
+    idle_s: float = 1800.0
+    stall_factor: float = 10.0  # no step for this many usual step times is a stall
+    rate_usd_per_hour: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Cloud:
+    providers: List[str] = field(default_factory=lambda: ["local"])
+    gpu: str = ""
+    num_gpus: int = 1
+
+
+@record("run", 1)
+@dataclass(frozen=True)
+class Run:
+    name: str
+    seed: int
+    model: Model
+    sizes: Sizes
+    data: Data
+    phases: List[Phase]
+    train: Train
+    sampling: Sampling
+    limits: Limits
+    cloud: Cloud
+    store: str  # such as file:/home/me/.homing/store
+    id: str = ""  # NAME-yyyymmdd-hhmmss-xxxx, given at launch
+    code_version: str = ""
+    run_file_sha256: str = ""
+    origin: Dict[str, str] = field(default_factory=dict)  # "model.width" -> "derived from model.depth"

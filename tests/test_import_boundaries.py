@@ -1,0 +1,32 @@
+"""What importing and asking for help may load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ["torch", "transformers", "boto3", "modal", "starlette", "numpy", "tokenizers", "pydantic", "rich.table"]
+
+
+@pytest.mark.parametrize("statement", ["import homing", "import homing.cli.main"])
+def test_importing_loads_nothing_heavy(statement: str) -> None:
+    code = f"{statement}; import sys; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_lists_every_verb_and_loads_none_of_them() -> None:
+    code = (
+        "import sys; sys.argv = ['homing', '--help']\n"
+        "from homing.cli import main as m\n"
+        "try: m.main()\n"
+        "except SystemExit as e: assert not e.code\n"
+        f"print('LOADED', [x for x in {HEAVY} if x in sys.modules],"
+        " [v for v in m.VERBS if 'homing.cli.' + v in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "LOADED [] []" in done.stdout
+    assert "quickstart" in done.stdout
+    assert "destroy" in done.stdout
