@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing import units
+
+
+@pytest.mark.parametrize(
+    ("text", "dollars"),
+    [("$12.00", "12.00"), ("12", "12"), (12, "12"), ("1,200.50", "1200.50"), ("3 usd", "3"), (0.36, "0.36")],
+)
+def test_dollars_are_read_as_people_write_them(text: object, dollars: str) -> None:
+    assert units.parse_usd(text) == Decimal(dollars)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "$-3", "twelve", "nan", "inf", True, "$1.2.3"])
+def test_what_is_no_amount_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match=r"such as \$12"):
+        units.parse_usd(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("1h30m", 5400), ("2d", 172800), (45, 45), ("45", 45), ("500ms", 0.5), ("1.5h", 5400)],
+)
+def test_durations_are_read_as_people_write_them(text: object, seconds: float) -> None:
+    assert units.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-5m", "10 parsecs", True, float("inf"), "1h 3x"])
+def test_what_is_no_duration_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        units.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("2B", 2 * 10**9), ("131,072", 131072), ("1.5M", 1_500_000), ("10k", 10_000), (512, 512), ("1e9", 10**9)],
+)
+def test_counts_are_read_as_people_write_them(text: object, count: int) -> None:
+    assert units.parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "-3", "2X", True, "k", "1,2", 0.5])
+def test_what_is_no_count_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="not a count"):
+        units.parse_count(text)
+
+
+def test_sizes_know_thousands_and_powers_of_two() -> None:
+    assert units.parse_bytes("100MB") == 100_000_000
+    assert units.parse_bytes("1.5GiB") == 3 * 2**29
+    with pytest.raises(ValueError, match="not a size"):
+        units.parse_bytes("100MBit")
+
+
+def test_printing_never_turns_a_cost_into_nothing() -> None:
+    assert units.format_usd(Decimal("0.0004")) == "$0.0004"
+    assert units.format_usd(Decimal("1234.5")) == "$1,234.50"
+    assert units.format_usd(Decimal(0)) == "$0.00"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.26, "0.3s"), (59.6, "1m00s"), (61, "1m01s"), (7830, "2h10m"), (200000, "2d07h")]
+)
+def test_durations_print_in_two_units(seconds: float, text: str) -> None:
+    assert units.format_duration(seconds) == text
+
+
+@given(st.integers(min_value=0, max_value=10**15))
+def test_a_printed_whole_number_reads_back(number: int) -> None:
+    assert units.parse_count(f"{number:,}") == number
+    assert units.parse_count(str(number)) == number
+
+
+def test_counts_print_with_three_figures() -> None:
+    assert units.format_count(1_234_567) == "1.23M"
+    assert units.format_count(74_918_400) == "74.9M"
+    assert units.format_count(12) == "12"
+    assert units.format_bytes(1_117_450_000) == "1.12 GB"
