@@ -8,7 +8,7 @@ import typer
 
 __all__ = ["Json", "RunName", "RunRequired", "Sets", "Yes"]
 
-RunName = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run or run file; the newest when left out.")]
+RunName = Annotated[str | None, typer.Argument(metavar="RUN", help="Run or run file; the newest when left out.")]
 RunRequired = Annotated[str, typer.Argument(metavar="RUN", help="Run or run file.")]
 Sets = Annotated[
     list[str] | None,

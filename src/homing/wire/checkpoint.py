@@ -40,6 +40,7 @@ class CheckpointManifest:
     code_version: str = ""
     made_at: float = 0.0
     choices: Dict[str, Any] = field(default_factory=dict)  # attention, micro-batch, precision, ...: state, not settings
+    sha256: str = ""  # of this file with this one value left empty: the list that vouches for all is vouched for too
 
 
 @record("pointer", 1)

@@ -28,6 +28,7 @@ LOGS = "logs"
 LATEST = "latest.json"
 BEST = "best.json"
 OUTCOME = "outcome.json"
+TRAINER_LOCK = ".trainer.lock"  # held while a trainer runs there; stays as the sign that one did
 PUSHED = "pushed.json"
 BOOT = "boot.json"
 

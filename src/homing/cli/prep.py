@@ -1,0 +1,193 @@
+"""`homing prep [RUN]`: text to tokenizer to token shards, and how far the tokens will go.
+
+    run file or flags -> PrepOrder -> homing.lm.prep -> report -> steps and epochs -> verify
+
+Works without a run file too: `homing prep --text a.txt --out data/x --vocab-size 10000`. With one, each flag is the
+same as the `--set` of its key.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli import talk
+from homing.cli.options import Json, RunName, Sets
+from homing.cli.prep_report import Meter, document, print_report
+from homing.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from homing.config import Loaded
+    from homing.lm.prep import PrepOrder
+
+__all__ = ["command"]
+
+
+def command(
+    run: RunName = None,
+    text: Annotated[list[str] | None, typer.Option("--text", help="Text file, glob or directory; may repeat.")] = None,
+    validation: Annotated[list[str] | None, typer.Option("--validation", help="Held-out text; may repeat.")] = None,
+    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Where shards and tokenizer go.")] = None,
+    vocab_size: Annotated[str | None, typer.Option("--vocab-size", help="Entries, such as 10000 or 32k.")] = None,
+    use_existing_tokenizer: Annotated[
+        bool, typer.Option("--use-existing-tokenizer", help="Use the tokenizer.json in DIR; never trains one.")
+    ] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json; never trains one.")
+    ] = None,
+    specials: Annotated[str | None, typer.Option("--specials", help="standard, or one: only <|endoftext|>.")] = None,
+    text_field: Annotated[str | None, typer.Option("--text-field", help="The field of a .jsonl line.")] = None,
+    val_fraction: Annotated[float | None, typer.Option("--val-fraction", help="Share held out, by hash.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Do it again even if nothing changed.")] = False,
+    is_smoke: Annotated[bool, typer.Option("--smoke", help="The same file shrunk to minutes.")] = False,
+    sets: Sets = None,
+    json_: Json = False,
+) -> None:
+    """Text to tokenizer to token shards."""
+    from homing.cli.extras import need
+
+    need("lm", verb="prep")
+    changes = _changes(
+        {
+            "data.text": text,
+            "data.validation": validation,
+            "data.dir": out,
+            "data.text_field": text_field,
+            "data.val_fraction": val_fraction,
+            "tokenizer.vocab_size": vocab_size,
+            "tokenizer.specials": specials,
+            "tokenizer.file": tokenizer,
+        }
+    )
+    if run is None and text:
+        if is_smoke or sets:
+            raise UsageError(
+                what="--smoke and --set change a run file, and none was named.",
+                why="With --text and no RUN, prep takes everything from its flags.",
+                fix="Name the run: homing prep RUN --smoke",
+            )
+        loaded, order = None, _order_from_flags(changes, use_existing_tokenizer, force)
+    else:
+        loaded, order = _order_from_run(run, [*(sets or []), *changes], use_existing_tokenizer, force, is_smoke)
+    _prepare(order, loaded, [*(sets or []), *changes], is_smoke)
+
+
+def _changes(given: dict[str, Any]) -> list[str]:
+    """Flags as the --set that they are short for."""
+    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value not in (None, [])]
+
+
+def _order_from_flags(changes: list[str], is_existing: bool, force: bool) -> PrepOrder:
+    from homing.lm.prep import PrepOrder
+    from homing.units import parse_count
+
+    given = {key: json.loads(value) for key, value in (change.split("=", 1) for change in changes)}
+    if "data.dir" not in given:
+        raise UsageError(
+            what="Nothing says where the shards go.",
+            why="There is no run file here that would.",
+            fix="Add --out DIR, such as --out data/mine, or name a run: homing prep RUN",
+        )
+    folder = Path(given["data.dir"]).expanduser().absolute()
+    tokenizer = given.get("tokenizer.file") or (str(folder / "tokenizer.json") if is_existing else "")
+    try:
+        vocab_size = parse_count(given["tokenizer.vocab_size"]) if "tokenizer.vocab_size" in given else None
+    except ValueError as exc:
+        raise UsageError(f"--vocab-size: {exc}.", fix="--vocab-size 10000") from exc
+    if vocab_size is None:
+        vocab_size = _size_of(tokenizer) if tokenizer else 32768
+    rest = {key: given[f"data.{key}"] for key in ("validation", "text_field", "val_fraction") if f"data.{key}" in given}
+    return PrepOrder(
+        text=given["data.text"],
+        dir=folder,
+        vocab_size=vocab_size,
+        specials=given.get("tokenizer.specials", "standard"),
+        tokenizer=tokenizer,
+        is_forced=force,
+        **rest,
+    )
+
+
+def _order_from_run(
+    run: str | None, sets: list[str], is_existing: bool, force: bool, is_smoke: bool
+) -> tuple[Loaded, PrepOrder]:
+    from homing.config import load_run, newest_run
+    from homing.lm.prep import PrepOrder
+
+    name = run or newest_run()
+    loaded = load_run(name, sets, is_smoke=is_smoke, is_for_prep=True)
+    if is_existing and not loaded.prep.tokenizer:
+        existing = loaded.prep.dir / "tokenizer.json"
+        _size_of(str(existing))
+        sets.append(f"tokenizer.file={json.dumps(str(existing))}")
+        loaded = load_run(name, sets, is_smoke=is_smoke, is_for_prep=True)
+    return loaded, PrepOrder(**{**vars(loaded.prep), "is_forced": force})
+
+
+def _size_of(path: str) -> int:
+    """Of a tokenizer that must be there."""
+    from homing.lm.tokenizer.files import read_facts
+
+    file = Path(path)
+    file = file / "tokenizer.json" if file.is_dir() else file
+    if not file.exists():
+        raise DataError(
+            what=f"There is no tokenizer at {file}.",
+            why="An existing tokenizer was asked for, and none is trained in its place.",
+            fix="Name it by --tokenizer PATH, or leave --use-existing-tokenizer out to train one.",
+        )
+    return read_facts(file).vocab_size
+
+
+def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke: bool) -> None:
+    from homing.lm.prep import prepare
+
+    with Meter() as meter:
+        manifest = prepare(order, meter.show)
+    result = document(order, manifest, meter)
+    after = _reload(loaded, sets, is_smoke)
+    result["phases"] = _budget(after)
+    result["next"] = f"homing verify {_typed_name(loaded) if loaded else 'NAME'}{' --smoke' * is_smoke}"
+    talk.emit("prep/1", result)
+    if not talk.is_json():
+        print_report(result)
+    for warning in after.warnings if after else []:
+        talk.say(f"warning: {warning}")
+    if loaded is None:
+        talk.say(f"A run file uses it by `data.dir: {order.dir}`: homing new NAME --from tiny")
+    talk.say(f"Next: {result['next']}")
+
+
+def _typed_name(loaded: Loaded) -> str:
+    """What finds the run file again: its stem in ./runs, else its path."""
+    return loaded.file.stem if loaded.file.parent == Path("runs") else str(loaded.file)
+
+
+def _reload(loaded: Loaded | None, sets: list[str], is_smoke: bool) -> Loaded | None:
+    """The run file again, now that its tokens are counted: steps, epochs, and the warning about too many of them."""
+    if loaded is None:
+        return None
+    from homing.config import load_run
+
+    return load_run(str(loaded.file), sets, is_smoke=is_smoke)
+
+
+def _budget(after: Loaded | None) -> list[dict[str, Any]]:
+    if after is None:
+        return []
+    from homing.config.derive import num_epochs
+
+    num_tokens = after.run.data.num_train_tokens
+    return [
+        {
+            "phase": phase.kind,
+            "batch_tokens": phase.batch_tokens,
+            "num_steps": phase.num_steps,
+            "num_tokens": phase.num_steps * phase.batch_tokens,
+            "epochs": num_epochs(phase.num_steps, phase.batch_tokens, num_tokens),
+        }
+        for phase in after.run.phases
+    ]

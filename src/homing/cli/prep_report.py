@@ -1,0 +1,210 @@
+"""What `homing prep` shows: a line while it works, a report when it is done."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from homing.cli import talk
+from homing.units import format_count, format_duration
+
+if TYPE_CHECKING:
+    from homing.lm.prep import PrepOrder, Progress
+    from homing.wire.data import DataManifest, Split
+
+__all__ = ["Meter", "document", "print_report"]
+
+_RULE = "=" * 80
+_STAGES = {
+    "scan": "reading the text",
+    "train": "reading the text, counting words",
+    "merge": "learning merges",
+    "encode": "encoding",
+    "publish": "moving shards into place",
+}
+_TERMINAL_EVERY_S = 0.2
+_OTHERWISE_EVERY_S = 30.0
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
+
+
+class Meter:
+    """Progress on stderr: one line rewritten on a terminal, else a line now and then."""
+
+    def __init__(self) -> None:
+        self.is_reused = False
+        self.warnings: list[str] = []
+        self._is_terminal = sys.stderr.isatty()
+        self._is_line_open = False
+        self._shown_at = self._began = time.monotonic()
+        self._stage = ""
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clear()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def show(self, progress: Progress) -> None:
+        if progress.warning:
+            self.warnings.append(progress.warning)
+            self._clear()
+            talk.say(f"warning: {progress.warning}")
+            return
+        self.is_reused = self.is_reused or progress.stage == "reused"
+        if progress.stage == "resumed":
+            talk.say("Going on where the last prep stopped.")
+        if progress.stage not in _STAGES:
+            return
+        now = time.monotonic()
+        is_new = progress.stage != self._stage
+        self._stage = progress.stage
+        every_s = _TERMINAL_EVERY_S if self._is_terminal else _OTHERWISE_EVERY_S
+        if now - self._shown_at >= every_s or (is_new and self._is_terminal) or progress.stage == "merge":
+            self._shown_at = now
+            self._print(_line(progress))
+
+    def _print(self, line: str) -> None:
+        if self._is_terminal and not talk.is_quiet():
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+            self._is_line_open = True
+        else:
+            talk.say(line)
+
+    def _clear(self) -> None:
+        if self._is_line_open:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._is_line_open = False
+
+
+def _line(progress: Progress) -> str:
+    parts = [_STAGES[progress.stage]]
+    if progress.total_bytes and progress.stage != "merge":
+        parts.append(f"{progress.done_bytes / 1e6:,.0f} of {progress.total_bytes / 1e6:,.0f} MB")
+    if progress.num_tokens:
+        parts.append(f"{format_count(progress.num_tokens)} tokens")
+    if progress.eta_s is not None:
+        parts.append(f"eta {format_duration(progress.eta_s)}")
+    return " | ".join(parts)
+
+
+def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str, Any]:
+    """What --json prints, and all that the report is made from."""
+    num_text = int(manifest.settings["num_text_files"])
+    return {
+        "dir": str(order.dir),
+        "is_reused": meter.is_reused,
+        "vocab_size": manifest.vocab_size,
+        "num_merges": manifest.settings.get("num_merges"),
+        "specials": manifest.specials,
+        "is_tokenizer_trained": not manifest.settings.get("tokenizer_sha256"),
+        "tokenizer": order.tokenizer,
+        "tokenizer_sha256": manifest.tokenizer_sha256,
+        "tokenizer_files": list(_TOKENIZER_FILES),
+        "dtype": manifest.dtype,
+        "text": list(order.text),
+        "validation": list(order.validation),
+        "splits": {
+            name: _split(split, manifest.source[:num_text] if name == "train" else manifest.source[num_text:])
+            for name, split in manifest.splits.items()
+        },
+        "source_sha256": manifest.source_sha256,
+        "elapsed_s": round(meter.elapsed_s, 3),
+        "warnings": meter.warnings,
+    }
+
+
+def _split(split: Split, source: list[Any]) -> dict[str, Any]:
+    num_bytes = sum(shard.num_bytes for shard in split.shards)
+    return {
+        "num_tokens": split.num_tokens,
+        "num_documents": split.num_documents,
+        "num_text_bytes": split.num_text_bytes,
+        "num_file_bytes": sum(file.num_bytes for file in source),
+        "num_bytes": num_bytes,
+        "compression_ratio": round(split.num_text_bytes / num_bytes, 4) if num_bytes else None,
+        "bytes_per_token": round(split.num_text_bytes / split.num_tokens, 4) if split.num_tokens else None,
+        "shards": [shard.name for shard in split.shards],
+    }
+
+
+def print_report(result: dict[str, Any]) -> None:
+    _tokenizer(result)
+    _tokens(result, "train", "Tokenizing Training Data", result["text"])
+    _tokens(result, "val", "Tokenizing Validation Data", result["validation"])
+    _budget(result)
+
+
+def _tokenizer(result: dict[str, Any]) -> None:
+    is_trained = result["is_tokenizer_trained"]
+    _title("Training BPE Tokenizer" if is_trained else "Using an Existing Tokenizer")
+    print(f"Training data: {', '.join(result['text'])}" if is_trained else f"Tokenizer: {result['tokenizer']}")
+    print(f"Vocab size: {result['vocab_size']}")
+    specials = result["specials"]
+    shown = str(specials) if len(specials) <= 4 else f"{specials[:3]} and {len(specials) - 3} more"
+    print(f"Special tokens: {shown}\n")
+    if is_trained:
+        print(
+            "✓ Training complete!" if not result["is_reused"] else "✓ Trained before; text and settings are the same."
+        )
+    print(f"  Vocabulary size: {result['vocab_size']}")
+    print(f"  Number of merges: {result['num_merges']}\n")
+    print(f"✓ Tokenizer saved to {_short(result['dir'])}/")
+    for name in result["tokenizer_files"]:
+        print(f"  - {name}")
+
+
+def _tokens(result: dict[str, Any], name: str, title: str, paths: list[str]) -> None:
+    split = result["splits"].get(name)
+    if not split or not split["num_documents"]:
+        return
+    print()
+    _title(title)
+    if paths:
+        print(f"Tokenizing {', '.join(paths)}...")
+        print(f"File size: {split['num_file_bytes'] / 1e6:.2f} MB")
+    else:
+        print("Held out by the hash of each document.")
+    print(f"Text: {split['num_text_bytes'] / 1e6:.2f} MB in {split['num_documents']:,} documents")
+    print("✓ Tokenization complete!")
+    print(f"  Total tokens: {split['num_tokens']:,}")
+    print(f"✓ Saved to {_short(result['dir'])}/{_range(split['shards'])}")
+    print(f"  Output size: {split['num_bytes'] / 1e6:.2f} MB")
+    print(f"  Compression ratio: {split['compression_ratio']:.2f}x")
+    print(f"  Bytes per token: {split['bytes_per_token']:.2f}")
+
+
+def _budget(result: dict[str, Any]) -> None:
+    train = result["splits"]["train"]
+    print(f"\nOne epoch is {train['num_tokens']:,} tokens.")
+    for phase in result.get("phases", []):
+        epochs = f"{phase['epochs']:.2f} epochs" if phase["epochs"] is not None else "epochs unknown"
+        print(
+            f"  {phase['phase']}: {phase['num_steps']:,} steps of {phase['batch_tokens']:,} tokens"
+            f" = {phase['num_tokens']:,} tokens = {epochs}"
+        )
+    print(f"✓ Done in {format_duration(result['elapsed_s'])}.")
+
+
+def _title(text: str) -> None:
+    print(f"{_RULE}\n{text}\n{_RULE}")
+
+
+def _range(shards: list[str]) -> str:
+    return shards[0] if len(shards) == 1 else f"{shards[0]} to {shards[-1]} ({len(shards)} shards)"
+
+
+def _short(folder: str) -> str:
+    """Relative to here when it lies below."""
+    try:
+        return str(Path(folder).relative_to(Path.cwd()))
+    except ValueError:
+        return folder

@@ -1,0 +1,189 @@
+"""`homing train`: trains on this machine, with the same trainer that runs on a rented one.
+
+    run file -> run.json in a run directory under the home -> `python -m homing.lm.train DIR` as a child -> next verbs
+
+The trainer is a process of its own here too: Ctrl-C reaches it as one signal, it saves, and this verb says how to go
+on. The same command goes on with the newest unfinished run of that name; --fresh begins another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from homing.cli import talk
+from homing.cli.extras import need
+from homing.cli.options import Json, RunName, Sets
+from homing.cloud.mark import new_run_id
+from homing.config import Loaded, home, load_run, mark_smoke_passed, newest_run
+from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
+from homing.wire import codec, names
+from homing.wire.event import Metric, Outcome
+from homing.world import World
+
+__all__ = ["command"]
+
+_RUNS = "runs"
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def command(
+    run: RunName = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="The same file, shrunk to minutes.")] = False,
+    sets: Sets = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an unfinished run; an error if none is.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run, whatever is unfinished.")] = False,
+    json_: Json = False,
+) -> None:
+    """Train on this machine, with the same trainer that runs on a rented one."""
+    if resume and fresh:
+        raise UsageError(what="--resume and --fresh contradict each other.", fix="Use one of them, or neither.")
+    name = run or newest_run()
+    loaded = load_run(name, sets or [], is_smoke=smoke)
+    for warning in loaded.warnings:
+        talk.say(f"warning: {warning}")
+    if not loaded.is_prepared:
+        raise DataError(
+            what=f"The data of {loaded.run.name} is not prepared.",
+            why=f"{Path(loaded.run.data.dir) / names.MANIFEST} is not there.",
+            fix=f"homing prep {name}{' --smoke' if smoke else ''}",
+        )
+    need("lm", verb="train")
+    run_dir = _run_dir(loaded, name, must_exist=resume, is_fresh=fresh)
+    code, caught = _run_trainer(run_dir)
+    outcome = _read_outcome(run_dir, code)
+    if outcome.state == "done" and smoke:
+        mark_smoke_passed(loaded.file, {"run": run_dir.name})
+    _tell(run_dir, name, outcome, caught=caught, is_smoke=smoke)
+
+
+def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> Path:
+    """The directory to train in, with run.json and run.yaml as the run file says now."""
+    runs = home() / _RUNS
+    unfinished = None if is_fresh else _newest_unfinished(runs, loaded.run.name)
+    if unfinished is None and must_exist:
+        raise UsageError(
+            what=f"There is no unfinished run of {loaded.run.name} to go on with.",
+            why=f"Looked in {runs}.",
+            fix=f"homing train {name}",
+        )
+    run_dir = unfinished or runs / new_run_id(loaded.run.name, World())
+    talk.say(f"{'Going on in' if unfinished else 'Training in'} {run_dir}")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / names.RUN_FILE).write_text(loaded.text, encoding="utf-8")
+        document = codec.dumps(dataclasses.replace(loaded.run, id=run_dir.name), indent=1)
+        aside = run_dir / f".{names.RUN}.aside"
+        aside.write_text(document, encoding="utf-8")
+        os.replace(aside, run_dir / names.RUN)
+        # A stop that ended the attempt before must not end this one.
+        (run_dir / names.CONTROL).unlink(missing_ok=True)
+    except OSError as exc:
+        raise UsageError(
+            what=f"Cannot write to {run_dir}.", why=str(exc), fix="Set HOMING_HOME to a folder that can be written."
+        ) from exc
+    return run_dir
+
+
+def _newest_unfinished(runs: Path, name: str) -> Path | None:
+    """The newest run of this name that a trainer began here, unless it is done; launched runs lie there too."""
+    pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}-\w+")
+    found = sorted((path for path in runs.glob(f"{name}-*") if pattern.fullmatch(path.name)), reverse=True)
+    for run_dir in found:
+        if not (run_dir / names.TRAINER_LOCK).exists():
+            continue
+        try:
+            state = codec.loads(Outcome, (run_dir / names.OUTCOME).read_bytes()).state
+        except (OSError, ValueError):
+            state = "unknown"  # killed before it could say
+        return run_dir if state != "done" else None
+    return None
+
+
+def _run_trainer(run_dir: Path) -> tuple[int, int]:
+    """(the trainer's exit code, the signal that was passed on to it or 0)"""
+    caught = 0
+    argv = [sys.executable, "-m", "homing.lm.train", str(run_dir)]
+    # Under --json stdout is for the document at the end; the trainer's lines are talk then.
+    out = subprocess.DEVNULL if talk.is_quiet() else sys.stderr if talk.is_json() else None
+    # In a session of its own: Ctrl-C at the terminal reaches this process alone and is passed on once. Two of them
+    # would mean "now, without a checkpoint".
+    with subprocess.Popen(argv, stdout=out, start_new_session=True) as child:
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            nonlocal caught
+            caught = number
+            child.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+        before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+        try:
+            code = child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return code, caught
+
+
+def _read_outcome(run_dir: Path, code: int) -> Outcome:
+    try:
+        outcome = codec.loads(Outcome, (run_dir / names.OUTCOME).read_bytes())
+    except (OSError, ValueError):
+        reason = f"The trainer ended with {f'signal {-code}' if code < 0 else f'exit code {code}'} and left no word."
+        return Outcome("failed", reason, names.EXIT_FAILED, t=time.time())
+    return outcome
+
+
+def _tell(run_dir: Path, name: str, outcome: Outcome, *, caught: int, is_smoke: bool) -> None:
+    checkpoint = run_dir / names.CHECKPOINTS / outcome.phase / names.step_dir(outcome.step)
+    last = _last_metric(run_dir)
+    talk.emit(
+        "train/1",
+        {
+            "run_id": run_dir.name,
+            "run_dir": str(run_dir),
+            "state": outcome.state,
+            "reason": outcome.reason,
+            "phase": outcome.phase,
+            "step": outcome.step,
+            "checkpoint": str(checkpoint) if checkpoint.is_dir() else None,
+            "val_loss": last.val_loss if last else None,
+            "val_bits_per_byte": last.val_bits_per_byte if last else None,
+        },
+    )
+    smoke = " --smoke" if is_smoke else ""
+    if outcome.state == "done":
+        talk.say(f"\nThe model is in {checkpoint}\n\nNext:")
+        talk.say(f"  homing generate {run_dir.name} --prompt 'Once'   # let it go on from a prompt")
+        talk.say(f"  homing chat {run_dir.name}                       # talk to it")
+        talk.say(f"  homing plan {name}" + (f"   # the smoke profile of {name} has passed" if is_smoke else ""))
+        return
+    again = f"homing train {name}{smoke}"
+    if outcome.state == "failed":
+        raise RunFailed(
+            what=f"Training of {run_dir.name} failed at step {outcome.step:,}.",
+            why=outcome.reason,
+            fix=f"Mend that, then go on from the last checkpoint: {again}",
+        )
+    what = f"Training of {run_dir.name} stopped at step {outcome.step:,}, with a checkpoint."
+    error: type[HomingError] = Interrupted if caught else LimitReached
+    raise error(what=what, why=outcome.reason, fix=f"Go on: {again}")
+
+
+def _last_metric(run_dir: Path) -> Metric | None:
+    try:
+        lines = (run_dir / names.METRICS).read_text(encoding="utf-8").splitlines()
+        return codec.loads(Metric, lines[-1])
+    except (OSError, ValueError, IndexError):
+        return None

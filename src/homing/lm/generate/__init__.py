@@ -1,0 +1,12 @@
+"""A checkpoint to text: load it, sample from it, talk to it.
+
+load    a checkpoint folder -> model and tokenizer, checked against its manifest
+sample  prompt ids -> ids, one at a time, with a KV cache
+text    prompt text -> pieces of text; turns of a conversation as ChatML
+"""
+
+from homing.lm.generate.load import Card, load_for_use, read_card
+from homing.lm.generate.sample import generate
+from homing.lm.generate.text import ChatTurns, complete, text_pieces
+
+__all__ = ["Card", "ChatTurns", "complete", "generate", "load_for_use", "read_card", "text_pieces"]

@@ -1,0 +1,185 @@
+"""A checkpoint folder to a model that can be used: model.safetensors + run.json or config.json + tokenizer.json.
+
+    present? -> hashes equal the manifest's? -> same vocabulary? -> weights onto the device
+
+A checkpoint without its tokenizer is refused: the weights would still run, and every word would be wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from homing.errors import DataError, IntegrityError
+from homing.lm.device import pick_device, pick_precision
+from homing.lm.model import Decoder, check_shape, shape_from_config
+from homing.lm.shards.read import file_sha256
+from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.run import Model, Run
+
+__all__ = ["Card", "load_for_use", "read_card"]
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a checkpoint folder says of itself, without opening the weights."""
+
+    folder: Path
+    shape: Model
+    run_name: str  # "" for weights that no run of ours wrote
+    phase: str
+    step: int | None
+    is_hashed: bool  # a manifest lies beside the files
+    tokenizer_sha256: str
+
+
+def load_for_use(checkpoint_dir: Path, device: str = "auto") -> tuple[Decoder, Tokenizer]:
+    folder = Path(checkpoint_dir)
+    where = pick_device(device)
+    card = read_card(folder)
+    _check_hashes(folder, card)
+    tokenizer = load_tokenizer(folder / names.TOKENIZER)
+    _check_vocabulary(card, tokenizer)
+    model = Decoder(card.shape).to(where)
+    model.load_weights(_read_weights(folder / names.WEIGHTS, str(where)))
+    model.set_precision(pick_precision("auto", where))
+    return model.eval(), tokenizer
+
+
+def read_card(folder: Path) -> Card:
+    """Refuses a folder that lacks something, naming all that it lacks."""
+    _check_present(folder)
+    manifest = _read_manifest(folder)
+    if (folder / names.RUN).is_file():
+        run = _read_run(folder / names.RUN)
+        if manifest is None:
+            raise IntegrityError(
+                what=f"{folder} is not a whole checkpoint.",
+                why=f"{names.MANIFEST} is written last and is not there, so nothing vouches for the other files.",
+                fix=f"homing fetch {run.name} brings the whole one.",
+            )
+        return Card(folder, run.model, run.name, manifest.phase, manifest.step, True, run.data.tokenizer_sha256)
+    try:
+        shape = shape_from_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as exc:
+        raise DataError(what=f"{folder / CONFIG} cannot be read.", why=str(exc), fix="Fetch the folder again.") from exc
+    if manifest is None:
+        return Card(folder, shape, "", "", None, False, "")
+    return Card(folder, shape, manifest.run_name, manifest.phase, manifest.step, True, "")
+
+
+def _check_present(folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(
+            what=f"There is no checkpoint at {folder}.",
+            why="A checkpoint is a folder that holds model.safetensors, run.json and tokenizer.json.",
+            fix="`homing fetch RUN` brings one home; `homing runs` lists what there is.",
+        )
+    missing = [] if (folder / names.WEIGHTS).is_file() else [names.WEIGHTS]
+    if not (folder / names.RUN).is_file() and not (folder / CONFIG).is_file():
+        missing.append(f"{names.RUN} (or {CONFIG})")
+    if missing:
+        raise DataError(
+            what=f"{folder} is not a checkpoint.",
+            why=f"It lacks {' and '.join(missing)}.",
+            fix="`homing fetch RUN` brings one home; `homing runs` lists what there is.",
+        )
+    if not (folder / names.TOKENIZER).is_file():
+        raise DataError(
+            what=f"The checkpoint {folder} has no {names.TOKENIZER}.",
+            why="Weights without the tokenizer they were trained with turn every word into another.",
+            fix=_how_to_get_tokenizer(folder),
+        )
+
+
+def _how_to_get_tokenizer(folder: Path) -> str:
+    run = _read_run(folder / names.RUN) if (folder / names.RUN).is_file() else None
+    if run is None:
+        return f"Copy the {names.TOKENIZER} that came with these weights into {folder}."
+    told = f" (its sha256 is {run.data.tokenizer_sha256})" if run.data.tokenizer_sha256 else ""
+    return (
+        f"homing fetch {run.name} brings it with the checkpoint; "
+        f"or copy {Path(run.data.dir) / names.TOKENIZER}{told} into {folder}."
+    )
+
+
+def _check_hashes(folder: Path, card: Card) -> None:
+    """Every file that will be read against the manifest, before any of it is believed."""
+    manifest = _read_manifest(folder)
+    if manifest is None:
+        return
+    listed = {file.name: file for file in manifest.files}
+    described_by = names.RUN if (folder / names.RUN).is_file() else CONFIG
+    problems = []
+    for name in (names.WEIGHTS, described_by, names.TOKENIZER):
+        num_bytes = (folder / name).stat().st_size
+        if name not in listed:
+            problems.append(f"{name} is not listed in {names.MANIFEST}.")
+        elif num_bytes != listed[name].num_bytes:
+            problems.append(f"{name} has {num_bytes:,} bytes, not {listed[name].num_bytes:,}.")
+        elif (found := file_sha256(folder / name)) != listed[name].sha256:
+            problems.append(f"{name} has sha256 {found[:12]}..., not {listed[name].sha256[:12]}...")
+    if problems:
+        raise IntegrityError(
+            what=f"The checkpoint {folder} is damaged.",
+            why="\n".join(problems),
+            fix=f"homing fetch {card.run_name or 'RUN'} brings it again; or use another: --checkpoint STEP",
+        )
+
+
+def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
+    path = card.folder / names.TOKENIZER
+    if tokenizer.vocab_size != card.shape.vocab_size:
+        raise DataError(
+            what="Tokenizer and weights do not belong together.",
+            why=f"{path} has {tokenizer.vocab_size:,} tokens, "
+            f"{card.folder / names.WEIGHTS} is a model of {card.shape.vocab_size:,}.",
+            fix=_how_to_get_tokenizer(card.folder),
+        )
+    if card.tokenizer_sha256 and (found := file_sha256(path)) != card.tokenizer_sha256:
+        raise DataError(
+            what="Tokenizer and weights do not belong together.",
+            why=f"{path} has sha256 {found[:12]}..., the run was trained with {card.tokenizer_sha256[:12]}...",
+            fix=_how_to_get_tokenizer(card.folder),
+        )
+
+
+def _read_manifest(folder: Path) -> CheckpointManifest | None:
+    path = folder / names.MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        return codec.loads(CheckpointManifest, path.read_bytes())
+    except codec.WireError as exc:
+        raise IntegrityError(
+            what=f"{path} cannot be read.", why=str(exc), fix="Fetch the checkpoint again: homing fetch RUN"
+        ) from exc
+
+
+def _read_run(path: Path) -> Run:
+    try:
+        run = codec.loads(Run, path.read_bytes())
+    except codec.WireError as exc:
+        raise IntegrityError(
+            what=f"{path} cannot be read.", why=str(exc), fix="Fetch the checkpoint again: homing fetch RUN"
+        ) from exc
+    check_shape(run.model)
+    return run
+
+
+def _read_weights(path: Path, device: str) -> dict[str, Tensor]:
+    try:
+        return load_file(path, device=device)
+    except SafetensorError as exc:
+        raise IntegrityError(
+            what=f"{path} is not a safetensors file.", why=str(exc), fix="Fetch the checkpoint again: homing fetch RUN"
+        ) from exc

@@ -1,0 +1,98 @@
+"""Sampling: prompt ids in, new ids out, one at a time.
+
+    read the prompt into the cache -> [ logits of the last position -> pick an id -> yield it -> read it ] ...
+
+The cache holds `context` positions. When it is full, the last half of what was read is read again into an empty one and
+the rest is forgotten: rotary positions are learned from 0 to context, so the window must start at 0 again, and half of
+it keeps the cost of re-reading at about one position per new id. A prompt longer than the context is cut the same way.
+
+Ids are picked on the CPU with a generator of their own, so one seed gives one text whatever the device, as far as the
+logits agree, and sampling never disturbs the random state of a training run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from homing.errors import UsageError
+from homing.lm.model import Decoder
+
+__all__ = ["fit_window", "generate", "pick"]
+
+
+def generate(
+    model: Decoder,
+    prompt_ids: Sequence[int],
+    *,
+    num_tokens: int,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+    stop_ids: Collection[int] = (),
+) -> Iterator[int]:
+    """At most `num_tokens` ids; a stop id ends it and is not given out. Temperature 0 takes the likeliest id."""
+    _check(prompt_ids, num_tokens, temperature, top_k, model.shape.vocab_size)
+    return _generate(model, list(prompt_ids), num_tokens, temperature, top_k, seed, frozenset(stop_ids))
+
+
+def _generate(
+    model: Decoder, ids: list[int], num_tokens: int, temperature: float, top_k: int, seed: int, stop_ids: frozenset[int]
+) -> Iterator[int]:
+    context = model.shape.context
+    generator = torch.Generator("cpu").manual_seed(seed)
+    window = fit_window(ids, context)
+    cache = model.new_cache(capacity=min(context, len(window) + num_tokens))
+    unread = window
+    for _ in range(num_tokens):
+        if cache.length + len(unread) > context:
+            window = fit_window(window, context)
+            cache, unread = model.new_cache(), window
+        # no_grad inside the loop: around a generator's yield it would leak into whoever asks for the next id.
+        with torch.no_grad():
+            logits_V = model(torch.tensor([unread], device=model.device), cache=cache)[0, -1]
+        picked = pick(logits_V, temperature=temperature, top_k=top_k, generator=generator)
+        if picked in stop_ids:
+            return
+        yield picked
+        window = [*window, picked]
+        unread = [picked]
+
+
+def fit_window(ids: list[int], context: int) -> list[int]:
+    """All ids where they fit, else the last half context of them."""
+    return ids if len(ids) <= context else ids[-max(1, context // 2) :]
+
+
+def pick(logits_V: Tensor, *, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    logits_V = logits_V.float().cpu()
+    if temperature == 0:
+        return int(logits_V.argmax())
+    if 0 < top_k < logits_V.numel():
+        # By place and not by value: equal logits at the border would let more than top_k in.
+        best = logits_V.topk(top_k)
+        weights = torch.softmax(best.values / temperature, dim=0)
+        return int(best.indices[torch.multinomial(weights, 1, generator=generator)])
+    return int(torch.multinomial(torch.softmax(logits_V / temperature, dim=0), 1, generator=generator))
+
+
+def _check(prompt_ids: Sequence[int], num_tokens: int, temperature: float, top_k: int, vocab_size: int) -> None:
+    problems = []
+    if not prompt_ids:
+        problems.append("the prompt has no tokens; begin with <|endoftext|> to start a document")
+    if any(not 0 <= i < vocab_size for i in prompt_ids):
+        problems.append(f"the prompt holds ids outside the vocabulary of {vocab_size}")
+    if num_tokens < 0:
+        problems.append(f"the number of tokens is {num_tokens}; it must be 0 or more")
+    if not 0 <= temperature < float("inf"):
+        problems.append(f"the temperature is {temperature}; it must be 0 or more")
+    if top_k < 0:
+        problems.append(f"top-k is {top_k}; it must be 0 (off) or more")
+    if problems:
+        raise UsageError(
+            what="These sampling settings cannot be used.",
+            why="\n".join(problems),
+            fix="See homing generate --help for what each setting takes.",
+        )

@@ -1,0 +1,95 @@
+"""Text around the sampler: completion of a prompt, and turns of a conversation.
+
+A base model has read documents, each with <|endoftext|> before it; a prompt is the beginning of one. A model that went
+through SFT has read ChatML turns and ends its own with <|im_end|>:
+
+    <|endoftext|><|im_start|>user\\nHello.<|im_end|>\\n<|im_start|>assistant\\n  ->  Good day.<|im_end|>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from homing.errors import DataError
+from homing.lm.generate.sample import generate
+from homing.lm.model import Decoder
+from homing.lm.tokenizer import Tokenizer
+from homing.lm.tokenizer.specials import IM_END, IM_START
+
+__all__ = ["ChatTurns", "complete", "text_pieces"]
+
+# One character is at most four bytes, so at most this many tokens; more undecodable ids than that are simply not text.
+_MAX_TOKENS_PER_CHARACTER = 4
+
+
+def complete(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    num_tokens: int,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+) -> Iterator[str]:
+    """The continuation of `prompt` as the start of a document, in pieces, ending where the model ends the document."""
+    ids = [tokenizer.end_of_text_id, *tokenizer.encode(prompt)]
+    picked = generate(
+        model,
+        ids,
+        num_tokens=num_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        seed=seed,
+        stop_ids=[tokenizer.end_of_text_id],
+    )
+    return text_pieces(tokenizer, picked)
+
+
+def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """Text as soon as it is whole: a character may be spread over several tokens, and half of one is not shown."""
+    held: list[int] = []
+    for i in ids:
+        held.append(i)
+        text = tokenizer.decode(held)
+        if text.endswith("\ufffd") and len(held) < _MAX_TOKENS_PER_CHARACTER:
+            continue
+        held = []
+        if text:
+            yield text
+    if held:
+        yield tokenizer.decode(held)
+
+
+class ChatTurns:
+    """A conversation as token ids, grown turn by turn."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        missing = [name for name in (IM_START, IM_END) if name not in tokenizer.specials]
+        if missing:
+            raise DataError(
+                what="This model cannot be talked to in turns.",
+                why=f"Its tokenizer has no {' and no '.join(missing)}.",
+                fix="homing generate completes text with it.",
+            )
+        self.tokenizer = tokenizer
+        self.start_id, self.end_id = tokenizer.specials[IM_START], tokenizer.specials[IM_END]
+        self.ids = [tokenizer.end_of_text_id]
+
+    @property
+    def stop_ids(self) -> list[int]:
+        return [self.end_id, self.tokenizer.end_of_text_id]
+
+    def ask(self, text: str) -> list[int]:
+        """Adds the person's turn and opens the model's; returns all ids so far: the prompt for `generate`."""
+        self._add("user", text)
+        self.ids += [self.start_id, *self.tokenizer.encode("assistant\n")]
+        return self.ids
+
+    def answered(self, ids: Iterable[int]) -> None:
+        """Closes the model's turn with what it said."""
+        self.ids += [*ids, self.end_id, *self.tokenizer.encode("\n")]
+
+    def _add(self, role: str, text: str) -> None:
+        encode = self.tokenizer.encode
+        self.ids += [self.start_id, *encode(f"{role}\n{text}"), self.end_id, *encode("\n")]

@@ -1,0 +1,82 @@
+"""Grouped-query attention and its KV cache.
+
+    x -> q, k, v -> (Qwen3: norm q and k per head) -> turn by position -> [cache] -> softmax(q k^T / sqrt K) v -> out
+
+Shapes: B batch, T new positions, S positions seen, D width, H query heads, G KV heads, K head size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from homing.lm.model.layers import Linear, RMSNorm, Rope
+from homing.wire.run import Model
+
+__all__ = ["Attention", "KVCache"]
+
+
+class KVCache:
+    """Keys and values of what was read so far: one preallocated pair per layer, filled from the left."""
+
+    def __init__(
+        self, shape: Model, *, batch: int = 1, capacity: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        size = (shape.num_layers, batch, shape.num_kv_heads, capacity, shape.head_size)
+        self.keys_LBGSK = torch.zeros(size, device=device, dtype=dtype)
+        self.values_LBGSK = torch.zeros(size, device=device, dtype=dtype)
+        self.capacity = capacity
+        self.length = 0  # positions filled in every layer; the decoder moves it on after the last one
+
+    def add(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Puts new positions behind the old ones; returns all of them."""
+        end = self.length + k_BGTK.shape[2]
+        assert end <= self.capacity, f"KV cache of {self.capacity} positions asked to hold {end}"
+        self.keys_LBGSK[layer, :, :, self.length : end] = k_BGTK
+        self.values_LBGSK[layer, :, :, self.length : end] = v_BGTK
+        return self.keys_LBGSK[layer, :, :, :end], self.values_LBGSK[layer, :, :, :end]
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Model, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_size = shape.head_size
+        self.is_grouped = shape.num_kv_heads != shape.num_heads
+        q_width, kv_width = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+        has_bias = shape.arch == "qwen2"
+        self.q_proj = Linear(shape.width, q_width, has_bias=has_bias)
+        self.k_proj = Linear(shape.width, kv_width, has_bias=has_bias)
+        self.v_proj = Linear(shape.width, kv_width, has_bias=has_bias)
+        self.o_proj = Linear(q_width, shape.width)
+        if shape.arch == "qwen3":
+            self.q_norm = RMSNorm(shape.head_size, shape.norm_eps)
+            self.k_norm = RMSNorm(shape.head_size, shape.norm_eps)
+        self.has_qk_norm = shape.arch == "qwen3"
+
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
+        B, T, _ = x_BTD.shape
+        heads = (B, T, -1, self.head_size)
+        q, k, v = self.q_proj(x_BTD).view(heads), self.k_proj(x_BTD).view(heads), self.v_proj(x_BTD).view(heads)
+        if self.has_qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q_BHTK, k_BGTK, v_BGTK = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        q_BHTK, k_BGTK = Rope.turn(q_BHTK, cos, sin), Rope.turn(k_BGTK, cos, sin)
+        if cache is None:
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=self.is_grouped)
+        else:
+            y_BHTK = self._attend_to_cache(q_BHTK, k_BGTK, v_BGTK, cache)
+        return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+
+    def _attend_to_cache(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, cache: KVCache) -> Tensor:
+        k_BGSK, v_BGSK = cache.add(self.layer, k_BGTK, v_BGTK)
+        T, S = q_BHTK.shape[2], k_BGSK.shape[2]
+        # is_causal counts from the top left corner, which is right only for an empty cache; one new position sees all.
+        is_first = T == S
+        mask_TS = None
+        if not is_first and T > 1:
+            mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(diagonal=S - T)
+        return F.scaled_dot_product_attention(
+            q_BHTK, k_BGSK, v_BGSK, attn_mask=mask_TS, is_causal=is_first and T > 1, enable_gqa=self.is_grouped
+        )

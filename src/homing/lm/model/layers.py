@@ -1,0 +1,77 @@
+"""The small pieces of a block: Linear, RMSNorm, RoPE, SwiGLU.
+
+Shapes: B batch, T positions, D width, H heads, K head size, F feed-forward width.
+
+Master weights stay fp32. A product is computed in the type of its input, so one cast of the embedding at the bottom
+decides the precision of the whole model; there is no autocast to guess with.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["Linear", "RMSNorm", "Rope", "SwiGLU"]
+
+
+class Linear(nn.Module):
+    """y = x W^T (+ b), with W cast to the type of x. Weights are left empty: `init` or `load_weights` fills them."""
+
+    def __init__(self, num_in: int, num_out: int, *, has_bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_out, num_in))
+        self.bias = nn.Parameter(torch.empty(num_out)) if has_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias.to(x.dtype) if self.bias is not None else None
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight. The mean square is taken in fp32: squares of bf16 numbers lose what the norm is for."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class Rope(nn.Module):
+    """Rotary positions, half-split as in Hugging Face: channel i turns with channel i + K/2."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_size: int, context: int, base: float) -> None:
+        super().__init__()
+        # In float64, then rounded once: at long contexts the angle needs the digits.
+        frequency_K2 = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
+        angle_TK2 = torch.outer(torch.arange(context, dtype=torch.float64, device="cpu"), frequency_K2)
+        # Not in the state dict: they follow from the shape.
+        self.register_buffer("cos", angle_TK2.cos().float(), persistent=False)
+        self.register_buffer("sin", angle_TK2.sin().float(), persistent=False)
+
+    def at(self, positions: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin for these positions, shaped to meet (B, H, T, K/2); made once and used by every layer."""
+        cos, sin = self.cos[positions].to(dtype), self.sin[positions].to(dtype)
+        return (cos, sin) if cos.dim() == 2 else (cos.unsqueeze(1), sin.unsqueeze(1))
+
+    @staticmethod
+    def turn(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        left, right = x_BHTK.chunk(2, dim=-1)
+        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, width: int, ffn_width: int) -> None:
+        super().__init__()
+        self.gate_proj = Linear(width, ffn_width)
+        self.up_proj = Linear(width, ffn_width)
+        self.down_proj = Linear(ffn_width, width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))

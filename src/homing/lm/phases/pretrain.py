@@ -1,0 +1,58 @@
+"""Pretraining: every token of the train split is a target; judged by bits per byte on val.
+
+Documents follow each other in a row without a mask between them; <|endoftext|> before each tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from homing.errors import DataError, UsageError
+from homing.lm.evals.bits_per_byte import Evaluation, evaluate
+from homing.lm.model import Decoder
+from homing.lm.shards.pack import PackedStream
+from homing.lm.shards.read import TokenSplit, open_split, read_manifest
+from homing.lm.tokenizer import load_tokenizer
+from homing.wire import names
+from homing.wire.run import Phase, Run
+
+__all__ = ["Pretrain"]
+
+# Evaluation holds no gradients, so it can take more rows at a time than training; this many targets keep a GPU busy.
+_EVAL_TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384, "cpu": 4096}
+
+
+class Pretrain:
+    def __init__(self, run: Run, phase: Phase, data_dir: Path) -> None:
+        context = run.model.context
+        if phase.batch_tokens % context or phase.batch_tokens <= 0:
+            raise UsageError(
+                what=f"A batch of {phase.batch_tokens:,} tokens is not whole rows of {context:,}.",
+                why="A step takes whole rows, so that no token is lost or seen twice.",
+                fix=f"Set batch_tokens to a multiple of {context}, such as "
+                f"{max(1, round(phase.batch_tokens / context)) * context}.",
+            )
+        self._context = context
+        self._num_eval_tokens = phase.eval_tokens
+        self.rows_per_step = phase.batch_tokens // context
+        manifest = read_manifest(data_dir)
+        self.stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
+        self._val: TokenSplit = open_split(data_dir, manifest, "val")
+        if self._val.num_tokens < 2:
+            raise DataError(
+                what=f"The val split in {data_dir} is too small to measure on.",
+                why=f"It holds {self._val.num_tokens} token.",
+                fix="Raise data.val_fraction, or name more text under data.validation.",
+            )
+        self._token_bytes = load_tokenizer(data_dir / names.TOKENIZER).token_bytes()
+
+    def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation:
+        return evaluate(
+            model,
+            self._val,
+            token_bytes=self._token_bytes,
+            num_tokens=self._num_eval_tokens,
+            rows_at_a_time=max(1, _EVAL_TOKENS_AT_A_TIME[model.device.type] // self._context),
+            tell=tell,
+        )

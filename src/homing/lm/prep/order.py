@@ -1,0 +1,170 @@
+"""What is wanted of prep, checked before anything is touched, and what prep tells while it works."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from homing.errors import DataError
+from homing.lm.text.find import Source, find_sources
+from homing.lm.tokenizer.files import Facts, read_facts
+from homing.lm.tokenizer.specials import specials_named
+from homing.lm.tokenizer.splits import pattern_named
+from homing.lm.tokenizer.train import MAX_SAMPLE_BYTES, MIN_VOCAB
+
+__all__ = ["Inputs", "PrepOrder", "Progress", "check_order", "file_sha256", "find_inputs", "settings_of"]
+
+MIN_VAL_FRACTION = 0.0001
+
+
+@dataclass(frozen=True)
+class PrepOrder:
+    text: list[str]  # paths, globs, folders
+    dir: Path
+    validation: list[str] = field(default_factory=list)
+    val_fraction: float = 0.01  # by hash of the document; not used when `validation` names files
+    text_field: str = "text"
+    vocab_size: int = 32768
+    split: str = "gpt4"
+    specials: str = "standard"
+    tokenizer: str = ""  # a tokenizer.json to use as it is
+    sample_bytes: int = 100_000_000
+    shard_tokens: int = 100_000_000
+    is_forced: bool = False  # do finished work again
+
+
+@dataclass(frozen=True)
+class Progress:
+    stage: str  # scan or train, merge, scanned, encode, publish; or reused, resumed
+    done_bytes: int = 0
+    total_bytes: int = 0
+    num_tokens: int = 0
+    elapsed_s: float = 0.0  # in this stage, in this process
+    eta_s: float | None = None  # of this stage
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    text: list[Source]
+    validation: list[Source]
+    warnings: list[str]
+
+    @property
+    def sources(self) -> list[Source]:
+        return [*self.text, *self.validation]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(source.num_bytes for source in self.sources)
+
+    @property
+    def stamps(self) -> list[list[object]]:
+        return [source.stamp for source in self.sources]
+
+
+def check_order(order: PrepOrder) -> Facts:
+    """The vocabulary that will come out; raises on anything that could not."""
+    pattern_named(order.split)
+    if not 0 <= order.val_fraction <= 0.5 or 0 < order.val_fraction < MIN_VAL_FRACTION:
+        raise DataError(
+            what=f"A validation fraction of {order.val_fraction} cannot be used.",
+            why=f"It must be 0, or from {MIN_VAL_FRACTION} to 0.5.",
+            fix="0.01 is usual; less for much text.",
+        )
+    if not 1 <= order.sample_bytes <= MAX_SAMPLE_BYTES:
+        raise DataError(
+            what=f"The tokenizer cannot learn from a sample of {order.sample_bytes:,} bytes.",
+            why=f"Words are counted in 32 bits, so the sample ends at {MAX_SAMPLE_BYTES:,} bytes.",
+            fix="100MB is plenty for a vocabulary of 32,768.",
+        )
+    if order.shard_tokens < 1:
+        raise DataError("A shard needs at least one token.", why=f"shard_tokens is {order.shard_tokens}.", fix="100M")
+    return _check_existing(order) if order.tokenizer else _check_new(order)
+
+
+def _check_new(order: PrepOrder) -> Facts:
+    specials = specials_named(order.specials)
+    smallest = MIN_VOCAB + len(specials)
+    if order.vocab_size < smallest:
+        raise DataError(
+            what=f"A vocabulary of {order.vocab_size:,} is too small.",
+            why=f"256 bytes and {len(specials)} special token{'s' * (len(specials) > 1)} need {smallest} alone.",
+            fix="--vocab-size 8192 suits a few MB of text, 32768 a GB.",
+        )
+    if order.vocab_size > 1 << 20:
+        raise DataError(
+            f"A vocabulary of {order.vocab_size:,} is too large.",
+            why="The largest is 1,048,576.",
+            fix="32768 is usual.",
+        )
+    return Facts(order.vocab_size, specials, order.split, order.vocab_size - smallest)
+
+
+def _check_existing(order: PrepOrder) -> Facts:
+    path = Path(order.tokenizer)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.exists():
+        raise DataError(
+            what=f"There is no tokenizer at {path}.",
+            why="An existing tokenizer was asked for, and none is trained in its place.",
+            fix="Name it by --tokenizer PATH, or leave --use-existing-tokenizer out to train one.",
+        )
+    facts = read_facts(path)
+    if facts.vocab_size != order.vocab_size:
+        raise DataError(
+            what=f"{path} has a vocabulary of {facts.vocab_size:,}, and {order.vocab_size:,} was asked for.",
+            why="Model and tokenizer must agree, and none is trained in its place.",
+            fix=f"--vocab-size {facts.vocab_size}, or leave --use-existing-tokenizer out to train one.",
+        )
+    return facts
+
+
+def find_inputs(order: PrepOrder) -> Inputs:
+    if not order.text:
+        raise DataError("No text was named.", why="prep needs at least one file.", fix="--text 'books/*.txt'")
+    text = find_sources(order.text, key="text")
+    validation = find_sources(order.validation, key="validation")
+    held_out = {os.path.realpath(source.path) for source in validation.sources}
+    kept = [source for source in text.sources if os.path.realpath(source.path) not in held_out]
+    warnings = text.warnings + validation.warnings
+    if len(kept) < len(text.sources):
+        count = len(text.sources) - len(kept)
+        warnings.append(
+            f"{count} of the text files {'is' if count == 1 else 'are'} also validation, and not trained on."
+        )
+    if not kept:
+        raise DataError(
+            what="Every text file is also a validation file.",
+            why="Nothing is left to train on.",
+            fix="Leave --validation out; documents are then held out by their hash.",
+        )
+    return Inputs(kept, validation.sources, warnings)
+
+
+def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any]:
+    """All that decides what comes out, beside the text; lies in the manifest."""
+    tokenizer = Path(order.tokenizer)
+    tokenizer = tokenizer / "tokenizer.json" if order.tokenizer and tokenizer.is_dir() else tokenizer
+    return {
+        "text": list(order.text),
+        "num_text_files": len(inputs.text),  # the first ones of the source list; the others are validation
+        "validation": list(order.validation),
+        "val_fraction": 0.0 if order.validation else float(order.val_fraction),
+        "text_field": order.text_field,
+        "vocab_size": facts.vocab_size,
+        "split": facts.split,
+        "specials": facts.specials,
+        "num_merges": facts.num_merges,
+        "tokenizer_sha256": file_sha256(tokenizer) if order.tokenizer else "",  # "": trained on this text
+        "sample_bytes": 0 if order.tokenizer else order.sample_bytes,
+        "shard_tokens": order.shard_tokens,
+    }
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,95 @@
+"""Work to result: the old manifest goes first, the new one comes last.
+
+Between the two there is no manifest, and shards without one are not data: a prep that dies here looks unfinished to
+everyone, and the next one finishes the moves. `prep.json` remembers the inputs' size and time of change, so that an
+unchanged input need not be read again to know it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from homing.lm.prep.order import Inputs, file_sha256
+from homing.lm.prep.work import Work, sync_folder, write_whole
+from homing.lm.tokenizer.files import EXTRAS
+from homing.wire.codec import WireError, dumps, loads
+from homing.wire.data import DataManifest
+from homing.wire.names import MANIFEST, TOKENIZER
+
+__all__ = ["find_finished", "publish"]
+
+PREP = "prep.json"
+_SHARD = re.compile(r"(train|val)-\d{5,}\.(bin|idx)")
+
+
+def publish(work: Work, manifest: DataManifest, inputs: Inputs) -> None:
+    names = [TOKENIZER, *EXTRAS, *_shard_files(manifest)]
+    work.save(manifest=dumps(manifest))
+    (work.target / MANIFEST).unlink(missing_ok=True)
+    sync_folder(work.target)
+    for path in work.target.iterdir():
+        if _SHARD.fullmatch(path.name) and path.name not in names:
+            path.unlink()
+    for name in names:
+        # Absent here means moved by the prep that died: nothing else takes a file out of this folder.
+        if (work.folder / name).exists():
+            os.replace(work.folder / name, work.target / name)
+    sync_folder(work.target)
+    _remember(work.target, inputs)
+    write_whole(work.target / MANIFEST, dumps(manifest, indent=2).encode() + b"\n")
+    work.discard()
+
+
+def find_finished(target: Path, settings: dict[str, Any], inputs: Inputs) -> DataManifest | None:
+    """The manifest of a finished prep of the same settings and the same text, if it lies there whole."""
+    try:
+        manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
+    except (OSError, WireError):
+        return None
+    # Through JSON and back: what is compared is what was written.
+    if manifest.settings != json.loads(json.dumps(settings)) or not _is_whole(target, manifest):
+        return None
+    if _stamps(target) == json.loads(json.dumps(inputs.stamps)):
+        return manifest
+    # Touched, copied or moved in time: the content decides, and is read only if sizes still agree.
+    if [(s.path, s.num_bytes) for s in inputs.sources] != [(s.path, s.num_bytes) for s in manifest.source]:
+        return None
+    if any(file_sha256(source.path) != source.sha256 for source in manifest.source):
+        return None
+    _remember(target, inputs)
+    return manifest
+
+
+def _is_whole(target: Path, manifest: DataManifest) -> bool:
+    width = 2 if manifest.dtype == "uint16" else 4
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            sizes = {shard.name: shard.num_tokens * width, shard.index_name: (shard.num_documents + 1) * 8}
+            for name, size in sizes.items():
+                path = target / name
+                if not path.is_file() or path.stat().st_size != size:
+                    return False
+    tokenizer = target / TOKENIZER
+    if not all((target / name).is_file() for name in EXTRAS) or not tokenizer.is_file():
+        return False
+    return file_sha256(tokenizer) == manifest.tokenizer_sha256
+
+
+def _shard_files(manifest: DataManifest) -> list[str]:
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    return [name for shard in shards for name in (shard.name, shard.index_name)]
+
+
+def _remember(target: Path, inputs: Inputs) -> None:
+    write_whole(target / PREP, json.dumps({"stamps": inputs.stamps}).encode())
+
+
+def _stamps(target: Path) -> Any:
+    try:
+        return json.loads((target / PREP).read_bytes()).get("stamps")
+    except (OSError, ValueError, AttributeError):
+        return None

@@ -1,0 +1,107 @@
+"""Pass one: every byte is read, hashed and checked, so that bad text is found before any work is done on it.
+
+What it finds decides the rest: how many documents, how much text, where the split between train and val lies. On the
+way an even sample of the text goes to whoever wants it, which is the tokenizer's trainer.
+
+The sample keeps pace with the reading: a document is taken while the sample is no further along than the reading is.
+So it is spread over the whole input, deterministic, and needs neither the unpacked size nor a second look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from homing.errors import DataError
+from homing.lm.prep.order import Inputs, PrepOrder
+from homing.lm.prep.pieces import Piece, ahead, pieces_of
+from homing.lm.text.documents import Cuts, unmarked_bytes_for
+from homing.lm.text.split import SmallCorpus, choose_threshold
+
+__all__ = ["Scan", "Scanner", "scan_warnings"]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What pass one found; lies in the state file, so a killed prep does not look again."""
+
+    sha256s: list[str]
+    num_documents: int
+    num_text_bytes: int
+    num_val_documents: int  # of validation files; 0 with a split by hash
+    threshold: int  # documents whose hash is below go to val
+    unmarked_bytes: int
+    num_plain_files: int
+    num_marked_files: int
+    files_cut: list[str]
+
+
+class Scanner:
+    def __init__(self, order: PrepOrder, inputs: Inputs, tell: Callable[[int], None]) -> None:
+        self._order, self._inputs, self._tell = order, inputs, tell
+        self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
+        self._fraction = 0.0 if inputs.validation else order.val_fraction
+        self._small = SmallCorpus(self._fraction)
+        self._sha256s: list[str] = []
+        self._num_documents = self._num_val_documents = self._num_text_bytes = 0
+
+    def sample(self) -> Iterator[bytes]:
+        """Goes through all text; yields the documents of the sample. Run it to its end, then ask for the result."""
+        total, sampled = self._inputs.num_bytes, 0
+        with ahead(self._looked_at()) as pieces:
+            for piece in pieces:
+                allowed = self._order.sample_bytes * piece.read_bytes / total
+                for document in piece.documents if not piece.is_validation else []:
+                    if sampled <= allowed:
+                        sampled += len(document)
+                        yield document
+                self._tell(piece.read_bytes)
+
+    def result(self) -> Scan:
+        if self._num_documents == self._num_val_documents:
+            raise DataError(
+                what="There is no text in what was named.",
+                why="Every document is blank.",
+                fix="Name files with text: --text 'books/*.txt'",
+            )
+        return Scan(
+            sha256s=self._sha256s,
+            num_documents=self._num_documents,
+            num_text_bytes=self._num_text_bytes,
+            num_val_documents=self._num_val_documents,
+            threshold=choose_threshold(self._fraction, self._small),
+            unmarked_bytes=self._cuts.unmarked_bytes,
+            num_plain_files=self._cuts.num_plain_files,
+            num_marked_files=self._cuts.num_marked_files,
+            files_cut=self._cuts.files_cut[:20],
+        )
+
+    def _looked_at(self) -> Iterator[Piece]:
+        """In the reading thread, so that hashing documents overlaps with counting their words."""
+        for piece in pieces_of(self._inputs, self._cuts, sha256s=self._sha256s):
+            self._num_documents += len(piece.documents)
+            self._num_text_bytes += piece.num_text_bytes
+            self._num_val_documents += len(piece.documents) if piece.is_validation else 0
+            if self._small.is_small:
+                for document in piece.documents:
+                    self._small.add(document)
+            yield piece
+
+
+def scan_warnings(scan: Scan, order: PrepOrder, *, has_validation: bool) -> list[str]:
+    warnings = []
+    if scan.num_plain_files and not scan.num_marked_files:
+        warnings.append(
+            "<|endoftext|> never occurs in the text. "
+            + (
+                f"{len(scan.files_cut)}{'+' * (len(scan.files_cut) == 20)} large file(s) were cut at paragraph borders "
+                f"into documents of about {scan.unmarked_bytes // 1024} KiB; other files are one document each."
+                if scan.files_cut
+                else "Each file is one document."
+            )
+        )
+    if order.val_fraction and not has_validation and not scan.threshold:
+        warnings.append("There is only one document, so none is held out for validation.")
+    if has_validation and not scan.num_val_documents:
+        warnings.append("The validation files have no text.")
+    return warnings

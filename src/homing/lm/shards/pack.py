@@ -1,0 +1,99 @@
+"""Documents to rows: an endless stream of which any part can be read at once.
+
+    epoch 0                         epoch 1
+    doc 7 | doc 2 | doc 9 | ...     doc 4 | doc 7 | doc 1 | ...      permuted anew by (seed, epoch)
+    ├─ row 0 ─┼─ row 1 ─┼─ row 2 ─┼─ row 3 ─┼─ ...                   row r: inputs  [rT, rT+T)
+      ├─ row 0 ─┼─ row 1 ─┼─ ...                                            targets [rT+1, rT+T+1)
+
+Rows tile the stream: nothing is cropped, padded or lost, also not between epochs. A batch is consecutive rows, so it is
+one stretch of the stream, the same whatever the micro-batch, and the state of the data is one integer: rows consumed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homing.lm.shards.read import TokenSplit
+
+__all__ = ["PackedStream"]
+
+# A stretch touches one epoch, or two where they meet.
+_EPOCHS_KEPT = 2
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    order: NDArray[np.int64]  # documents, as they come
+    starts: NDArray[np.int64]  # where each of them begins in the epoch, then its length
+
+
+class PackedStream:
+    """Tokens [start, start + count) of the endless stream, in time that does not depend on `start`."""
+
+    def __init__(self, split: TokenSplit, *, seed: int) -> None:
+        assert split.num_tokens > 0, "an empty split has no stream"
+        self.split = split
+        self.seed = seed
+        self.epoch_tokens = split.num_tokens
+        self._lengths = np.diff(split.document_starts)
+        self._epochs: dict[int, _Epoch] = {}
+
+    def read(self, start: int, count: int) -> NDArray[np.int32]:
+        out = np.empty(count, dtype=np.int32)
+        self.read_into(start, out)
+        return out
+
+    def read_into(self, start: int, out: NDArray[np.int32]) -> None:
+        filled = 0
+        while filled < len(out):
+            number, offset = divmod(start + filled, self.epoch_tokens)
+            count = min(len(out) - filled, self.epoch_tokens - offset)
+            self._read_epoch(self._epoch(number), offset, out[filled : filled + count])
+            filled += count
+
+    def rows(self, first_row: int, num_rows: int, context: int) -> NDArray[np.int32]:
+        """Inputs and targets of consecutive rows in one stretch: T tokens a row, and the one after the last."""
+        return self.read(first_row * context, num_rows * context + 1)
+
+    def _read_epoch(self, epoch: _Epoch, start: int, out: NDArray[np.int32]) -> None:
+        first = int(np.searchsorted(epoch.starts, start, side="right")) - 1
+        last = int(np.searchsorted(epoch.starts, start + len(out), side="left"))
+        documents = epoch.order[first:last]
+        # From here the places are those on the split's own line of tokens; the first and last document may be cut.
+        begins = self.split.document_starts[documents]
+        ends = begins + self._lengths[documents]
+        begins[0] += start - epoch.starts[first]
+        ends[-1] -= epoch.starts[last] - (start + len(out))
+        # Without the two ends of the line an empty document at the very end still falls into the last shard.
+        numbers = np.searchsorted(self.split.shard_starts[1:-1], begins, side="right")
+        bases = self.split.shard_starts[numbers]
+        shards, filled = self.split.shards, 0
+        for number, begin, end in zip(
+            numbers.tolist(), (begins - bases).tolist(), (ends - bases).tolist(), strict=True
+        ):
+            out[filled : filled + end - begin] = shards[number][begin:end]
+            filled += end - begin
+
+    def _epoch(self, number: int) -> _Epoch:
+        if number not in self._epochs:
+            order = permutation(self.split.num_documents, self.seed, number)
+            starts = np.zeros(len(order) + 1, dtype=np.int64)
+            np.cumsum(self._lengths[order], out=starts[1:])
+            self._epochs[number] = _Epoch(order, starts)
+            if len(self._epochs) > _EPOCHS_KEPT:
+                del self._epochs[next(iter(self._epochs))]
+        return self._epochs[number]
+
+
+def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """A pure function of its arguments, on every numpy.
+
+    numpy promises that the raw numbers of a bit generator never change, and no such thing of `Generator.permutation`;
+    sorting raw 64-bit keys keeps the order ours. The sort is stable, so even equal keys fall one way.
+    """
+    key = np.array([seed % 2**64, epoch], dtype=np.uint64)
+    keys = np.asarray(np.random.Philox(key=key).random_raw(count), dtype=np.uint64)
+    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)

@@ -1,0 +1,16 @@
+"""Raw text to documents.
+
+    find       paths, globs, folders          -> sources, in one fixed order
+    read       a source, packed or plain      -> blocks of bytes
+    documents  blocks, or JSON lines          -> documents, none larger than a bound
+    split      a document's hash              -> train or val
+
+Nothing here holds more than a few blocks at a time, whatever the size of a file. A document is UTF-8 bytes: the
+tokenizer works on bytes, and decoding what is never looked at would cost more than reading it.
+"""
+
+from homing.lm.text.documents import Cuts, documents_of
+from homing.lm.text.find import Source, find_sources
+from homing.lm.text.split import choose_threshold, document_hash
+
+__all__ = ["Cuts", "Source", "choose_threshold", "document_hash", "documents_of", "find_sources"]

@@ -1,0 +1,173 @@
+"""Blocks of bytes to documents: split at <|endoftext|>, or one JSON line each, and bounded in size.
+
+plain text   The marker ends a document and is not text. A file whose beginning has no marker is cut at paragraph
+             borders into documents near `Cuts.unmarked_bytes`, so that one big file still splits into train and val
+             and shuffles; a file smaller than twice that stays whole.
+JSON lines   The text field of each line is a document.
+both         A document past `MAX_DOCUMENT_BYTES` is cut at paragraph borders too: memory stays bounded by the
+             document, not by the file. Nothing is thrown away but markers, a byte-order mark, and blank documents.
+
+Where a cut falls depends on the text alone, never on how it arrived in blocks, so every pass sees the same documents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from homing.errors import DataError
+from homing.lm.text.read import Reading, open_blocks
+
+__all__ = ["MARKER", "MAX_DOCUMENT_BYTES", "MAX_LINE_BYTES", "Cuts", "cut", "documents_of", "unmarked_bytes_for"]
+
+MARKER = b"<|endoftext|>"
+MAX_DOCUMENT_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 << 20
+_BOM = b"\xef\xbb\xbf"
+# Best border first. The third is a line's end, the last a word's.
+_BORDERS = (b"\n\n", b"\n\r\n", b"\n", b" ")
+
+
+@dataclass
+class Cuts:
+    """How to cut, and what was seen while cutting."""
+
+    unmarked_bytes: int
+    text_field: str = "text"
+    is_checked: bool = True  # UTF-8 is looked at once, on the first pass
+    num_plain_files: int = 0
+    num_marked_files: int = 0
+    files_cut: list[str] = field(default_factory=list)  # unmarked, and too large for one document
+
+
+def unmarked_bytes_for(total_bytes: int) -> int:
+    """Small enough that a little text still gives a few hundred documents, large enough to leave context whole."""
+    return min(max(total_bytes // 256, 8 << 10), 256 << 10)
+
+
+def documents_of(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
+    """The documents of one file, in order, none blank."""
+    pieces = _json_documents(reading, cuts) if reading.source.is_jsonl else _plain_documents(reading, cuts)
+    for document in pieces:
+        if not document.isspace() and document:
+            yield document
+
+
+def cut(text: bytes, limit: int) -> Iterator[bytes]:
+    """`text` in parts of at least `limit` and less than twice `limit` bytes; the last may be smaller."""
+    start = 0
+    while len(text) - start >= 2 * limit:
+        end = _border(text, start + limit, start + 2 * limit)
+        yield text[start:end]
+        start = end
+    yield text[start:] if start else text
+
+
+def _border(text: bytes, first: int, last: int) -> int:
+    """Where to cut in [first, last]: after the first border of the best kind, else between two characters."""
+    for border in _BORDERS:
+        at = text.find(border, first, last)
+        if at >= 0:
+            return at + len(border)
+    while last < len(text) and text[last] & 0xC0 == 0x80 and last > first:  # inside a character
+        last -= 1
+    return last
+
+
+def _plain_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
+    path, offset = reading.source.path, 0
+    blocks = open_blocks(reading)
+    rest = next(blocks, b"")
+    if rest.startswith(_BOM):
+        rest, offset = rest[len(_BOM) :], len(_BOM)
+    cuts.num_plain_files += 1
+    is_marked = MARKER in rest
+    limit = MAX_DOCUMENT_BYTES // 2 if is_marked else cuts.unmarked_bytes
+    num_cuts = 0
+    block: bytes | None = b""
+    while block is not None:
+        *whole, rest = (rest + block).split(MARKER)
+        is_marked = is_marked or bool(whole)
+        for text in whole:
+            yield from _checked(cut(text, limit), path, offset, cuts)
+            offset += len(text) + len(MARKER)
+        # The end of `rest` may be the beginning of a marker, so it is cut only where more text is certain to follow.
+        start = 0
+        while len(rest) - start >= 2 * limit + len(MARKER):
+            end = _border(rest, start + limit, start + 2 * limit)
+            yield from _checked([rest[start:end]], path, offset, cuts)
+            offset, start, num_cuts = offset + end - start, end, num_cuts + 1
+        rest = rest[start:]
+        block = next(blocks, None)
+    last = list(cut(rest, limit))
+    yield from _checked(last, path, offset, cuts)
+    cuts.num_marked_files += is_marked
+    if not is_marked and num_cuts + len(last) > 1:
+        cuts.files_cut.append(path)
+
+
+def _checked(texts: Iterable[bytes], path: str, offset: int, cuts: Cuts) -> Iterator[bytes]:
+    for text in texts:
+        if cuts.is_checked and not text.isascii():
+            try:
+                text.decode()
+            except UnicodeDecodeError as exc:
+                raise _not_utf8(path, offset + exc.start, text[exc.start], exc.reason) from exc
+        offset += len(text)
+        yield text
+
+
+def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
+    return DataError(
+        what=f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset:,}.",
+        why=f"{reason}. Packed, binary and Latin-1 files read like this.",
+        fix=f"iconv -f latin1 -t utf-8 {path} > {path}.utf8, or leave the file out.",
+    )
+
+
+def _json_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
+    path = reading.source.path
+    for number, line in enumerate(_lines(reading), start=1):
+        if line.isspace() or not line:
+            continue
+        try:
+            value = json.loads(line)
+        except UnicodeDecodeError as exc:
+            raise _bad_line(path, number, f"not UTF-8: byte 0x{line[exc.start]:02x} at column {exc.start + 1}") from exc
+        except ValueError as exc:
+            raise _bad_line(path, number, f"not JSON: {exc}") from exc
+        except RecursionError as exc:
+            raise _bad_line(path, number, "not usable JSON: nested too deeply") from exc
+        if not isinstance(value, dict):
+            raise _bad_line(path, number, f"not an object with a text field, but {type(value).__name__}")
+        text = value.get(cuts.text_field)
+        if not isinstance(text, str):
+            names = ", ".join(list(value)[:8]) or "none"
+            got = f"no field {cuts.text_field!r}" if text is None else f"field {cuts.text_field!r} is not text"
+            raise _bad_line(path, number, f"{got}; fields there: {names}", "Name the field: data.text_field")
+        try:
+            document = text.encode()
+        except UnicodeEncodeError as exc:
+            raise _bad_line(path, number, f"half a surrogate pair at character {exc.start + 1} of the text") from exc
+        yield from cut(document, MAX_DOCUMENT_BYTES // 2)
+
+
+def _lines(reading: Reading) -> Iterator[bytes]:
+    rest, number = b"", 1
+    for block in open_blocks(reading):
+        if b"\n" not in block:
+            rest += block
+        else:
+            *whole, rest = (rest + block).split(b"\n")
+            yield from whole
+            number += len(whole)
+        if len(rest) > MAX_LINE_BYTES:
+            raise _bad_line(reading.source.path, number, f"longer than {MAX_LINE_BYTES:,} bytes")
+    yield rest
+
+
+def _bad_line(path: str, number: int, problem: str, fix: str = "") -> DataError:
+    return DataError(
+        what=f"{path}:{number}: {problem}.", why="Each line must be one JSON object.", fix=fix or "Mend the line."
+    )

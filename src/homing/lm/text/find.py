@@ -1,0 +1,144 @@
+"""What the person named, as a list of files: paths, globs and folders -> sources.
+
+The order is fixed (patterns as given, names sorted within one), because the order of documents is the order of
+tokens. A folder gives the files whose ending says text; a path or a glob gives whatever it names.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from homing.errors import DataError
+
+__all__ = ["PACKINGS", "TEXT_ENDINGS", "Found", "Source", "find_sources"]
+
+PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
+JSONL_ENDINGS = (".jsonl", ".ndjson")
+TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS)
+
+
+@dataclass(frozen=True)
+class Source:
+    path: str  # as the person named it
+    num_bytes: int  # on disk, packed
+    mtime_ns: int
+    is_jsonl: bool
+    packing: str  # "", gzip, xz or zstd
+
+    @property
+    def stamp(self) -> list[object]:
+        """Tells an untouched file from a changed one without reading it."""
+        return [self.path, self.num_bytes, self.mtime_ns]
+
+
+@dataclass
+class Found:
+    sources: list[Source]
+    warnings: list[str] = field(default_factory=list)
+
+
+def find_sources(patterns: Sequence[str], *, key: str) -> Found:
+    """Every file behind `patterns`, each once. `key` names the setting in errors."""
+    found = Found([])
+    seen: set[str] = set()
+    for pattern in patterns:
+        for path in _expand(pattern, key, found.warnings):
+            real = os.path.realpath(path)
+            if real not in seen:
+                seen.add(real)
+                found.sources.append(_source(path, key))
+    return found
+
+
+def _expand(pattern: str, key: str, warnings: list[str]) -> list[str]:
+    named = os.path.expanduser(pattern)
+    if os.path.isdir(named):
+        return _folder(named, key, warnings)
+    if os.path.exists(named):
+        return [named]
+    if glob.has_magic(named):
+        hits: list[str] = []
+        for hit in sorted(glob.glob(named, recursive=True)):
+            hits += _folder(hit, key, warnings) if os.path.isdir(hit) else [hit]
+        if hits:
+            return hits
+        raise DataError(
+            what=f"{key}: no file matches {pattern!r}.",
+            why=f"Looked from {os.getcwd()}.",
+            fix=f"Mend the pattern, or name the file: --{key} PATH",
+        )
+    raise DataError(
+        what=f"{key}: {pattern} does not exist.",
+        why=f"Looked from {os.getcwd()}.{_neighbours(named)}",
+        fix=f"Mend the path, or name another: --{key} PATH",
+    )
+
+
+def _folder(folder: str, key: str, warnings: list[str]) -> list[str]:
+    taken: list[str] = []
+    left_out: dict[str, int] = {}
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.startswith("."):
+                continue
+            if _unpacked_name(name).endswith(TEXT_ENDINGS):
+                taken.append(os.path.join(parent, name))
+            else:
+                ending = os.path.splitext(name)[1] or "no ending"
+                left_out[ending] = left_out.get(ending, 0) + 1
+    if not taken:
+        raise DataError(
+            what=f"{key}: no text in the folder {folder}.",
+            why=f"A folder gives its files that end in {' '.join(TEXT_ENDINGS)}, also packed ({' '.join(PACKINGS)}).",
+            fix=f"Name other files by a pattern: --{key} '{folder}/*.html'",
+        )
+    if left_out:
+        kinds = ", ".join(f"{count} {ending}" for ending, count in sorted(left_out.items()))
+        warnings.append(f"left out of the folder {folder}: {kinds}. Name them by a pattern to take them.")
+    return taken
+
+
+def _source(path: str, key: str) -> Source:
+    try:
+        stat = os.stat(path)
+        with open(path, "rb"):
+            pass
+    except OSError as exc:
+        raise DataError(
+            f"{key}: {path} cannot be read.", why=exc.strerror or str(exc), fix="Check its rights."
+        ) from exc
+    if not os.path.isfile(path):
+        raise DataError(
+            f"{key}: {path} is not a plain file.", why="prep reads its text twice.", fix="Save it to a file first."
+        )
+    if stat.st_size == 0:
+        raise DataError(f"{key}: {path} is empty.", why="It has 0 bytes.", fix="Fill it, or leave it out.")
+    name = os.path.basename(path).lower()
+    return Source(
+        path=path,
+        num_bytes=stat.st_size,
+        mtime_ns=stat.st_mtime_ns,
+        is_jsonl=_unpacked_name(name).endswith(JSONL_ENDINGS),
+        packing=PACKINGS.get(os.path.splitext(name)[1], ""),
+    )
+
+
+def _unpacked_name(name: str) -> str:
+    name = name.lower()
+    stem, ending = os.path.splitext(name)
+    return stem if ending in PACKINGS else name
+
+
+def _neighbours(path: str) -> str:
+    """The three names in the same folder that look most like it."""
+    import difflib
+
+    folder = Path(path).parent
+    names: Iterable[str] = sorted(os.listdir(folder)) if folder.is_dir() else []
+    close = difflib.get_close_matches(os.path.basename(path), list(names), n=3, cutoff=0.6)
+    return f" Near it: {', '.join(str(folder / name) for name in close)}." if close else ""

@@ -1,0 +1,82 @@
+"""tokenizer.json as an object: encode, decode, and the facts that training needs of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from homing.errors import DataError
+from homing.lm.tokenizer.bytes_as_text import CHAR_TO_BYTE
+from homing.lm.tokenizer.specials import END_OF_TEXT
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+
+class Tokenizer:
+    def __init__(self, backend: Any, specials: dict[str, int]) -> None:
+        self._backend = backend
+        # Text that spells a special stays text: only code that means it puts a special id into a stream.
+        self._backend.encode_special_tokens = True
+        self.specials = specials
+        self.vocab_size: int = backend.get_vocab_size()
+        self.end_of_text_id = specials[END_OF_TEXT]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone; no special id, whatever the text says."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Iterable[int], *, skip_specials: bool = False) -> str:
+        """Text, specials by their names unless skipped; bytes that are no character become U+FFFD."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_specials))
+
+    def token_bytes(self) -> list[int]:
+        """How many bytes of UTF-8 each id stands for; a special stands for none."""
+        sizes = [0] * self.vocab_size
+        for token, number in self._backend.get_vocab(with_added_tokens=True).items():
+            if token not in self.specials:
+                sizes[number] = len(token)  # one character of the byte alphabet is one byte
+        return sizes
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """From tokenizer.json, or from the folder that holds it."""
+    from tokenizers import Tokenizer as Backend
+
+    if os.path.isdir(path):
+        path = os.path.join(path, "tokenizer.json")
+    data = read_tokenizer_json(path)
+    try:
+        backend = Backend.from_file(os.fspath(path))
+    except Exception as exc:  # the package raises a bare Exception
+        raise _unusable(path, str(exc)) from exc
+    specials = {entry["content"]: int(entry["id"]) for entry in data.get("added_tokens", []) if entry.get("special")}
+    if END_OF_TEXT not in specials:
+        raise _unusable(path, f"It has no special token {END_OF_TEXT}.")
+    if not set().union(*(token for token in data["model"]["vocab"] if token not in specials)) <= set(CHAR_TO_BYTE):
+        raise _unusable(path, "Its vocabulary is not byte-level.")
+    return Tokenizer(backend, specials)
+
+
+def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+    except FileNotFoundError as exc:
+        raise DataError(
+            what=f"There is no tokenizer at {os.fspath(path)}.",
+            why="Tokens mean nothing without the tokenizer that made them.",
+            fix="homing prep makes one; a fetched checkpoint carries its own.",
+        ) from exc
+    except (OSError, ValueError) as exc:
+        raise _unusable(path, str(exc)) from exc
+    if not isinstance(data, dict) or not isinstance(data.get("model"), dict) or data["model"].get("type") != "BPE":
+        raise _unusable(path, "It is not the tokenizer.json of a BPE tokenizer.")
+    return data
+
+
+def _unusable(path: str | os.PathLike[str], why: str) -> DataError:
+    return DataError(
+        what=f"{os.fspath(path)} cannot be used as a tokenizer.", why=why, fix="Make one with: homing prep RUN --force"
+    )

@@ -1,0 +1,41 @@
+"""The special tokens and their ids: 0, 1, 2, ... before the 256 bytes and the merges.
+
+`standard` has all sixteen, so that chat and tools need no new rows later; `one` has <|endoftext|> alone, so that
+a vocabulary of N has N - 257 merges. Text that spells a special never becomes its id: only homing's own code
+puts these ids into a stream.
+"""
+
+from __future__ import annotations
+
+from homing.errors import DataError
+
+__all__ = ["CHAT_TEMPLATE", "END_OF_TEXT", "IM_END", "IM_START", "PAD", "SPECIALS", "specials_named"]
+
+END_OF_TEXT = "<|endoftext|>"  # before each document
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"  # ends a chat turn
+PAD = "<|pad|>"
+_TOOLS = ["<|tool_call|>", "<|tool_call_end|>", "<|tool_result|>", "<|tool_result_end|>"]
+_RESERVED = [f"<|reserved_{number}|>" for number in range(8)]
+
+SPECIALS: dict[str, list[str]] = {
+    "one": [END_OF_TEXT],
+    "standard": [END_OF_TEXT, IM_START, IM_END, PAD, *_TOOLS, *_RESERVED],
+}
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def specials_named(name: str) -> list[str]:
+    if name not in SPECIALS:
+        raise DataError(
+            what=f"There is no set of specials called {name!r}.",
+            why=f"Known: {', '.join(SPECIALS)}.",
+            fix="Set tokenizer specials to one of these.",
+        )
+    return SPECIALS[name]

@@ -1,0 +1,1 @@
+"""Shards to checkpoints: the loop, its optimizers, its schedule and its checkpoints."""

@@ -1,0 +1,127 @@
+"""What the machine decides: device, precision, compile, attention, micro-batch. Choices are state, not settings.
+
+They ride in every checkpoint. The same device takes them up again on resume, so that nothing changes in the middle of a
+run; another device picks anew, and an event says so. What the run file sets by name always wins.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from homing.errors import RunFailed
+from homing.lm.device import describe_device, is_compile_worthwhile, pick_device, pick_precision
+from homing.wire.run import Model, Phase, Train
+
+__all__ = ["Choices", "lower_micro_batch", "pick_choices", "set_up_device"]
+
+_CPU_TOKENS = 4096  # at a time: larger micro-batches were no faster on two cores, and only took memory
+_GPU_TOKENS = 131072  # past this, more rows at a time fill no more of the card
+
+
+@dataclass(frozen=True)
+class Choices:
+    device: str  # in words, such as "cuda (NVIDIA H200)": reuse is for the same card only
+    precision: str
+    is_compiled: bool
+    attention: str
+    micro_batch: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def set_up_device(train: Train) -> torch.device:
+    """The device to train on, proven to compute. With `needs_gpu` a machine without a GPU is an error, never a CPU."""
+    if train.num_threads:
+        torch.set_num_threads(train.num_threads)
+    if train.is_deterministic:
+        _be_deterministic()
+    if train.needs_gpu and (train.device in ("cpu", "mps") or not torch.cuda.is_available()):
+        found = f"train.device says {train.device}" if train.device in ("cpu", "mps") else "none works here"
+        raise RunFailed(
+            what=f"This run needs a CUDA GPU, and {found}.",
+            why=f"It was launched on a rented GPU and must not run on another device at its rate. "
+            f"torch {torch.__version__} is built for CUDA {torch.version.cuda or '(none)'}.",
+            fix="Destroy this instance and launch another; a card without a driver never gets better.",
+        )
+    device = pick_device("cuda" if train.needs_gpu else train.device)
+    if device.type == "cuda":
+        _prove_gpu(device)
+    return device
+
+
+def _be_deterministic() -> None:
+    """The same bits on the same card and versions. Each line takes away one way in which sums change their order."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # compiled kernels are not chosen by stop-watch
+    torch.use_deterministic_algorithms(True)  # and with it no cuDNN attention, whose backward adds in any order
+
+
+def _prove_gpu(device: torch.device) -> None:
+    try:
+        square = torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
+        is_right = bool((square == 64.0).all())
+        why = "A product of two matrices of ones came out wrong."
+    except RuntimeError as exc:
+        is_right, why = False, str(exc)
+    if not is_right:
+        raise RunFailed(
+            what=f"{describe_device(device)} does not compute.",
+            why=why,
+            fix="The driver or the card is broken: destroy this instance and launch another.",
+        )
+
+
+def pick_choices(
+    train: Train, phase: Phase, model: Model, device: torch.device, rows_per_step: int, before: dict[str, Any]
+) -> tuple[Choices, list[str]]:
+    """What to use, and which of the choices of the checkpoint (`before`) are no longer kept, in words."""
+    is_same_device = before.get("device") == describe_device(device)
+    kept = before if is_same_device else {}
+    precision = str(kept.get("precision", "")) if train.precision == "auto" else ""
+    compiled = {"on": True, "off": False}.get(train.compile, kept.get("is_compiled"))
+    micro = min(phase.micro_batch or int(kept.get("micro_batch", 0)), rows_per_step)
+    choices = Choices(
+        device=describe_device(device),
+        precision=precision or pick_precision(train.precision, device),
+        is_compiled=is_compile_worthwhile(device) if compiled is None else bool(compiled),
+        attention="sdpa",
+        micro_batch=micro,
+    )
+    if not micro:
+        picked = _pick_micro_batch(model, device, choices.precision, rows_per_step)
+        choices = Choices(**{**asdict(choices), "micro_batch": picked})
+    changed = [
+        f"{name} {before[name]} -> {value}"
+        for name, value in asdict(choices).items()
+        if name in before and before[name] != value
+    ]
+    return choices, changed
+
+
+def lower_micro_batch(micro_batch: int, rows_per_step: int) -> int:
+    """The largest divisor of the batch that is at most half: the same batch, in smaller pieces."""
+    return _divisor(rows_per_step, micro_batch // 2)
+
+
+def _pick_micro_batch(model: Model, device: torch.device, precision: str, rows_per_step: int) -> int:
+    if device.type != "cuda":
+        return _divisor(rows_per_step, _CPU_TOKENS // model.context)
+    # Called with weights and optimizer in place: what is free is for gradients, activations and a piece of logits.
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    q, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    numbers = model.num_layers * (10 * model.width + 3 * q + 4 * kv + 4 * model.ffn_width) + 6 * model.width
+    weights = model.num_layers * (model.width * 2 * (q + kv) + 3 * model.width * model.ffn_width)
+    weights += 2 * model.vocab_size * model.width
+    gradients_and_logits = 6 * weights + 2**30
+    tokens = (0.85 * free - gradients_and_logits) / (numbers * (2 if precision == "bf16" else 4))
+    return _divisor(rows_per_step, int(min(tokens, _GPU_TOKENS)) // model.context)
+
+
+def _divisor(number: int, at_most: int) -> int:
+    return next(candidate for candidate in range(max(1, min(at_most, number)), 0, -1) if number % candidate == 0)

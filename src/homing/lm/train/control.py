@@ -1,0 +1,94 @@
+"""What may end training before its last step, asked between steps: a signal, control.json, the wall clock.
+
+    SIGINT, SIGTERM     a person at the terminal, or an agent that was told of a preemption
+    control.json        written by the agent: stop, or land_by, the moment by which the last checkpoint must be on disk
+    time_limit_s        the trainer's own wall clock
+
+All of them mean the same: finish the step, save, exit 75. A second SIGINT means now, without a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from homing.errors import Interrupted
+from homing.units import format_duration
+from homing.wire import codec, names
+from homing.wire.control import Control
+
+__all__ = ["Stop", "Wishes"]
+
+# Beside the time a save took last, what the last checkpoint of a landing may need: evaluation, retention, slow disks.
+_LANDING_SPARE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    kind: str  # signal | control | land_by | time_limit
+    reason: str
+
+
+class Wishes:
+    """Made before torch is loaded, so that its seconds count and a signal in the meantime is not lost."""
+
+    def __init__(self, run_dir: Path, *, time_limit_s: float = 0.0) -> None:
+        self.started = time.monotonic()
+        self.time_limit_s = time_limit_s
+        self._path = run_dir / names.CONTROL
+        self._signal = 0
+        self._seen: tuple[int, int] | None = None
+        self._control = Control()
+        self.problem = ""  # what is wrong with control.json, for an event; an unreadable wish is not a wish
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Signals become wishes for as long as this is open; what was there before comes back."""
+        before = {number: signal.signal(number, self._notice) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        if self._signal == number == signal.SIGINT:
+            raise Interrupted(
+                what="Interrupted twice: ended at once, without a checkpoint.",
+                fix="The same command goes on from the last checkpoint.",
+            )
+        self._signal = number
+
+    def stop(self, *, save_s: float = 0.0) -> Stop | None:
+        """A reason to end now, or None. Costs one stat; `save_s` is how long the next save is expected to take."""
+        if self._signal:
+            return Stop("signal", f"{signal.Signals(self._signal).name} was received.")
+        control = self._read()
+        if control.stop:
+            return Stop("control", control.reason or "A stop was asked for.")
+        if control.land_by is not None and time.time() + save_s + _LANDING_SPARE_S >= control.land_by:
+            return Stop("land_by", control.reason or "The time by which the last checkpoint must be on disk has come.")
+        if self.time_limit_s and time.monotonic() - self.started >= self.time_limit_s:
+            limit = format_duration(self.time_limit_s)
+            return Stop("time_limit", f"The time limit of {limit} (train.time_limit) was reached.")
+        return None
+
+    def _read(self) -> Control:
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return Control()
+        mark = (stat.st_mtime_ns, stat.st_ino)
+        if mark != self._seen:
+            try:
+                self._control, self.problem = codec.loads(Control, self._path.read_bytes()), ""
+            except (OSError, ValueError) as exc:
+                self._control, self.problem = Control(), str(exc)
+            self._seen = mark
+        return self._control

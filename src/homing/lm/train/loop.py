@@ -1,0 +1,485 @@
+"""The training loop: run directory in, checkpoints and a trained model out, one page read from top to bottom.
+
+    train        every phase of run.json in turn; a finished one is skipped, an unfinished one goes on where it was
+    _Phase       one phase: set up -> step, step, step -> evaluate -> save
+    _Phase.step  rows -> micro-batches -> loss and gradients -> clip -> one optimizer step, or none if not finite
+
+The trainer does not know that it is rented. It reads run.json and control.json, writes what DESIGN lists for the run
+directory, and ends with exit code 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import homing
+from homing.errors import HomingError, RunFailed
+from homing.lm.device import describe_device, peak_flops
+from homing.lm.evals.bits_per_byte import Evaluation
+from homing.lm.evals.samples import sample_texts, write_samples
+from homing.lm.model import Decoder
+from homing.lm.phases import check_phases, open_phase
+from homing.lm.tokenizer import Tokenizer
+from homing.lm.train import checkpoint
+from homing.lm.train.checkpoint import Refused, TrainState
+from homing.lm.train.choices import lower_micro_batch, pick_choices, set_up_device
+from homing.lm.train.control import Stop, Wishes
+from homing.lm.train.feed import Feed
+from homing.lm.train.metrics import Journal, finite
+from homing.lm.train.optim import build_optimizer, clip_gradients
+from homing.lm.train.resume import check_same, config_sha256
+from homing.lm.train.run_dir import check_count, check_data, locked, read_papers, read_run, write_outcome
+from homing.lm.train.schedule import lr_scale
+from homing.units import format_count, format_duration
+from homing.wire import names
+from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.event import Metric, Outcome
+from homing.wire.run import Phase, Run
+
+__all__ = ["train"]
+
+
+def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = None) -> Outcome:
+    """Trains what RUN_DIR/run.json says. Returns how it ended; a failure is in the outcome, and raised."""
+    wishes = wishes or Wishes(run_dir)
+    with locked(run_dir):
+        journal = Journal(run_dir, say=say)
+        work: _Phase | None = None
+        try:
+            run = read_run(run_dir)
+            journal.writes_csv = run.train.writes_csv
+            wishes.time_limit_s = run.train.time_limit_s
+            session = _open_session(run, run_dir, journal, wishes)
+            previous: Path | None = None
+            stop: Stop | None = None
+            for phase in run.phases:
+                work = _Phase(session, phase, previous)
+                stop = work.train()
+                if stop:
+                    break
+                previous = work.final
+            outcome = _ended(work, stop)
+        except HomingError as error:
+            outcome = _failed(work, str(error), is_final=isinstance(error, _Hopeless))
+            journal.event("run_failed", str(error), phase=outcome.phase, step=outcome.step)
+            raise
+        except BaseException as error:
+            outcome = _failed(work, f"{type(error).__name__}: {error}", is_final=False)
+            journal.event("run_failed", outcome.reason, phase=outcome.phase, step=outcome.step)
+            raise
+        finally:
+            write_outcome(run_dir, outcome)
+            journal.close()
+        return outcome
+
+
+def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
+    assert work is not None, "a run without phases was let through"
+    state, code = ("stopped", names.EXIT_STOPPED) if stop else ("done", names.EXIT_DONE)
+    reason = stop.reason if stop else "Every phase is trained."
+    kind, step = work.phase.kind, work.state.step
+    work.s.journal.event(f"run_{state}", reason, phase=kind, step=step)
+    return Outcome(state, reason, code, phase=kind, step=step, t=time.time(), is_final=stop is None)
+
+
+def _failed(work: _Phase | None, reason: str, *, is_final: bool) -> Outcome:
+    phase, step = (work.phase.kind, work.state.step) if work else ("", 0)
+    return Outcome("failed", reason, names.EXIT_FAILED, phase=phase, step=step, t=time.time(), is_final=is_final)
+
+
+class _Hopeless(RunFailed):
+    """A failure that another attempt would only repeat."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What all phases of a run share."""
+
+    run: Run
+    run_dir: Path
+    data_dir: Path
+    tokenizer: Tokenizer
+    papers: dict[str, bytes]
+    device: torch.device
+    journal: Journal
+    wishes: Wishes
+
+
+def _open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes) -> _Session:
+    check_phases(run.phases)
+    device = set_up_device(run.train)
+    where = f"{describe_device(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    journal.aloud("run_started", f"homing {homing.__version__} trains {run.name} on {where}.", device=str(device))
+    data_dir, tokenizer = check_data(run, run_dir)
+    papers = read_papers(run, run_dir, data_dir, tokenizer)
+    return _Session(run, run_dir, data_dir, tokenizer, papers, device, journal, wishes)
+
+
+class _Phase:
+    """One phase from its start, or from its newest whole checkpoint, to its final one."""
+
+    def __init__(self, session: _Session, phase: Phase, previous: Path | None) -> None:
+        self.s, self.phase = session, phase
+        self.previous = previous  # final checkpoint of the phase before
+        self.dir = session.run_dir / names.CHECKPOINTS / phase.kind
+        self.final: Path | None = None
+        self.state = TrainState(phase=phase.kind, step=0, num_tokens=0, rows_consumed=0)
+        self.damaged: list[Refused] = []
+        self.evaluation: Evaluation | None = None  # of the current step, or None
+        self.saved_step = -1  # the step of the newest checkpoint
+        self.saved_at = time.monotonic()
+        self.save_s = 0.0
+
+    # -- the story ---------------------------------------------------------------------------------------------------
+
+    def train(self) -> Stop | None:
+        found = self._find_checkpoint()
+        if found and found.is_final:
+            self.final = self.dir / names.step_dir(found.step)
+            self.state = dataclasses.replace(self.state, step=found.step, num_tokens=found.num_tokens)
+            self._event("phase_skipped", f"Phase {self.phase.kind} is already trained: {self.final.name}.", aloud=True)
+            return None
+        self._set_up()
+        if found:
+            self._resume(found)
+        self._forget_metrics_past(self.state.step, is_resumed=found is not None)
+        self._settle_choices()
+        self._event("phase_started", self._describe(), aloud=True, num_steps=self.phase.num_steps)
+
+        first_step = self.state.step
+        begun = mark = time.perf_counter()
+        tokens_since_mark = 0
+        feed = Feed(
+            self.work.stream, first_row=self.state.rows_consumed, rows_per_step=self.work.rows_per_step,
+            context=self.s.run.model.context, device=self.s.device,
+        )  # fmt: skip
+        with feed, _quiet_gc() as settle_gc:
+            while self.state.step < self.phase.num_steps:
+                is_first = self.state.step == first_step
+                loss, norm = (self._first_step if is_first else self.step)(*feed.next())
+                tokens_since_mark += self.phase.batch_tokens
+                self.state = dataclasses.replace(
+                    self.state,
+                    step=self.state.step + 1,
+                    num_tokens=self.state.num_tokens + self.phase.batch_tokens,
+                    rows_consumed=self.state.rows_consumed + self.work.rows_per_step,
+                )
+                self._count_bad(loss, norm)
+                step, is_last = self.state.step, self.state.step == self.phase.num_steps
+                stop = None if is_last else self.s.wishes.stop(save_s=self.save_s)
+                is_logged = step % max(1, self.s.run.train.log_every) == 0 or is_last
+                # A stop may be a preemption with seconds to live: it saves, and leaves out what can wait.
+                is_due = self.phase.eval_every > 0 and step % self.phase.eval_every == 0
+                is_evaluated = is_last or (is_due and not stop)
+
+                seconds = time.perf_counter() - mark
+                self.evaluation = self._evaluate() if is_evaluated else None
+                if is_logged or is_evaluated:
+                    eta_s = (time.perf_counter() - begun) / (step - first_step) * (self.phase.num_steps - step)
+                    self._log(loss, norm, tokens_since_mark, seconds, eta_s)
+                    tokens_since_mark, seconds = 0, 0.0
+                if is_last or stop or self._is_save_due():
+                    self._save(is_needed=is_last or stop is not None)
+                if stop:
+                    self._event("stopping", f"Stopped at step {step:,}: {stop.reason}", why=stop.kind)
+                    return stop
+                if self._is_sample_due():
+                    self._sample()
+                if is_first:
+                    settle_gc()
+                # Evaluating, saving and sampling are not training: the speed of the next line leaves them out.
+                mark = time.perf_counter() - seconds
+        self.final = self.dir / names.step_dir(self.state.step)
+        self._event("phase_done", f"Phase {self.phase.kind} is trained: {self.state.step:,} steps.", aloud=True)
+        return None
+
+    def step(self, ids_RT: Tensor, targets_RT: Tensor) -> tuple[float, float]:
+        """One optimizer step on R rows. Returns (loss, gradient norm); not finite: weights and optimizer are as before.
+
+        Reading the two numbers is the one moment in a step at which the host waits for the device. It must: whether to
+        take the step hangs on them.
+        """
+        scale = lr_scale(self.phase.schedule, self.state.step, self.phase.num_steps)
+        total = self._gradients(ids_RT, targets_RT)
+        norm = clip_gradients(self.model, self.phase.optimizer.clip)
+        loss_value, norm_value = torch.stack([total, norm]).tolist()
+        if math.isfinite(loss_value) and math.isfinite(norm_value):
+            self.optimizer.step(scale)
+        self.optimizer.zero_grad()
+        return loss_value, norm_value
+
+    def _gradients(self, ids_RT: Tensor, targets_RT: Tensor) -> Tensor:
+        """Accumulated over micro-batches: the mean over all rows, however they are cut."""
+        while True:
+            try:
+                total = torch.zeros((), device=self.s.device)
+                pieces = zip(ids_RT.split(self.micro_batch), targets_RT.split(self.micro_batch), strict=True)
+                for ids_BT, targets_BT in pieces:
+                    loss = self.loss(ids_BT, targets_BT) * (len(ids_BT) / len(ids_RT))
+                    loss.backward()
+                    total += loss.detach()
+                return total
+            except torch.OutOfMemoryError as exc:
+                problem = str(exc).splitlines()[0]
+            # Out of the `except`, so that the failed step's tensors are no longer held by the exception.
+            self._shrink(problem)
+
+    # -- setting up --------------------------------------------------------------------------------------------------
+
+    def _find_checkpoint(self) -> CheckpointManifest | None:
+        stale = checkpoint.clean_up(self.dir)
+        if stale:
+            self._event("cleaned_up", f"Removed what a killed save left: {', '.join(stale)}.")
+        found = checkpoint.find_latest(self.dir)
+        self.damaged = found.refused
+        for refused in found.refused:
+            problem = "; ".join(refused.why.splitlines())
+            instead = found.folder.name if found.folder else "the beginning"
+            text = f"Checkpoint {refused.folder.name} is damaged and refused ({problem}); going on from {instead}."
+            self._event("checkpoint_refused", text, aloud=True, folder=refused.folder.name)
+        if found.folder and found.manifest:
+            check_same(found.folder, found.manifest.config_sha256, self.s.run, self.phase)
+        return found.manifest
+
+    def _set_up(self) -> None:
+        run, phase = self.s.run, self.phase
+        self.work = open_phase(run, phase, self.s.data_dir)
+        self.model = Decoder(run.model)
+        check_count(run, self.model)
+        self.model.init_weights(run.seed)
+        torch.manual_seed(run.seed)
+        start = Path(phase.init_from) if phase.init_from else self.previous
+        if start:
+            self.model.load_weights(checkpoint.load(start, checkpoint.verify(start)).weights)
+            self._event("weights_loaded", f"Starting from the weights of {start}.", aloud=True)
+        self.model.to(self.s.device)
+        self.optimizer = build_optimizer(self.model, phase.optimizer)
+
+    def _resume(self, manifest: CheckpointManifest) -> None:
+        loaded = checkpoint.load(self.dir / names.step_dir(manifest.step), manifest)
+        self.state, self.saved_step = loaded.state, manifest.step
+        self.model.load_weights(loaded.weights)
+        self.optimizer.load_state_tensors(loaded.optimizer)
+        checkpoint.restore_rng(self.state.rng, self.s.device)
+        checkpoint.mend_pointers(self.dir, manifest, damaged=self.damaged)
+
+    def _forget_metrics_past(self, step: int, *, is_resumed: bool) -> None:
+        """Lines past the checkpoint will be written again; no step may stand there twice."""
+        kinds = [phase.kind for phase in self.s.run.phases]
+        later = set(kinds[kinds.index(self.phase.kind) + 1 :])
+        num_cut = self.s.journal.cut_metrics(
+            lambda m: m.phase not in later and (m.phase != self.phase.kind or m.step <= step)
+        )
+        if is_resumed:
+            self._event("resumed", f"Resumed at step {step:,}.", aloud=True, num_metrics_cut=num_cut)
+
+    def _settle_choices(self) -> None:
+        before = self.state.choices
+        picked, changed = pick_choices(
+            self.s.run.train, self.phase, self.s.run.model, self.s.device, self.work.rows_per_step, before
+        )
+        if changed:
+            self._event("choices_changed", f"Not as in the checkpoint: {', '.join(changed)}.", aloud=True)
+        self.state = dataclasses.replace(self.state, choices=picked.to_dict())
+        self.micro_batch, self.is_compiled = picked.micro_batch, picked.is_compiled
+        self.model.set_precision(picked.precision)
+        self.loss: Callable[[Tensor, Tensor], Tensor] = self.model.loss
+        if self.is_compiled:
+            self.loss = torch.compile(self.model.loss, dynamic=False)
+
+    def _first_step(self, ids_RT: Tensor, targets_RT: Tensor) -> tuple[float, float]:
+        """As any other, but it may compile for minutes: that is said, so that silence is not taken for a stall."""
+        begun = time.perf_counter()
+        if self.is_compiled:
+            self._event("compile_started", "Compiling the model; the first step takes a while.", aloud=True)
+            with self.s.journal.still("compiling", "compiling", phase=self.phase.kind):
+                result = self.step(ids_RT, targets_RT)
+            took = time.perf_counter() - begun
+            self._event("compile_finished", f"Compiled in {format_duration(took)}.", aloud=True, seconds=took)
+        else:
+            result = self.step(ids_RT, targets_RT)
+        since_start = time.monotonic() - self.s.wishes.started
+        self._event("first_step", f"First step {format_duration(since_start)} after the start.", seconds=since_start)
+        return result
+
+    def _shrink(self, problem: str) -> None:
+        peak = torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else 0
+        lower = lower_micro_batch(self.micro_batch, self.work.rows_per_step)
+        if self.phase.micro_batch or lower >= self.micro_batch:
+            raise _Hopeless(
+                what=f"Out of memory at a micro-batch of {self.micro_batch} rows (peak {peak / 2**30:.1f} GiB).",
+                why=problem,
+                fix=f"Set micro_batch: {lower} in the phase (the batch stays the same), or 0 to let homing pick."
+                if self.micro_batch > 1
+                else "Lower model.context or the model's size, or take a card with more memory.",
+            )
+        self.optimizer.zero_grad()
+        if self.s.device.type == "cuda":
+            torch.cuda.empty_cache()
+        text = f"Out of memory: micro-batch {self.micro_batch} -> {lower} rows, the batch stays the same."
+        self._event("micro_batch_lowered", text, aloud=True, why=problem)
+        self.micro_batch = lower
+        self.state = dataclasses.replace(self.state, choices={**self.state.choices, "micro_batch": lower})
+
+    # -- between steps -----------------------------------------------------------------------------------------------
+
+    def _count_bad(self, loss: float, norm: float) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            if self.state.num_bad_in_a_row:
+                self.state = dataclasses.replace(self.state, num_bad_in_a_row=0)
+            return
+        in_a_row, limit = self.state.num_bad_in_a_row + 1, self.s.run.train.max_bad_steps
+        self.state = dataclasses.replace(self.state, num_skipped=self.state.num_skipped + 1, num_bad_in_a_row=in_a_row)
+        what = "loss" if not math.isfinite(loss) else "gradient"
+        text = f"Step {self.state.step:,} skipped: its {what} is not finite ({in_a_row} of {limit} in a row)."
+        self._event("step_skipped", text, aloud=True, num_skipped=self.state.num_skipped)
+        if in_a_row >= limit:
+            raise _Hopeless(
+                what=f"{in_a_row} steps in a row were not finite; stopped at step {self.state.step:,}.",
+                why=f"The {what} is NaN or infinite. The weights are those of the last good step.",
+                fix="Lower the learning rate (phases.0.lr) or raise its warm-up; checkpoints before this are good.",
+            )
+
+    def _log(self, loss: float, norm: float, num_tokens: int, seconds: float, eta_s: float) -> None:
+        rate = num_tokens / seconds if seconds > 0 else None
+        peak = peak_flops(self.s.device)
+        val = self.evaluation
+        metric = Metric(
+            t=time.time(),
+            phase=self.phase.kind,
+            step=self.state.step,
+            num_steps=self.phase.num_steps,
+            num_tokens=self.state.num_tokens,
+            loss=finite(loss),
+            lr=self.phase.optimizer.lr * lr_scale(self.phase.schedule, self.state.step - 1, self.phase.num_steps),
+            grad_norm=finite(norm),
+            tokens_per_s=rate,
+            mfu=rate * self.s.run.sizes.flops_per_token / peak if rate and peak else None,
+            step_s=seconds / (num_tokens / self.phase.batch_tokens),
+            memory_bytes=torch.cuda.max_memory_allocated() if self.s.device.type == "cuda" else None,
+            val_loss=finite(val.loss) if val else None,
+            val_bits_per_byte=finite(val.bits_per_byte) if val else None,
+            val_perplexity=finite(val.perplexity) if val else None,
+        )
+        self.s.journal.metric(metric, eta_s=eta_s)
+        if self.s.wishes.problem:
+            self._event("control_unreadable", f"control.json cannot be read: {self.s.wishes.problem}", aloud=True)
+            self.s.wishes.problem = ""
+
+    def _evaluate(self) -> Evaluation:
+        def tell(done: int, of: int) -> None:
+            self._event("evaluating", f"Evaluating: {done:,} of {of:,} rows.")
+
+        evaluation = self.work.evaluate(self.model, tell)
+        best = self.state.best_val_loss
+        if math.isfinite(evaluation.loss) and (best is None or evaluation.loss < best):
+            self.state = dataclasses.replace(self.state, best_val_loss=evaluation.loss)
+        return evaluation
+
+    def _is_save_due(self) -> bool:
+        by_step = self.phase.save_every > 0 and self.state.step % self.phase.save_every == 0
+        by_time = self.phase.save_every_s > 0 and time.monotonic() - self.saved_at >= self.phase.save_every_s
+        return by_step or by_time
+
+    def _save(self, *, is_needed: bool) -> None:
+        """A save that fails is said aloud and training goes on, unless it is the one that the end hangs on."""
+        begun = time.monotonic()
+        self.saved_at = begun
+        val = self.evaluation
+        state = dataclasses.replace(self.state, rng=checkpoint.rng_state(self.s.device))
+        manifest = CheckpointManifest(
+            run_name=self.s.run.name,
+            run_id=self.s.run.id,
+            phase=self.phase.kind,
+            step=state.step,
+            num_tokens=state.num_tokens,
+            is_final=state.step == self.phase.num_steps,
+            config_sha256=config_sha256(self.s.run, self.phase),
+            seed=self.s.run.seed,
+            files=[],
+            val_loss=finite(val.loss) if val else None,
+            val_bits_per_byte=finite(val.bits_per_byte) if val else None,
+            code_version=homing.__version__,
+            made_at=time.time(),
+            choices=state.choices,
+        )
+        self.s.journal.sync()
+        try:
+            folder = checkpoint.save(
+                self.dir, manifest, state, weights=self.model.weights_for_disk(),
+                optimizer=self.optimizer.state_tensors(), papers=self.s.papers,
+            )  # fmt: skip
+            self.damaged = [entry for entry in self.damaged if entry.folder != folder]  # it was just written anew
+            checkpoint.mend_pointers(self.dir, manifest, damaged=self.damaged)
+            checkpoint.retain(self.dir, keep_last=self.phase.keep_last, damaged=self.damaged)
+        except (RunFailed, OSError) as error:
+            self._event("save_failed", f"warning: {error}", aloud=True)
+            if is_needed:
+                raise RunFailed(
+                    what=f"The run cannot end: the checkpoint of step {state.step:,} could not be saved.",
+                    why=str(error),
+                    fix=f"Free disk space under {self.dir}; the same command goes on from the checkpoint before.",
+                ) from error
+            return
+        self.damaged, self.saved_step, self.save_s = [], state.step, time.monotonic() - begun
+        text = f"Saved {folder.relative_to(self.s.run_dir)} in {format_duration(self.save_s)}."
+        self._event("checkpoint_saved", text, aloud=True, folder=folder.name, is_final=manifest.is_final)
+        gc.collect()  # the collector is off between saves
+
+    def _is_sample_due(self) -> bool:
+        if self.phase.sample_every > 0:
+            return self.state.step % self.phase.sample_every == 0 or self.state.step == self.phase.num_steps
+        return self.saved_step == self.state.step
+
+    def _sample(self) -> None:
+        """Samples are for people; failing to make them is told and never ends a run."""
+        step = self.state.step
+        try:
+            texts = sample_texts(self.model, self.s.tokenizer, self.s.run.sampling, seed=self.s.run.seed + step)
+            path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
+        except (HomingError, OSError, RuntimeError) as error:
+            self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", aloud=True)
+            return
+        self._event("sampled", texts[0][0] + texts[0][1], path=str(path.relative_to(self.s.run_dir)))
+
+    def _event(self, kind: str, text: str, *, aloud: bool = False, **data: object) -> None:
+        tell = self.s.journal.aloud if aloud else self.s.journal.event
+        tell(kind, text, phase=self.phase.kind, step=self.state.step, **data)
+
+    def _describe(self) -> str:
+        params = format_count(self.s.run.sizes.num_params)
+        tokens = format_count(self.phase.num_steps * self.phase.batch_tokens)
+        chosen = self.state.choices
+        compiled = "compiled" if self.is_compiled else "eager"
+        return (
+            f"Phase {self.phase.kind}: {params} parameters, {tokens} tokens in {self.phase.num_steps:,} steps, "
+            f"{chosen['precision']}, {compiled}, {self.micro_batch} of {self.work.rows_per_step} rows at a time."
+        )
+
+
+@contextlib.contextmanager
+def _quiet_gc() -> Iterator[Callable[[], None]]:
+    """After the first step nothing more is made that lives long: the collector's pauses would find nothing."""
+    was_on = gc.isenabled()
+
+    def settle() -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    try:
+        yield settle
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()

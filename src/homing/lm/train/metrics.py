@@ -1,0 +1,184 @@
+"""metrics.jsonl, events.jsonl and the line on the terminal: what the trainer tells, written once and by name.
+
+Lines are appended whole and flushed to the system one by one, so a killed trainer leaves at most one torn line, and the
+agent can tell life from silence by the time of the last one. After falling back to a checkpoint the metrics past it are
+cut, for they will be written again; events stay, for they happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from homing.units import format_count, format_duration
+from homing.wire import codec, names
+from homing.wire.event import Event, Metric
+
+__all__ = ["Journal", "finite", "progress_line"]
+
+# A wait that shows no progress of its own (a compile) says so this often, and for so long at most: past that, silence
+# is the truth, and whoever watches for a stall should see it.
+_STILL_EVERY_S = 30.0
+_STILL_FOR_S = 1800.0
+
+
+class Journal:
+    """One for the life of the trainer. `say` prints a line for people; failing to write a log never stops a run."""
+
+    def __init__(self, run_dir: Path, *, say: Callable[[str], None], writes_csv: bool = False) -> None:
+        self.run_dir = run_dir
+        self.say = say
+        self.writes_csv = writes_csv
+        self._lock = threading.Lock()  # `still` writes from a thread of its own
+        self._files: dict[str, IO[str]] = {}
+        self._is_torn: set[str] = set()
+
+    def event(self, kind: str, text: str, *, phase: str = "", step: int | None = None, **data: Any) -> None:
+        event = Event(t=time.time(), source="trainer", kind=kind, text=text, phase=phase, step=step, data=data)
+        self._append(names.EVENTS, codec.dumps(event))
+
+    def aloud(self, kind: str, text: str, *, phase: str = "", step: int | None = None, **data: Any) -> None:
+        """An event that a person at the terminal should see too."""
+        self.say(text)
+        self.event(kind, text, phase=phase, step=step, **data)
+
+    def metric(self, metric: Metric, *, eta_s: float | None) -> None:
+        self._append(names.METRICS, codec.dumps(metric))
+        if self.writes_csv:
+            self._append(names.METRICS_CSV, _csv_row(dataclasses.astuple(metric)))
+        self.say(progress_line(metric, eta_s))
+
+    @contextlib.contextmanager
+    def still(self, kind: str, doing: str, *, phase: str) -> Iterator[None]:
+        """Keeps saying that something long is going on, until it ends or has taken suspiciously long."""
+        done, begun = threading.Event(), time.monotonic()
+
+        def tell() -> None:
+            while not done.wait(_STILL_EVERY_S) and (passed := time.monotonic() - begun) < _STILL_FOR_S:
+                self.aloud(kind, f"Still {doing}, {format_duration(passed)} so far.", phase=phase)
+
+        thread = threading.Thread(target=tell, name="still", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def cut_metrics(self, is_kept: Callable[[Metric], bool]) -> int:
+        """Keeps the metrics that `is_kept` says, drops torn lines; returns how many went. Whole or not at all."""
+        path = self.run_dir / names.METRICS
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        kept = [(line, metric) for line in lines if (metric := _parse(line)) is not None and is_kept(metric)]
+        self._close(names.METRICS)
+        if len(kept) != len(lines):
+            self._replace(path, "".join(f"{line}\n" for line, _ in kept))
+        if self.writes_csv:
+            self._close(names.METRICS_CSV)
+            header = _csv_row([field.name for field in dataclasses.fields(Metric)])
+            rows = [header, *(_csv_row(dataclasses.astuple(metric)) for _, metric in kept)]
+            self._replace(self.run_dir / names.METRICS_CSV, "".join(f"{row}\n" for row in rows))
+        return len(lines) - len(kept)
+
+    def sync(self) -> None:
+        """To the disk itself, before a checkpoint that counts on these lines becomes visible."""
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                os.fsync(file.fileno())
+
+    def close(self) -> None:
+        for name in list(self._files):
+            self._close(name)
+
+    def _append(self, name: str, line: str) -> None:
+        with self._lock:
+            try:
+                file = self._open(name)
+                file.write(f"\n{line}\n" if name in self._is_torn else f"{line}\n")
+                file.flush()
+                self._is_torn.discard(name)
+            except OSError as exc:
+                # A full disk: training goes on. What stands half-written is closed by the next line that fits.
+                self._close(name)
+                if name not in self._is_torn:
+                    self.say(f"warning: {name} cannot be written ({exc}); training goes on without these lines.")
+                self._is_torn.add(name)
+
+    def _open(self, name: str) -> IO[str]:
+        if name not in self._files:
+            path = self.run_dir / name
+            if path.exists() and not _ends_with_newline(path):
+                self._is_torn.add(name)
+            self._files[name] = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close()
+        return self._files[name]
+
+    def _close(self, name: str) -> None:
+        if name in self._files:
+            with contextlib.suppress(OSError):
+                self._files.pop(name).close()
+
+    def _replace(self, path: Path, text: str) -> None:
+        aside = path.with_name(f".{path.name}.aside")
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+
+
+def progress_line(metric: Metric, eta_s: float | None) -> str:
+    """`step 1,200/20,000 | loss 3.214 | lr 3.0e-04 | 412k tok/s | mfu 41% | eta 2h10m`"""
+    parts = [f"step {metric.step:,}/{metric.num_steps:,}"]
+    parts.append("loss not finite" if metric.loss is None else f"loss {metric.loss:.3f}")
+    if metric.lr is not None:
+        parts.append(f"lr {metric.lr:.1e}")
+    parts.append("- tok/s" if metric.tokens_per_s is None else f"{format_count(metric.tokens_per_s)} tok/s")
+    parts.append("mfu -" if metric.mfu is None else f"mfu {metric.mfu:.0%}")
+    if metric.val_loss is not None:
+        bits = "" if metric.val_bits_per_byte is None else f" ({metric.val_bits_per_byte:.3f} bits/byte)"
+        parts.append(f"val {metric.val_loss:.3f}{bits}")
+    if eta_s is not None:
+        parts.append(f"eta {format_duration(eta_s)}")
+    return " | ".join(parts)
+
+
+def finite(value: float | None) -> float | None:
+    """None for what is no number: a NaN in a log is a lie that spreads."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _parse(line: str) -> Metric | None:
+    try:
+        return codec.load(Metric, json.loads(line))
+    except ValueError:
+        return None
+
+
+def _csv_row(values: Any) -> str:
+    class Row:
+        text = ""
+
+        def write(self, text: str) -> None:
+            self.text = text
+
+    row = Row()
+    csv.writer(row, lineterminator="").writerow("" if value is None else value for value in values)
+    return row.text
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell() == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

@@ -1,0 +1,188 @@
+"""Gradients to weights: Muon on the matrices of the blocks, AdamW on the rest.
+
+    part                          muon     adamw    rate          decay
+    2-D matrices of the blocks    Muon     AdamW    lr            weight_decay
+    embedding                     AdamW    AdamW    lr_embedding  none
+    head, or a tied matrix        AdamW    AdamW    lr_head       none
+    norms and biases              AdamW    AdamW    lr_norm       none
+
+`step` never waits for the device: rates are host numbers, the step counter lives beside the state, and nothing is read
+back. State goes to disk as named tensors and comes back exactly; padding rows of the vocabulary are cut as in the
+weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from homing.errors import DataError
+from homing.lm.model.decoder import Decoder
+from homing.lm.train.muon import MuonGroup
+from homing.wire.run import Optimizer as OptimizerSpec
+
+__all__ = ["AdamGroup", "Optimizer", "build_optimizer", "clip_gradients", "grad_norm"]
+
+
+def build_optimizer(model: Decoder, spec: OptimizerSpec) -> Optimizer:
+    """State is made on the device the parameters are on now, so move the model first."""
+    assert spec.kind in ("muon", "adamw"), f"unknown optimizer {spec.kind!r}"
+    parts: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parts[_part(name, parameter, is_tied=model.shape.is_tied)].append((name, parameter))
+    lr = {"block": spec.lr, "embedding": spec.lr_embedding, "head": spec.lr_head, "small": spec.lr_norm}
+    muon: list[MuonGroup] = []
+    if spec.kind == "muon":
+        by_shape: dict[torch.Size, list[tuple[str, nn.Parameter]]] = defaultdict(list)
+        for name, parameter in parts.pop("block", []):
+            by_shape[parameter.shape].append((name, parameter))
+        muon = [
+            MuonGroup(named, lr=spec.lr, momentum=spec.momentum, decay=spec.weight_decay) for named in by_shape.values()
+        ]
+    adam = [
+        AdamGroup(
+            named, lr=lr[part], betas=(spec.beta1, spec.beta2), eps=spec.eps,
+            decay=spec.weight_decay if part == "block" else 0.0,
+        )
+        for part, named in parts.items()
+    ]  # fmt: skip
+    return Optimizer(model, muon, adam)
+
+
+def _part(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
+    if name == "lm_head.weight" or (is_tied and name == "model.embed_tokens.weight"):
+        return "head"
+    if name == "model.embed_tokens.weight":
+        return "embedding"
+    is_block_matrix = parameter.dim() == 2 and re.match(r"model\.layers\.\d+\.", name)
+    return "block" if is_block_matrix else "small"
+
+
+class Optimizer:
+    """All parameters of one model. `step(lr_scale)` multiplies every rate by the schedule's fraction."""
+
+    def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamGroup]) -> None:
+        self.model = model
+        self.muon, self.adam = list(muon), list(adam)
+        self.num_steps = 0
+
+    def step(self, lr_scale: float) -> None:
+        self.num_steps += 1
+        for muon_group in self.muon:
+            muon_group.step(lr_scale)
+        for adam_group in self.adam:
+            adam_group.step(lr_scale, self.num_steps)
+
+    def zero_grad(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def clip_gradients(self, model: nn.Module, max_norm: float) -> Tensor:
+        return clip_gradients(model, max_norm)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Name -> tensor; views of the live state, so write or copy them before the next step."""
+        tensors = {name: self.model.cut_padding(owner, t).detach() for name, owner, t in self._state()}
+        return {**tensors, "num_steps": torch.tensor(self.num_steps, dtype=torch.int64)}
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """The state as it was saved, bit for bit; a missing, foreign or misshapen tensor is refused by name."""
+        live = {name: self.model.cut_padding(owner, t) for name, owner, t in self._state()}
+        problems = [f"{name} is missing." for name in [*live, "num_steps"] if name not in tensors]
+        problems += [f"{name} belongs to another optimizer." for name in tensors if name not in {*live, "num_steps"}]
+        for name in live.keys() & tensors.keys():
+            if live[name].shape != tensors[name].shape:
+                problems.append(f"{name} is {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
+        if problems:
+            raise DataError(
+                what="The optimizer state does not fit this run.",
+                why="\n".join(sorted(problems)[:12]),
+                fix="Resume with the model and optimizer of the run that saved it, or begin a new run.",
+            )
+        for name, tensor in live.items():
+            tensor.copy_(tensors[name])
+        self.num_steps = int(tensors["num_steps"])
+
+    def _state(self) -> Iterable[tuple[str, str, Tensor]]:
+        """(name on disk, name of the parameter, live tensor)"""
+        for muon_group in self.muon:
+            for name, momentum in zip(muon_group.names, muon_group.momentum_MRC, strict=True):
+                yield f"{name}.momentum", name, momentum
+        for adam_group in self.adam:
+            for name, mean, square in zip(adam_group.names, adam_group.means, adam_group.squares, strict=True):
+                yield f"{name}.exp_avg", name, mean
+                yield f"{name}.exp_avg_sq", name, square
+
+
+class AdamGroup:
+    """AdamW, with the decay applied to the weight itself. One fused kernel where torch has one for the device."""
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, nn.Parameter]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        decay: float,
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters: list[Tensor] = [parameter for _, parameter in named]
+        self.lr, self.betas, self.eps, self.decay = lr, betas, eps, decay
+        self.means = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
+        self.squares = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
+        device = self.parameters[0].device
+        # The op is torch's own but not public; the plain form below is the same arithmetic, and a test keeps it so.
+        self.is_fused = device.type in ("cpu", "cuda") and hasattr(torch, "_fused_adamw_")
+        self.step_count = torch.zeros((), device=device, dtype=torch.float32)  # the fused kernel reads it there
+
+    @torch.no_grad()
+    def step(self, lr_scale: float, num_steps: int) -> None:
+        grads = [p.grad for p in self.parameters]
+        assert all(g is not None for g in grads), f"no gradient for some of {self.names}; backward before step"
+        (self._fused if self.is_fused else self._plain)(grads, self.lr * lr_scale, num_steps)  # type: ignore[arg-type]
+
+    def _fused(self, grads: list[Tensor], lr: float, num_steps: int) -> None:
+        self.step_count.fill_(float(num_steps))
+        torch._fused_adamw_(
+            self.parameters, grads, self.means, self.squares, [], [self.step_count] * len(grads),
+            lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=self.decay, eps=self.eps,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    def _plain(self, grads: list[Tensor], lr: float, num_steps: int) -> None:
+        beta1, beta2 = self.betas
+        torch._foreach_mul_(self.parameters, 1.0 - lr * self.decay)
+        torch._foreach_lerp_(self.means, grads, 1.0 - beta1)
+        torch._foreach_mul_(self.squares, beta2)
+        torch._foreach_addcmul_(self.squares, grads, grads, 1.0 - beta2)
+        spread = torch._foreach_sqrt(self.squares)
+        torch._foreach_div_(spread, (1.0 - beta2**num_steps) ** 0.5)
+        torch._foreach_add_(spread, self.eps)
+        torch._foreach_addcdiv_(self.parameters, self.means, spread, -lr / (1.0 - beta1**num_steps))
+
+
+@torch.no_grad()
+def grad_norm(model: nn.Module) -> Tensor:
+    """The 2-norm of all gradients together, as a tensor on the device: whoever reads it pays for the wait."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    assert grads, "no gradients; backward first"
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
+    """Shrinks all gradients together so that their norm is at most `max_norm` (0: leaves them); the norm before."""
+    norm = grad_norm(model)
+    if max_norm > 0:
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm

@@ -1,0 +1,61 @@
+"""May this run go on from that checkpoint? Only if model, phase and data are the same; else each difference is named.
+
+What changes no number that training computes (how often to save, log or sample, how many rows at a time) may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from homing.errors import UsageError
+from homing.wire import codec, names
+from homing.wire.run import Phase, Run
+
+__all__ = ["check_same", "config_sha256"]
+
+_PHASE_KEYS = ("kind", "method", "num_steps", "batch_tokens", "optimizer", "schedule", "init_from")
+_DATA_KEYS = ("manifest_sha256", "tokenizer_sha256")
+
+
+def config_sha256(run: Run, phase: Phase) -> str:
+    return hashlib.sha256(json.dumps(_identity(run, phase), sort_keys=True).encode()).hexdigest()
+
+
+def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
+    """Refuses a checkpoint of another configuration; its own run.json tells what differs."""
+    if found_sha256 == config_sha256(run, phase):
+        return
+    then = codec.loads(Run, (folder / names.RUN).read_bytes())
+    phase_then = next((p for p in then.phases if p.kind == phase.kind), None)
+    before = _flat(_identity(then, phase_then)) if phase_then else {}
+    now = _flat(_identity(run, phase))
+    differences = [
+        f"{key}: {before.get(key, 'absent')} in the checkpoint, {now.get(key, 'absent')} in run.json"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    raise UsageError(
+        what=f"The checkpoint {folder} belongs to another configuration.",
+        why="\n".join(differences) or "Its configuration hash differs, though its run.json reads the same.",
+        fix="Put these values back to go on with it, or begin anew: homing train RUN --fresh",
+    )
+
+
+def _identity(run: Run, phase: Phase) -> dict[str, Any]:
+    phase_values, data_values = codec.dump(phase), codec.dump(run.data)
+    return {
+        "seed": run.seed,
+        "model": codec.dump(run.model),
+        "phase": {key: phase_values[key] for key in _PHASE_KEYS},
+        "data": {key: data_values[key] for key in _DATA_KEYS},
+    }
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": inner}
+    return flat

@@ -1,0 +1,172 @@
+"""`homing prep` as a person types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing.cli import talk
+from homing.cli.prep import command
+from homing.errors import DataError, HomingError, UsageError
+
+RUN_FILE = """\
+data:
+  text: [a.txt]
+  val_fraction: 0.1
+tokenizer:
+  vocab_size: 300
+model:
+  layers: 2
+  width: 32
+  heads: 2
+  context: 16
+phases:
+  - kind: pretrain
+    steps: 400
+    batch_tokens: 64
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"Line {n}: the cat sat on the mat, and the {n % 7} hats were flat.\n" for n in range(60)]
+    (tmp_path / "a.txt").write_text("<|endoftext|>".join(lines), encoding="utf-8")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny-cat.yaml").write_text(RUN_FILE, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def as_json() -> Any:
+    talk.configure(loudness=0, is_json=True)
+    yield
+    talk.configure(loudness=0, is_json=False)
+
+
+def test_without_a_run_file_the_report_is_the_known_one(capsys: pytest.CaptureFixture[str]) -> None:
+    command(text=["a.txt"], out="data/x", vocab_size="300", specials="one")
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[:7] == [
+        "=" * 80,
+        "Training BPE Tokenizer",
+        "=" * 80,
+        "Training data: a.txt",
+        "Vocab size: 300",
+        "Special tokens: ['<|endoftext|>']",
+        "",
+    ]
+    for line in (
+        *("✓ Training complete!", "  Vocabulary size: 300", "  Number of merges: 43"),
+        *("✓ Tokenizer saved to data/x/", "  - tokenizer.json", "  - vocab.json", "  - merges.txt"),
+        *("Tokenizing Training Data", "Tokenizing a.txt...", "✓ Tokenization complete!"),
+        *("✓ Saved to data/x/train-00000.bin", "Tokenizing Validation Data", "✓ Saved to data/x/val-00000.bin"),
+    ):
+        assert line in lines, line
+    for start in ("File size: 0.00 MB", "  Total tokens: ", "  Output size: 0.00 MB", "  Compression ratio: "):
+        assert any(line.startswith(start) for line in lines), start
+    assert any(line.startswith("  Bytes per token: ") for line in lines)
+    assert "Next: homing verify NAME" in said.err
+
+
+def test_a_run_gives_steps_and_epochs_and_the_warning_past_four(capsys: pytest.CaptureFixture[str]) -> None:
+    command("tiny-cat")
+    said = capsys.readouterr()
+    assert "pretrain: 400 steps of 64 tokens = 25,600 tokens = " in said.out
+    assert "past about 4 passes" in said.err
+    assert said.err.splitlines()[-1] == "Next: homing verify tiny-cat"
+    assert Path("data/tiny-cat/manifest.json").exists()
+
+
+def test_the_newest_run_is_taken_when_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    command()
+    assert "homing verify tiny-cat" in capsys.readouterr().err
+
+
+def test_flags_override_the_run_file(capsys: pytest.CaptureFixture[str], as_json: None) -> None:
+    Path("b.txt").write_text("Other text, other words. " * 50, encoding="utf-8")
+    command("tiny-cat", text=["b.txt"], validation=["a.txt"], out="data/y", vocab_size="280")
+    result = json.loads(capsys.readouterr().out)
+    assert result["schema"] == "homing.prep/1"
+    assert (result["vocab_size"], result["text"], result["validation"]) == (280, ["b.txt"], ["a.txt"])
+    assert result["splits"]["val"]["num_documents"] == 60
+    assert result["splits"]["train"]["num_file_bytes"] == Path("b.txt").stat().st_size
+    assert result["phases"][0]["num_steps"] == 400
+    assert Path("data/y/train-00000.bin").exists()
+
+
+def test_a_second_time_nothing_is_done_again(capsys: pytest.CaptureFixture[str], as_json: None) -> None:
+    command("tiny-cat")
+    first = json.loads(capsys.readouterr().out)
+    command("tiny-cat")
+    second = json.loads(capsys.readouterr().out)
+    assert (first["is_reused"], second["is_reused"]) == (False, True)
+    assert first["splits"] == second["splits"]
+    command("tiny-cat", force=True)
+    assert not json.loads(capsys.readouterr().out)["is_reused"]
+
+
+def test_an_existing_tokenizer_is_used_or_its_absence_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError, match="no tokenizer at"):
+        command("tiny-cat", use_existing_tokenizer=True)
+    with pytest.raises(DataError, match="no tokenizer at"):
+        command(text=["a.txt"], out="data/z", use_existing_tokenizer=True)
+    command("tiny-cat")
+    made = Path("data/tiny-cat/tokenizer.json").read_bytes()
+    Path("new.txt").write_text("New text with the old tokenizer. " * 20, encoding="utf-8")
+    command("tiny-cat", text=["new.txt"], use_existing_tokenizer=True)
+    assert Path("data/tiny-cat/tokenizer.json").read_bytes() == made
+    assert "Using an Existing Tokenizer" in capsys.readouterr().out
+    command(text=["new.txt"], out="data/z", tokenizer="data/tiny-cat/tokenizer.json")
+    assert Path("data/z/tokenizer.json").read_bytes() == made
+    with pytest.raises(HomingError) as caught:
+        command("tiny-cat", vocab_size="400", use_existing_tokenizer=True)
+    assert caught.value.exit_code == 2
+    assert "400" in str(caught.value)
+
+
+def test_the_smoke_profile_prepares_beside_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+    command("tiny-cat", is_smoke=True)
+    assert Path("data/tiny-cat-smoke/manifest.json").exists()
+    assert not Path("data/tiny-cat").exists()
+    assert "homing verify tiny-cat --smoke" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"text": ["gone.txt"], "out": "data/x"},
+        {"text": ["a.txt"]},
+        {"text": ["a.txt"], "out": "data/x", "vocab_size": "many"},
+        {"text": ["a.txt"], "out": "data/x", "vocab_size": "100"},
+        {"text": ["a.txt"], "out": "data/x", "is_smoke": True},
+        {"text": ["a.txt"], "out": "a.txt/x", "vocab_size": "300"},
+        {"run": "gone"},
+    ],
+)
+def test_mistakes_exit_2_with_a_fix_and_leave_nothing(flags: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        command(**flags)
+    assert caught.value.exit_code == 2
+    assert caught.value.fix
+    assert not Path("data").exists()
+
+
+def test_the_command_line_itself_ends_with_2_and_three_lines() -> None:
+    Path("bad.txt").write_bytes(b"caf\xe9")
+    done = subprocess.run(
+        [sys.executable, "-m", "homing.cli", "prep", "--text", "bad.txt", "--out", "data/x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: bad.txt is not UTF-8 text: byte 0xe9 at offset 3.")
+    assert "Traceback" not in done.stderr
+    assert not Path("data/x").exists()

@@ -1,0 +1,150 @@
+"""`homing train`: the run directory, going on and beginning anew, and how each ending is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from homing.cli import train as verb
+from homing.config import has_smoke_passed
+from homing.errors import DataError, UsageError
+from homing.wire import codec, names
+from homing.wire.event import Metric, Outcome
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "lm"))
+
+from tiny import make_data
+
+RUN_FILE = """
+name: tiny
+data: {text: [text/*.txt]}
+tokenizer: {vocab_size: 272}
+model: {arch: qwen3, layers: 1, width: 32, heads: 2, head_size: 16, ffn_width: 64, context: 32, tied: true}
+phases:
+  - {kind: pretrain, steps: STEPS, batch_tokens: 128, lr: 0.01, warmup_steps: 1}
+train: {device: cpu, threads: 1, log_every: 1}
+checkpoint: {every: 1000}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / "runs").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    write_run_file(folder, steps=3)
+    return folder
+
+
+def write_run_file(folder: Path, *, steps: int) -> None:
+    (folder / "runs/tiny.yaml").write_text(RUN_FILE.replace("STEPS", str(steps)))
+
+
+def homing(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "homing.cli", *argv], capture_output=True, text=True, timeout=120)
+
+
+def run_dirs() -> list[Path]:
+    return sorted((Path(os.environ["HOMING_HOME"]) / "runs").iterdir())
+
+
+def test_unprepared_data_is_answered_with_the_command_that_prepares_it(project: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        verb.command("tiny")
+    assert caught.value.fix == "homing prep tiny"
+    assert not Path(os.environ["HOMING_HOME"]).exists()
+
+
+def test_resume_and_fresh_contradict_each_other(project: Path) -> None:
+    with pytest.raises(UsageError, match="contradict"):
+        verb.command("tiny", resume=True, fresh=True)
+
+
+def test_resume_with_nothing_to_go_on_with_is_an_error(project: Path) -> None:
+    make_data(project / "data/tiny")
+    with pytest.raises(UsageError, match="no unfinished run"):
+        verb.command("tiny", resume=True)
+
+
+def test_only_a_run_that_was_trained_here_and_is_not_done_is_gone_on_with(tmp_path: Path) -> None:
+    def make(name: str, *, state: str | None, is_ours: bool = True) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        if is_ours:
+            (folder / names.TRAINER_LOCK).touch()
+        if state:
+            (folder / names.OUTCOME).write_text(codec.dumps(Outcome(state, "", 0)))
+        return folder
+
+    killed = make("tiny-20260101-000001-aaaa", state=None)
+    make("tiny-20260101-000003-cccc", state="stopped", is_ours=False)
+    make("tiny-big-20260101-000004-dddd", state="stopped")
+    assert verb._newest_unfinished(tmp_path, "tiny") == killed
+    stopped = make("tiny-20260101-000005-eeee", state="stopped")
+    assert verb._newest_unfinished(tmp_path, "tiny") == stopped
+    make("tiny-20260101-000006-ffff", state="done")
+    assert verb._newest_unfinished(tmp_path, "tiny") is None
+
+
+def test_a_run_trains_to_its_end_and_says_what_comes_next(project: Path) -> None:
+    make_data(project / "data/tiny")
+    done = homing("train", "tiny")
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = run_dirs()
+    assert "Training Complete | state done" in done.stdout
+    assert f"homing generate {run_dir.name}" in done.stderr
+    assert (run_dir / names.RUN_FILE).read_text() == (project / "runs/tiny.yaml").read_text()
+    assert json.loads((run_dir / names.RUN).read_text())["id"] == run_dir.name
+
+
+def test_json_prints_one_document_and_smoke_leaves_its_note(project: Path) -> None:
+    make_data(project / "data/tiny-smoke")
+    write_run_file(project, steps=4)
+    done = homing("train", "tiny", "--smoke", "--json", "--set", "tokenizer.vocab_size=272")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "homing.train/1"
+    assert document["state"] == "done"
+    assert document["val_loss"] is not None
+    assert Path(document["checkpoint"]).is_dir()
+    assert has_smoke_passed(project / "runs/tiny.yaml")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_same_command_goes_on(project: Path) -> None:
+    make_data(project / "data/tiny")
+    write_run_file(project, steps=400)
+    argv = [sys.executable, "-m", "homing.cli", "train", "tiny"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("step 5/"):
+                child.send_signal(signal.SIGINT)
+                break
+        _, err = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert "Go on: homing train tiny" in err
+    done = homing("train", "tiny", "--resume")
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = run_dirs()
+    lines = (run_dir / names.METRICS).read_text().splitlines()
+    assert [codec.loads(Metric, line).step for line in lines] == list(range(1, 401))
+
+
+@pytest.mark.slow
+def test_a_time_limit_exits_with_5_and_a_failure_with_1(project: Path) -> None:
+    make_data(project / "data/tiny")
+    write_run_file(project, steps=100_000)
+    limited = homing("train", "tiny", "--set", "train.time_limit=1s")
+    assert limited.returncode == 5, limited.stderr
+    assert "time limit" in limited.stderr
+    failed = homing("train", "tiny", "--set", "seed=99")
+    assert failed.returncode == 1
+    assert "seed:" in failed.stderr
+    assert "Traceback" not in failed.stderr

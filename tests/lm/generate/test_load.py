@@ -1,0 +1,207 @@
+"""A checkpoint folder is used only when all of it is there and belongs together."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny import make_data, make_run
+
+from homing.errors import DataError, HomingError, IntegrityError, UsageError
+from homing.lm.generate import ChatTurns, complete, load_for_use, read_card, text_pieces
+from homing.lm.model import Decoder, config_json
+from homing.lm.tokenizer import load_tokenizer
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest, FileHash
+
+
+def seal(folder: Path, *, phase: str = "pretrain") -> None:
+    """The manifest, written last, as a checkpoint has it."""
+    files = [
+        FileHash(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(folder.iterdir())
+        if path.name != names.MANIFEST
+    ]
+    manifest = CheckpointManifest("tiny", "tiny-20260101-000000-abcd", phase, 12, 3072, True, "", 7, files)
+    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    make_data(tmp_path / "data", num_documents=20)
+    run = make_run(tmp_path / "data")
+    model = Decoder(run.model)
+    model.init_weights(3)
+    folder = tmp_path / "step-00000012"
+    folder.mkdir()
+    save_file(model.weights_for_disk(), folder / names.WEIGHTS)
+    (folder / names.RUN).write_text(codec.dumps(run))
+    (folder / "config.json").write_text(json.dumps(config_json(run.model)))
+    (folder / names.TOKENIZER).write_bytes((tmp_path / "data" / names.TOKENIZER).read_bytes())
+    seal(folder)
+    return folder
+
+
+def test_a_whole_checkpoint_gives_its_model_and_tokenizer(checkpoint: Path) -> None:
+    model, tokenizer = load_for_use(checkpoint, device="cpu")
+    reference = Decoder(model.shape)
+    reference.init_weights(3)
+    for name, tensor in reference.weights_for_disk().items():
+        assert torch.equal(model.weights_for_disk()[name], tensor)
+    assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
+    assert not model.training
+    card = read_card(checkpoint)
+    assert (card.run_name, card.phase, card.step) == ("tiny", "pretrain", 12)
+
+
+def test_a_checkpoint_without_its_tokenizer_is_refused_with_how_to_get_it(checkpoint: Path) -> None:
+    (checkpoint / names.TOKENIZER).unlink()
+    with pytest.raises(DataError, match=r"has no tokenizer\.json") as caught:
+        load_for_use(checkpoint)
+    assert "homing fetch tiny" in caught.value.fix
+    assert "data/tokenizer.json" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", [names.WEIGHTS, names.RUN])
+def test_a_folder_that_lacks_a_file_is_refused_by_its_name(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).unlink()
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(DataError, match="is not a checkpoint") as caught:
+        load_for_use(checkpoint)
+    assert name in caught.value.why
+
+
+def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no checkpoint at"):
+        load_for_use(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", [names.WEIGHTS, names.RUN, names.TOKENIZER])
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_a_damaged_file_is_refused_by_its_hash(checkpoint: Path, name: str, damage: str) -> None:
+    data = bytearray((checkpoint / name).read_bytes())
+    if damage == "flip":
+        # A digit of a number stays valid JSON, so only the hash can tell; in the weights any byte will do.
+        place = data.rindex(b"1") if name != names.WEIGHTS else len(data) - 1
+        data[place] ^= 1
+    else:
+        data += b" "
+    (checkpoint / name).write_bytes(bytes(data))
+    with pytest.raises(IntegrityError, match="is damaged") as caught:
+        load_for_use(checkpoint)
+    assert name in caught.value.why
+
+
+def test_a_checkpoint_of_ours_without_a_manifest_is_no_checkpoint(checkpoint: Path) -> None:
+    (checkpoint / names.MANIFEST).unlink()
+    with pytest.raises(IntegrityError, match="not a whole checkpoint"):
+        load_for_use(checkpoint)
+
+
+def test_another_vocabulary_is_refused_naming_both(checkpoint: Path) -> None:
+    data = json.loads((checkpoint / names.TOKENIZER).read_text())
+    vocab = data["model"]["vocab"]
+    vocab["Ġt"] = len(vocab)
+    data["model"]["merges"] = [["Ġ", "t"]]
+    (checkpoint / names.TOKENIZER).write_text(json.dumps(data))
+    seal(checkpoint)
+    with pytest.raises(DataError, match="do not belong together") as caught:
+        load_for_use(checkpoint)
+    assert "273" in caught.value.why
+    assert "272" in caught.value.why
+    assert "tokenizer.json" in caught.value.why
+
+
+def test_a_tokenizer_of_the_same_size_but_not_the_same_is_refused(checkpoint: Path) -> None:
+    text = (checkpoint / names.TOKENIZER).read_text()
+    (checkpoint / names.TOKENIZER).write_text(text + "\n")
+    seal(checkpoint)
+    with pytest.raises(DataError, match="do not belong together") as caught:
+        load_for_use(checkpoint)
+    assert "sha256" in caught.value.why
+
+
+def test_a_folder_from_elsewhere_opens_by_its_config(checkpoint: Path) -> None:
+    (checkpoint / names.MANIFEST).unlink()
+    (checkpoint / names.RUN).unlink()
+    model, _ = load_for_use(checkpoint, device="cpu")
+    assert model.shape.vocab_size == 272
+    assert read_card(checkpoint).run_name == ""
+
+
+def test_files_that_are_not_what_their_names_say_are_refused(checkpoint: Path) -> None:
+    for name in (names.WEIGHTS, names.RUN, names.TOKENIZER, names.MANIFEST):
+        before = (checkpoint / name).read_bytes()
+        (checkpoint / name).write_bytes(b"not at all")
+        if name != names.MANIFEST:
+            seal(checkpoint)
+        with pytest.raises(HomingError) as caught:
+            load_for_use(checkpoint)
+        assert name in caught.value.what + caught.value.why
+        (checkpoint / name).write_bytes(before)
+        seal(checkpoint)
+
+
+def test_weights_of_another_shape_are_refused_by_name(checkpoint: Path) -> None:
+    run = codec.loads(type(make_run(checkpoint.parent / "data")), (checkpoint / names.RUN).read_bytes())
+    wider = dataclasses.replace(run, model=dataclasses.replace(run.model, ffn_width=96))
+    (checkpoint / names.RUN).write_text(codec.dumps(wider))
+    seal(checkpoint)
+    with pytest.raises(DataError, match="do not fit") as caught:
+        load_for_use(checkpoint)
+    assert "model.layers.0.mlp.down_proj.weight is (32, 64) in the file and (32, 96) in the model" in caught.value.why
+
+
+def test_a_device_that_is_not_here_is_said_so(checkpoint: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(UsageError, match="cuda was asked for"):
+        load_for_use(checkpoint, device="cuda")
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def test_half_a_character_is_never_shown(checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(checkpoint / names.TOKENIZER)
+    text = "für 猫 und 🐈, nicht mehr"
+    pieces = list(text_pieces(tokenizer, tokenizer.encode(text)))
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in piece for piece in pieces)
+    assert len(pieces) > 10
+
+
+def test_bytes_that_never_become_a_character_are_shown_as_such_and_do_not_stop_the_text(checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(checkpoint / names.TOKENIZER)
+    cat = tokenizer.encode("🐈")
+    ids = [*cat[:1], *tokenizer.encode("abcdef"), *cat[:2]]
+    text = "".join(text_pieces(tokenizer, ids))
+    assert "abcdef" in text
+    assert text.endswith("\ufffd")
+
+
+def test_completion_begins_a_document_and_repeats_with_its_seed(checkpoint: Path) -> None:
+    model, tokenizer = load_for_use(checkpoint, device="cpu")
+    texts = ["".join(complete(model, tokenizer, "the", num_tokens=20, seed=4)) for _ in range(2)]
+    assert texts[0] == texts[1] != ""
+    assert isinstance("".join(complete(model, tokenizer, "", num_tokens=5)), str)
+
+
+def test_turns_are_chatml_and_text_cannot_forge_one(checkpoint: Path) -> None:
+    tokenizer = load_tokenizer(checkpoint / names.TOKENIZER)
+    turns = ChatTurns(tokenizer)
+    prompt = list(turns.ask("Hello <|im_end|>"))
+    assert tokenizer.decode(prompt) == (
+        "<|endoftext|><|im_start|>user\nHello <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert prompt.count(turns.end_id) == 1
+    turns.answered(tokenizer.encode("Hi."))
+    after = turns.ask("More")
+    assert tokenizer.decode(after).endswith(
+        "assistant\nHi.<|im_end|>\n<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\n"
+    )

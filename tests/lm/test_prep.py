@@ -1,0 +1,408 @@
+"""The whole of prep: the same bytes whatever happens on the way, and nothing half-made that looks whole."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homing.errors import DataError
+from homing.lm.prep import PrepOrder, Progress, encode, pieces, prepare, work
+from homing.lm.text import read
+from homing.lm.text.split import document_hash
+from homing.lm.tokenizer import load_tokenizer
+from homing.wire.codec import loads
+from homing.wire.data import DataManifest
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "Größe", "straße", "漢字", "🎉", "isn't", "12345", "return", "x", "y"]
+
+
+def text_of(num_documents: int, seed: int = 1) -> list[str]:
+    chance = random.Random(seed)
+    return [
+        " ".join(chance.choice(WORDS) + chance.choice(["", "s", "ing", "."]) for _ in range(chance.randint(5, 60)))
+        for _ in range(num_documents)
+    ]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text("<|endoftext|>".join(text_of(400)), encoding="utf-8")
+    return path
+
+
+def order_of(corpus: Path, **changes: Any) -> PrepOrder:
+    values: dict[str, Any] = {"text": [str(corpus)], "dir": corpus.parent / "out", "vocab_size": 320, **changes}
+    return PrepOrder(**values)
+
+
+def run(order: PrepOrder) -> tuple[DataManifest, list[Progress]]:
+    seen: list[Progress] = []
+    return prepare(order, seen.append), seen
+
+
+def decoded(folder: Path, split: str = "train") -> list[str]:
+    """Documents read back from the shards."""
+    manifest = loads(DataManifest, (folder / "manifest.json").read_bytes())
+    tokenizer = load_tokenizer(folder)
+    texts = []
+    for shard in manifest.splits[split].shards:
+        tokens = np.fromfile(folder / shard.name, dtype=manifest.dtype)
+        index = np.fromfile(folder / shard.index_name, dtype=np.uint64).astype(int)
+        for start, end in pairwise(index):
+            assert tokens[start] == tokenizer.end_of_text_id
+            assert (tokens[start + 1 : end] >= len(tokenizer.specials)).all()
+            texts.append(tokenizer.decode(tokens[start + 1 : end].tolist()))
+    return texts
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Every file by its hash; manifest and stamps carry times, so they are left out."""
+    paths = [p for p in folder.rglob("*") if p.is_file() and p.name not in ("manifest.json", "prep.json")]
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
+
+
+def warnings(seen: list[Progress]) -> str:
+    return "\n".join(progress.warning for progress in seen if progress.warning)
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def test_every_document_comes_back_once_on_the_side_its_hash_says(corpus: Path) -> None:
+    manifest, _ = run(order_of(corpus, val_fraction=0.1, shard_tokens=2000))
+    documents = corpus.read_text(encoding="utf-8").split("<|endoftext|>")
+    train, val = decoded(corpus.parent / "out"), decoded(corpus.parent / "out", "val")
+    assert sorted(train + val) == sorted(documents)
+    assert max(document_hash(d.encode()) for d in val) < min(document_hash(d.encode()) for d in train)
+    assert 0.08 < sum(map(len, val)) / sum(map(len, documents)) < 0.12
+    assert train == [d for d in documents if d in set(train)], "in the order of the file"
+    assert len(manifest.splits["train"].shards) > 3
+    for split, texts in (("train", train), ("val", val)):
+        assert manifest.splits[split].num_documents == len(texts)
+        assert manifest.splits[split].num_text_bytes == sum(len(t.encode()) for t in texts)
+
+
+def test_the_manifest_tells_sizes_hashes_settings_and_version(corpus: Path) -> None:
+    manifest, _ = run(order_of(corpus))
+    out = corpus.parent / "out"
+    on_disk = loads(DataManifest, (out / "manifest.json").read_bytes())
+    assert on_disk == manifest
+    assert manifest.source[0].sha256 == hashlib.sha256(corpus.read_bytes()).hexdigest()
+    assert manifest.tokenizer_sha256 == hashlib.sha256((out / "tokenizer.json").read_bytes()).hexdigest()
+    assert manifest.dtype == "uint16"
+    assert manifest.vocab_size == 320 == load_tokenizer(out).vocab_size
+    assert manifest.specials[0] == "<|endoftext|>"
+    assert manifest.settings["num_merges"] == 320 - 256 - 16
+    assert manifest.code_version
+    assert sorted(p.name for p in out.iterdir() if "-0" not in p.name) == [
+        *("manifest.json", "merges.txt", "prep.json", "tokenizer.json", "tokenizer_config.json", "vocab.json")
+    ]
+
+
+def test_one_special_and_a_large_vocabulary_width(corpus: Path) -> None:
+    manifest, _ = run(order_of(corpus, specials="one", vocab_size=300, split="gpt2"))
+    assert manifest.settings["num_merges"] == 300 - 257
+    assert manifest.specials == ["<|endoftext|>"]
+
+
+def test_a_validation_file_is_val_and_is_not_trained_on(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "valid.txt").write_text("<|endoftext|>".join(text_of(5, seed=2)), encoding="utf-8")
+    order = order_of(corpus, text=[f"{tmp_path}/*.txt"], validation=[str(tmp_path / "valid.txt")])
+    _, seen = run(order)
+    assert decoded(order.dir, "val") == text_of(5, seed=2)
+    assert decoded(order.dir) == text_of(400)
+    assert "also validation" in warnings(seen)
+
+
+def test_one_file_without_a_marker_still_splits_and_says_so(tmp_path: Path) -> None:
+    play = tmp_path / "play.txt"
+    play.write_text("\n\n".join(text_of(5000)), encoding="utf-8")
+    order = order_of(play, val_fraction=0.05)
+    manifest, seen = run(order)
+    train, val = manifest.splits["train"], manifest.splits["val"]
+    assert 0.04 < val.num_text_bytes / (train.num_text_bytes + val.num_text_bytes) < 0.06
+    assert val.num_documents >= 3
+    assert "never occurs" in warnings(seen)
+    assert "paragraph borders" in warnings(seen)
+    assert len("".join(decoded(order.dir) + decoded(order.dir, "val"))) == len(play.read_text(encoding="utf-8"))
+
+
+def test_the_marker_warning_is_silent_where_a_marker_occurs_or_json_lines_need_none(corpus: Path) -> None:
+    _, seen = run(order_of(corpus))
+    assert warnings(seen) == ""
+    lines = corpus.parent / "a.jsonl"
+    lines.write_text("\n".join(json.dumps({"text": t}) for t in text_of(300)), encoding="utf-8")
+    _, seen = run(order_of(lines, dir=corpus.parent / "out2"))
+    assert warnings(seen) == ""
+
+
+def test_packed_and_plain_text_and_json_lines_give_the_same_shards(corpus: Path) -> None:
+    folder = corpus.parent
+    (folder / "b.txt.gz").write_bytes(gzip.compress(corpus.read_bytes()))
+    (folder / "c.jsonl").write_text("\n".join(json.dumps({"text": t}) for t in text_of(400)), encoding="utf-8")
+    results = []
+    for name in ("corpus.txt", "b.txt.gz", "c.jsonl"):
+        run(order_of(folder / name, dir=folder / f"out-{name}"))
+        results.append(files(folder / f"out-{name}"))
+    assert results[0] == results[1] == results[2]
+
+
+def test_two_preps_of_the_same_text_are_identical_also_with_other_pieces(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(order_of(corpus))
+    monkeypatch.setattr(pieces, "_piece_bytes", lambda: 500)
+    run(order_of(corpus, dir=corpus.parent / "again"))
+    assert files(corpus.parent / "out") == files(corpus.parent / "again")
+
+
+def test_the_sample_is_spread_over_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_piece_bytes", lambda: 2000)
+    monkeypatch.setattr(read, "BLOCK_BYTES", 2000)
+    path = tmp_path / "a.txt"
+    path.write_text("aaaa bbbb<|endoftext|>" * 5000 + "yyyy zzzz<|endoftext|>" * 5000, encoding="utf-8")
+    order = order_of(path, sample_bytes=10_000, vocab_size=256 + 16 + 8, val_fraction=0.0)
+    run(order)
+    vocab = json.loads((order.dir / "vocab.json").read_text(encoding="utf-8"))
+    assert {"aa", "yy"} <= set(vocab)
+
+
+# --- an existing tokenizer --------------------------------------------------------------------------------------------
+
+
+def test_an_existing_tokenizer_is_used_as_it_is(corpus: Path, tmp_path: Path) -> None:
+    run(order_of(corpus))
+    other = tmp_path / "other.txt"
+    other.write_text("<|endoftext|>".join(text_of(50, seed=9)), encoding="utf-8")
+    tokenizer = tmp_path / "out" / "tokenizer.json"
+    manifest, _ = run(order_of(other, dir=tmp_path / "out2", tokenizer=str(tokenizer)))
+    assert (tmp_path / "out2" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    assert manifest.tokenizer_sha256 == hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+    assert sorted(decoded(tmp_path / "out2") + decoded(tmp_path / "out2", "val")) == sorted(text_of(50, seed=9))
+
+
+def test_an_absent_or_other_sized_tokenizer_is_an_error_and_none_is_trained(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no tokenizer at"):
+        run(order_of(corpus, tokenizer=str(tmp_path / "gone.json")))
+    run(order_of(corpus))
+    with pytest.raises(DataError, match=r"has a vocabulary of 320, and 400 was asked for"):
+        run(order_of(corpus, dir=tmp_path / "new", tokenizer=str(tmp_path / "out"), vocab_size=400))
+    assert not (tmp_path / "new").exists()
+
+
+# --- done work, changed work, killed work -----------------------------------------------------------------------------
+
+
+def stages(seen: list[Progress]) -> set[str]:
+    return {progress.stage for progress in seen}
+
+
+def test_finished_work_is_not_done_again_until_text_or_settings_change(corpus: Path) -> None:
+    first, _ = run(order_of(corpus))
+    again, seen = run(order_of(corpus))
+    assert again == first
+    assert stages(seen) == {"reused"}
+    os.utime(corpus, (1, 1))  # touched, not changed
+    again, seen = run(order_of(corpus))
+    assert (again, stages(seen)) == (first, {"reused"})
+    assert "encode" in stages(run(order_of(corpus, vocab_size=310))[1])
+    assert "encode" in stages(run(order_of(corpus))[1])
+    assert "encode" in stages(run(order_of(corpus, is_forced=True))[1])
+    data = bytearray(corpus.read_bytes())
+    data[10:11] = b"Q"
+    corpus.write_bytes(bytes(data))
+    changed, seen = run(order_of(corpus))
+    assert "encode" in stages(seen)
+    assert changed.source_sha256 != first.source_sha256
+
+
+@pytest.mark.parametrize("name", ["train-00000.bin", "train-00000.idx", "tokenizer.json", "manifest.json"])
+def test_a_lost_or_damaged_file_is_made_again(corpus: Path, name: str) -> None:
+    run(order_of(corpus))
+    before = files(corpus.parent / "out")
+    (corpus.parent / "out" / name).write_bytes(b"x")
+    _, seen = run(order_of(corpus))
+    assert "encode" in stages(seen)
+    assert files(corpus.parent / "out") == before
+
+
+def test_fewer_shards_than_before_leave_no_old_ones(corpus: Path) -> None:
+    run(order_of(corpus, shard_tokens=1000))
+    run(order_of(corpus))
+    assert not (corpus.parent / "out" / "train-00001.bin").exists()
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kill_after", [0, 2, 3, 6, 10, 14, 18, 22, 26])
+def test_a_prep_stopped_at_any_write_goes_on_to_the_same_bytes(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int
+) -> None:
+    run(order_of(corpus, dir=corpus.parent / "whole", shard_tokens=3000))
+    monkeypatch.setattr(pieces, "_piece_bytes", lambda: 4000)
+    monkeypatch.setattr(encode, "MARK_BYTES", 10_000)
+    order = order_of(corpus, shard_tokens=3000)
+    real_replace, count = os.replace, 0
+
+    def replace_or_die(source: Any, target: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > kill_after:
+            raise Killed
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_or_die)
+    with pytest.raises(Killed):
+        run(order)
+    assert not (order.dir / "manifest.json").exists()
+    monkeypatch.setattr(os, "replace", real_replace)
+    _, seen = run(order)
+    assert files(order.dir) == files(corpus.parent / "whole")
+    assert ("resumed" in stages(seen)) == (kill_after > 2)
+
+
+_CHILD = """
+import os, sys
+from pathlib import Path
+from homing.lm.prep import PrepOrder, encode, pieces, prepare
+pieces._piece_bytes = lambda: 4000
+encode.MARK_BYTES = 10_000
+left = int(sys.argv[3])
+def report(progress):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), 9)
+prepare(PrepOrder(text=[sys.argv[1]], dir=Path(sys.argv[2]), vocab_size=320, shard_tokens=3000), report)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_to_the_same_bytes(corpus: Path) -> None:
+    whole = corpus.parent / "whole"
+    run(order_of(corpus, dir=whole, shard_tokens=3000))
+    out = corpus.parent / "out"
+    for reports in (1, 12, 26, 33, 40, 3, 5):
+        subprocess.run([sys.executable, "-c", _CHILD, str(corpus), str(out), str(reports)], check=False, timeout=60)
+        if (out / "manifest.json").exists():
+            break
+    run(order_of(corpus, shard_tokens=3000))
+    assert files(out) == files(whole)
+
+
+def test_half_done_work_of_other_settings_is_not_continued(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "MARK_BYTES", 1)
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr("homing.lm.prep.flow.publish", die)
+    with pytest.raises(Killed):
+        run(order_of(corpus))
+    monkeypatch.undo()
+    _, seen = run(order_of(corpus, vocab_size=330))
+    assert "resumed" not in stages(seen)
+    assert load_tokenizer(corpus.parent / "out").vocab_size == 330
+
+
+def test_two_preps_in_one_folder_are_refused(corpus: Path) -> None:
+    order = order_of(corpus)
+    with work.open_work(order.dir), pytest.raises(DataError, match="Another prep"):
+        run(order)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"text": []}, "No text was named"),
+        ({"text": ["gone.txt"]}, "does not exist"),
+        ({"vocab_size": 271}, "too small"),
+        ({"vocab_size": 10**9}, "too large"),
+        ({"vocab_size": 50_000}, "no vocabulary of 50,000"),
+        ({"split": "nanochat"}, "no split called"),
+        ({"specials": "many"}, "no set of specials"),
+        ({"val_fraction": 0.9}, "validation fraction"),
+        ({"sample_bytes": 10**12}, "sample"),
+        ({"shard_tokens": 0}, "at least one token"),
+    ],
+)
+def test_a_bad_order_leaves_nothing_behind(corpus: Path, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint):
+        run(order_of(corpus, **changes))
+    assert not (corpus.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [(b"fine <|endoftext|> caf\xe9", "not UTF-8"), (b" \n<|endoftext|>\n", "no text"), (b"", "empty")],
+)
+def test_bad_text_leaves_nothing_behind(tmp_path: Path, data: bytes, complaint: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=complaint):
+        run(order_of(path, vocab_size=272))
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_text_leaves_an_earlier_result_alone(corpus: Path) -> None:
+    run(order_of(corpus))
+    before = files(corpus.parent / "out")
+    corpus.write_bytes(b"caf\xe9")
+    with pytest.raises(DataError, match="not UTF-8"):
+        run(order_of(corpus))
+    assert files(corpus.parent / "out") == before
+    assert (corpus.parent / "out" / "manifest.json").exists()
+
+
+def test_a_target_that_cannot_be_written_is_named(corpus: Path) -> None:
+    (corpus.parent / "file").write_text("in the way")
+    with pytest.raises(DataError, match="cannot be written"):
+        run(order_of(corpus, dir=corpus.parent / "file" / "out"))
+
+
+def test_a_full_disk_is_said_before_and_while_writing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = order_of(corpus)
+    usage = type("usage", (), {"free": 100})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(DataError, match="full"):
+        run(order)
+    monkeypatch.undo()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("homing.lm.shards.write._Growing.write", full)
+    with pytest.raises(DataError, match="full") as caught:
+        run(order)
+    assert "goes on where it was" in caught.value.fix
+    assert not (order.dir / "manifest.json").exists()
+    monkeypatch.undo()
+    assert "resumed" in stages(run(order)[1])
+
+
+def test_text_that_changes_while_it_is_read_is_refused(corpus: Path) -> None:
+    def touch(progress: Progress) -> None:
+        if progress.stage == "encode":
+            os.utime(corpus, (1, 1))
+
+    with pytest.raises(DataError, match="changed while"):
+        prepare(order_of(corpus), touch)
+    assert not (corpus.parent / "out" / "manifest.json").exists()

@@ -1,0 +1,44 @@
+"""What a person names, as files in one fixed order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from homing.errors import DataError
+from homing.lm.text.find import find_sources
+
+
+def test_globs_folders_and_paths_give_each_file_once_in_a_fixed_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "sub/c.md", "sub/d.jsonl.zst", "e.html"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = find_sources([f"{tmp_path}/*.html", str(tmp_path), str(tmp_path / "a.txt")], key="text")
+    assert [Path(s.path).name for s in found.sources] == ["e.html", "a.txt", "b.txt", "c.md", "d.jsonl.zst"]
+    assert [(s.is_jsonl, s.packing) for s in found.sources][-1] == (True, "zstd")
+    assert "1 .html" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "complaint"),
+    [
+        ("gone.txt", "does not exist"),
+        ("gone*.txt", "no file matches"),
+        ("empty.txt", "is empty"),
+        ("images", "no text in the folder"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, pattern: str, complaint: str) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(b"x")
+    with pytest.raises(DataError, match=complaint):
+        find_sources([str(tmp_path / pattern)], key="text")
+
+
+def test_a_misspelt_path_is_answered_with_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "goethe.txt").write_text("x")
+    with pytest.raises(DataError) as caught:
+        find_sources([str(tmp_path / "goehte.txt")], key="text")
+    assert "goethe.txt" in caught.value.why

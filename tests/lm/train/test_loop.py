@@ -1,0 +1,423 @@
+"""The loop: a golden run, resume that equals never stopping, and every way in which training may end."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import make_data, make_run, make_run_dir
+
+from homing.errors import DataError, RunFailed, UsageError
+from homing.lm.model import Decoder
+from homing.lm.train import checkpoint, choices, loop
+from homing.lm.train.control import Stop, Wishes
+from homing.lm.train.loop import train
+from homing.wire import codec, names
+from homing.wire.event import Metric, Outcome
+from homing.wire.run import Run
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    make_data(folder)
+    return folder
+
+
+def go(run_dir: Path, run: Run | None = None, wishes: Wishes | None = None) -> tuple[Outcome, list[str]]:
+    if run is not None:
+        make_run_dir(run_dir, run)
+    said: list[str] = []
+    return train(run_dir, say=said.append, wishes=wishes), said
+
+
+class StopAt(Wishes):
+    """Asks for a stop after so many looks, as a signal would."""
+
+    def __init__(self, run_dir: Path, looks: int) -> None:
+        super().__init__(run_dir)
+        self.looks = looks
+
+    def stop(self, *, save_s: float = 0.0) -> Stop | None:
+        self.looks -= 1
+        return Stop("signal", "SIGTERM was received.") if self.looks <= 0 else None
+
+
+def metrics(run_dir: Path) -> list[Metric]:
+    return [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+
+
+def figures(run_dir: Path) -> list[tuple[Any, ...]]:
+    """What must not depend on when the run was interrupted: all but time and speed."""
+    return [(m.step, m.num_tokens, m.loss, m.lr, m.grad_norm, m.val_loss) for m in metrics(run_dir)]
+
+
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run_dir / names.EVENTS).read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def outcome(run_dir: Path) -> Outcome:
+    return codec.loads(Outcome, (run_dir / names.OUTCOME).read_bytes())
+
+
+def weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    folder = run_dir / "checkpoints/pretrain" / names.step_dir(step)
+    return checkpoint.load(folder, checkpoint.verify(folder)).weights
+
+
+def test_a_tiny_run_learns_and_reproduces_its_loss(tmp_path: Path, data_dir: Path) -> None:
+    ended, said = go(tmp_path / "a", make_run(data_dir))
+    go(tmp_path / "b", make_run(data_dir))
+    first, last = metrics(tmp_path / "a")[0], metrics(tmp_path / "a")[-1]
+    assert (ended.state, ended.exit_code, ended.step, ended.is_final) == ("done", 0, 12, True)
+    assert outcome(tmp_path / "a") == ended
+    assert figures(tmp_path / "a") == figures(tmp_path / "b")
+    # The golden figures: another value means that the numbers of training changed, on purpose or not.
+    assert first.loss == pytest.approx(GOLDEN_FIRST, abs=2e-3)
+    assert last.loss == pytest.approx(GOLDEN_LAST, abs=2e-2)
+    assert last.val_loss is not None
+    assert last.val_perplexity == pytest.approx(2.718281828**last.val_loss)
+    assert any("cpu" in line for line in said)
+    assert len([line for line in said if line.startswith("step ")]) == 12
+
+
+GOLDEN_FIRST, GOLDEN_LAST = 5.705, 2.422
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+def test_the_micro_batch_changes_nothing_but_rounding(tmp_path: Path, data_dir: Path, micro_batch: int) -> None:
+    go(tmp_path / "a", make_run(data_dir, num_steps=3))
+    go(tmp_path / "b", make_run(data_dir, num_steps=3, micro_batch=micro_batch))
+    for a, b in zip(metrics(tmp_path / "a"), metrics(tmp_path / "b"), strict=True):
+        assert a.loss == pytest.approx(b.loss, abs=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_resuming_equals_never_stopping_bit_for_bit(tmp_path: Path, data_dir: Path, optimizer: str) -> None:
+    run = make_run(data_dir)
+    phase = dataclasses.replace(run.phases[0], optimizer=dataclasses.replace(run.phases[0].optimizer, kind=optimizer))
+    run = dataclasses.replace(run, phases=[phase])
+    go(tmp_path / "whole", run)
+    make_run_dir(tmp_path / "cut", run)
+    for looks in (3, 4, 2):
+        ended, _ = go(tmp_path / "cut", wishes=StopAt(tmp_path / "cut", looks))
+        assert (ended.state, ended.exit_code) == ("stopped", 75)
+    ended, said = go(tmp_path / "cut")
+    assert ended.state == "done"
+    assert any("Resumed at step 9" in line for line in said)
+    assert figures(tmp_path / "whole") == figures(tmp_path / "cut")
+    whole, cut = weights(tmp_path / "whole", 12), weights(tmp_path / "cut", 12)
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert [event["step"] for event in events(tmp_path / "cut", "resumed")] == [3, 7, 9]
+
+
+def test_sampling_and_evaluating_do_not_change_training(tmp_path: Path, data_dir: Path) -> None:
+    go(tmp_path / "a", make_run(data_dir, num_steps=6, sample_every=1, eval_every=1))
+    go(tmp_path / "b", make_run(data_dir, num_steps=6, sample_every=6, eval_every=0))
+    assert [m.loss for m in metrics(tmp_path / "a")] == [m.loss for m in metrics(tmp_path / "b")]
+    assert len(list((tmp_path / "a/samples").iterdir())) == 6
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, data_dir: Path) -> None:
+    go(tmp_path, make_run(data_dir, num_steps=2))
+    before = (tmp_path / names.METRICS).read_text()
+    ended, said = go(tmp_path)
+    assert (ended.state, ended.step) == ("done", 2)
+    assert any("already trained" in line for line in said)
+    assert (tmp_path / names.METRICS).read_text() == before
+
+
+def test_a_damaged_checkpoint_is_refused_aloud_and_the_one_before_is_used(tmp_path: Path, data_dir: Path) -> None:
+    go(tmp_path / "whole", make_run(data_dir))
+    go(tmp_path / "hurt", make_run(data_dir))
+    newest = tmp_path / "hurt/checkpoints/pretrain" / names.step_dir(12) / names.WEIGHTS
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 8
+    newest.write_bytes(data)
+    ended, said = go(tmp_path / "hurt")
+    assert ended.state == "done"
+    assert any("step-00000012 is damaged and refused" in line and "step-00000008" in line for line in said)
+    assert events(tmp_path / "hurt", "checkpoint_refused")
+    assert figures(tmp_path / "whole") == figures(tmp_path / "hurt")
+    assert torch.equal(*(weights(tmp_path / side, 12)["model.norm.weight"] for side in ("whole", "hurt")))
+
+
+def test_a_changed_configuration_is_refused_and_each_difference_named(tmp_path: Path, data_dir: Path) -> None:
+    run = make_run(data_dir)
+    go(tmp_path, run, StopAt(tmp_path, 2))
+    harmless = dataclasses.replace(run.phases[0], keep_last=5, save_every=3, micro_batch=2, eval_every=0)
+    go(tmp_path, dataclasses.replace(run, phases=[harmless]), StopAt(tmp_path, 2))
+    other = dataclasses.replace(run.phases[0], schedule=dataclasses.replace(run.phases[0].schedule, floor=0.1))
+    with pytest.raises(UsageError) as caught:
+        go(tmp_path, dataclasses.replace(run, seed=8, phases=[other]))
+    assert "phase.schedule.floor: 0.0 in the checkpoint, 0.1 in run.json" in caught.value.why
+    assert "seed: 7 in the checkpoint, 8 in run.json" in caught.value.why
+    assert outcome(tmp_path).state == "failed"
+
+
+def test_stop_in_control_json_saves_and_ends_with_75(tmp_path: Path, data_dir: Path) -> None:
+    make_run_dir(tmp_path, make_run(data_dir))
+    (tmp_path / names.CONTROL).write_text('{"schema": "homing.control/1", "stop": true, "reason": "asked at home"}')
+    ended, _ = go(tmp_path)
+    assert (ended.state, ended.exit_code, ended.step) == ("stopped", 75, 1)
+    assert ended.reason == "asked at home"
+    assert not ended.is_final
+    assert checkpoint.list_steps(tmp_path / "checkpoints/pretrain") == [1]
+
+
+def test_a_landing_time_that_has_come_saves_and_ends(tmp_path: Path, data_dir: Path) -> None:
+    make_run_dir(tmp_path, make_run(data_dir))
+    (tmp_path / names.CONTROL).write_text(json.dumps({"land_by": time.time() + 1}))
+    assert go(tmp_path)[0].exit_code == 75
+
+
+def test_a_control_file_that_cannot_be_read_is_told_and_training_goes_on(tmp_path: Path, data_dir: Path) -> None:
+    make_run_dir(tmp_path, make_run(data_dir, num_steps=3))
+    (tmp_path / names.CONTROL).write_text('{"stop": ')
+    assert go(tmp_path)[0].state == "done"
+    assert len(events(tmp_path, "control_unreadable")) == 1
+
+
+def test_the_wall_clock_limit_ends_with_75_and_says_why(tmp_path: Path, data_dir: Path) -> None:
+    ended, _ = go(tmp_path, make_run(data_dir, num_steps=4000, train={"time_limit_s": 0.3}))
+    assert (ended.state, ended.exit_code) == ("stopped", 75)
+    assert "time limit" in ended.reason
+
+
+class Poisoned:
+    """The loss of some steps is not a number; counts optimizer steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bad_calls: set[int]) -> None:
+        self.calls, plain = 0, Decoder.loss
+
+        def loss(model: Decoder, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            value = plain(model, ids, targets)
+            return value * float("nan") if self.calls in bad_calls else value
+
+        monkeypatch.setattr(Decoder, "loss", loss)
+
+
+def test_a_step_that_is_not_finite_is_skipped_counted_and_never_logged_as_nan(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Poisoned(monkeypatch, {5})  # two micro-batches a step: the third step
+    ended, _ = go(tmp_path, make_run(data_dir, save_every=1, keep_last=9, num_steps=5))
+    assert ended.state == "done"
+    assert [m.loss is None for m in metrics(tmp_path)] == [False, False, True, False, False]
+    assert "NaN" not in (tmp_path / names.METRICS).read_text()
+    assert [event["step"] for event in events(tmp_path, "step_skipped")] == [3]
+    before, after = weights(tmp_path, 2), weights(tmp_path, 3)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not torch.equal(after["model.norm.weight"], weights(tmp_path, 4)["model.norm.weight"])
+    folder = tmp_path / "checkpoints/pretrain" / names.step_dir(3)
+    loaded = checkpoint.load(folder, checkpoint.verify(folder))
+    assert (loaded.state.num_skipped, loaded.state.rows_consumed) == (1, 24)
+    assert int(loaded.optimizer["num_steps"]) == 2
+
+
+def test_too_many_bad_steps_in_a_row_fail_the_run_with_the_reason(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Poisoned(monkeypatch, set(range(9, 1000)))
+    with pytest.raises(RunFailed, match="3 steps in a row"):
+        go(tmp_path, make_run(data_dir, train={"max_bad_steps": 3}))
+    ended = outcome(tmp_path)
+    assert (ended.state, ended.exit_code, ended.step, ended.is_final) == ("failed", 1, 7, True)
+    assert checkpoint.find_latest(tmp_path / "checkpoints/pretrain").folder is not None
+
+
+def test_a_failed_save_warns_and_training_goes_on(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = checkpoint.save
+
+    def full(phase_dir: Path, manifest: Any, state: Any, **rest: Any) -> Path:
+        if state.step == 4:
+            raise RunFailed("The checkpoint of step 4 could not be written.", os.strerror(errno.ENOSPC))
+        return plain(phase_dir, manifest, state, **rest)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    ended, said = go(tmp_path, make_run(data_dir))
+    assert ended.state == "done"
+    assert any("warning" in line and "step 4" in line for line in said)
+    assert [event["step"] for event in events(tmp_path, "save_failed")] == [4]
+    assert checkpoint.list_steps(tmp_path / "checkpoints/pretrain") == [8, 12]
+
+
+def test_a_final_save_that_fails_is_a_failure(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> Path:
+        raise RunFailed("It could not be written.", os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(RunFailed):
+        go(tmp_path, make_run(data_dir, num_steps=2))
+    assert outcome(tmp_path).state == "failed"
+
+
+def test_a_run_that_needs_a_gpu_never_runs_on_the_cpu(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RunFailed, match="needs a CUDA GPU, and none works here"):
+        go(tmp_path / "auto", make_run(data_dir, train={"needs_gpu": True, "device": "auto"}))
+    with pytest.raises(RunFailed, match="needs a CUDA GPU"):
+        go(tmp_path / "cpu", make_run(data_dir, train={"needs_gpu": True}))
+    assert not (tmp_path / "auto" / names.METRICS).exists()
+    assert outcome(tmp_path / "auto").exit_code == 1
+
+
+def test_running_out_of_memory_lowers_a_picked_micro_batch_aloud(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Decoder.loss
+
+    def tight(model: Decoder, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError("tried to allocate too much")
+        return plain(model, ids, targets)
+
+    go(tmp_path / "a", make_run(data_dir, num_steps=3, micro_batch=2))
+    monkeypatch.setattr(Decoder, "loss", tight)
+    _, said = go(tmp_path / "b", make_run(data_dir, num_steps=3, micro_batch=0))
+    assert any("micro-batch 8 -> 4" in line for line in said)
+    assert any("micro-batch 4 -> 2" in line for line in said)
+    assert figures(tmp_path / "a") == figures(tmp_path / "b")
+    manifest = checkpoint.verify(tmp_path / "b/checkpoints/pretrain" / names.step_dir(3))
+    assert manifest.choices["micro_batch"] == 2
+    with pytest.raises(RunFailed, match="Out of memory at a micro-batch of 4") as caught:
+        go(tmp_path / "c", make_run(data_dir, num_steps=3, micro_batch=4))
+    assert "micro_batch: 2" in caught.value.fix
+
+
+def test_another_device_picks_its_choices_anew_and_says_so(tiny_run: Run) -> None:
+    phase, cpu = dataclasses.replace(tiny_run.phases[0], micro_batch=0), torch.device("cpu")
+    was = {"device": "cuda (NVIDIA H200)", "precision": "bf16", "is_compiled": True, "micro_batch": 8}
+    picked, changed = choices.pick_choices(tiny_run.train, phase, tiny_run.model, cpu, 8, was)
+    assert (picked.precision, picked.is_compiled) == ("fp32", False)
+    assert len(changed) == 3
+    same, changed = choices.pick_choices(
+        tiny_run.train, phase, tiny_run.model, cpu, 8, picked.to_dict() | {"micro_batch": 2}
+    )
+    assert (same.micro_batch, changed) == (2, [])
+
+
+def test_phases_that_cannot_run_are_refused_before_the_first_costs_anything(tmp_path: Path, data_dir: Path) -> None:
+    run = make_run(data_dir)
+    sft = dataclasses.replace(run.phases[0], kind="sft", method="lora")
+    with pytest.raises(UsageError, match="sft/lora"):
+        go(tmp_path, dataclasses.replace(run, phases=[*run.phases, sft]))
+    assert not (tmp_path / names.METRICS).exists()
+
+
+def test_weights_can_start_from_a_checkpoint(tmp_path: Path, data_dir: Path) -> None:
+    go(tmp_path / "first", make_run(data_dir))
+    start = tmp_path / "first/checkpoints/pretrain" / names.step_dir(12)
+    go(tmp_path / "next", make_run(data_dir, num_steps=1, init_from=str(start)))
+    before, after = metrics(tmp_path / "first")[-1].loss, metrics(tmp_path / "next")[0].loss
+    assert before is not None
+    assert after is not None
+    assert after < before + 0.3
+
+
+def test_data_that_changed_since_the_run_was_resolved_is_refused(tmp_path: Path) -> None:
+    make_data(tmp_path / "data")
+    run = make_run(tmp_path / "data")
+    make_data(tmp_path / "data", num_documents=50)
+    with pytest.raises(DataError, match="does not belong to this run"):
+        go(tmp_path / "run", run)
+
+
+def test_a_vocabulary_mismatch_names_every_number(tmp_path: Path, data_dir: Path) -> None:
+    run = make_run(data_dir)
+    other = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=300))
+    with pytest.raises(DataError) as caught:
+        go(tmp_path, other)
+    assert "vocab_size mismatch: model.vocab_size in run.json: 300" in caught.value.why
+    assert "272" in caught.value.why
+
+
+def test_a_batch_that_is_not_whole_rows_is_refused(tmp_path: Path, data_dir: Path) -> None:
+    with pytest.raises(UsageError, match="not whole rows"):
+        go(tmp_path, make_run(data_dir, batch_tokens=250))
+
+
+def test_a_run_json_that_cannot_be_read_still_leaves_an_outcome(tmp_path: Path) -> None:
+    (tmp_path / names.RUN).write_text("{")
+    with pytest.raises(UsageError, match=r"run\.json cannot be read"):
+        go(tmp_path)
+    assert outcome(tmp_path).state == "failed"
+
+
+def test_two_trainers_never_share_a_run_directory(tmp_path: Path, data_dir: Path) -> None:
+    make_run_dir(tmp_path, make_run(data_dir))
+    with loop.locked(tmp_path), pytest.raises(UsageError, match="Another trainer"):
+        go(tmp_path)
+
+
+def test_the_csv_is_written_on_request(tmp_path: Path, data_dir: Path) -> None:
+    go(tmp_path, make_run(data_dir, num_steps=2, train={"writes_csv": True}))
+    assert len((tmp_path / names.METRICS_CSV).read_text().splitlines()) == 3
+
+
+def program(run_dir: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "homing.lm.train", str(run_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_program_ends_with_training_complete_the_state_and_the_path(tmp_path: Path, data_dir: Path) -> None:
+    make_run_dir(tmp_path, make_run(data_dir, num_steps=2))
+    with program(tmp_path) as child:
+        out, _ = child.communicate(timeout=120)
+    last = out.splitlines()[-1]
+    assert child.returncode == 0
+    assert last.startswith("Training Complete | state done | exit 0 | step 2")
+    assert last.endswith(str(tmp_path / "checkpoints/pretrain" / names.step_dir(2)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_saves_and_ends_with_75(tmp_path: Path, data_dir: Path, number: int) -> None:
+    make_run_dir(tmp_path, make_run(data_dir, num_steps=100_000, save_every=0, eval_every=0))
+    with program(tmp_path) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("step 5/"):
+                child.send_signal(number)
+                break
+        out, _ = child.communicate(timeout=120)
+    assert child.returncode == 75
+    assert f"{signal.Signals(number).name} was received" in out.splitlines()[-1]
+    saved = checkpoint.find_latest(tmp_path / "checkpoints/pretrain")
+    assert saved.manifest is not None
+    assert outcome(tmp_path).step == saved.manifest.step == metrics(tmp_path)[-1].step
+
+
+def test_the_program_explains_a_mistake_in_lines_and_not_in_a_traceback(tmp_path: Path) -> None:
+    with program(tmp_path / "absent") as child:
+        out, err = child.communicate(timeout=120)
+    assert child.returncode == 1
+    assert "error: There is no run directory" in err
+    assert "Traceback" not in err
+    assert out.startswith("Training failed | state failed | exit 1")
+
+
+def test_the_trainer_loads_torch_numpy_safetensors_tokenizers_and_nothing_else() -> None:
+    foreign = ["pydantic", "typer", "rich", "httpx", "ruamel", "rustbpe", "gigatoken", "zstandard", "transformers"]
+    code = f"import homing.lm.train.loop, sys; print([m for m in {foreign} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
