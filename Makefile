@@ -7,7 +7,6 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-export OMP_NUM_THREADS ?= 1
 # uv does not read pip's find-links; an empty value is harmless.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import http.client
 import os
 import shutil
 import sqlite3
@@ -220,7 +221,7 @@ class World:
     def spawn(self, argv: Sequence[str], env: Dict[str, str], cwd: PathLike, log: PathLike) -> int:
         """Starts a program in a session of its own, so that neither our death nor Ctrl-C reaches it."""
         with open(log, "ab") as out:
-            child = subprocess.Popen(
+            child = _Child(
                 list(argv), env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         _children[child.pid] = child
@@ -283,7 +284,7 @@ class World:
         except urllib.error.HTTPError as exc:
             with exc:
                 return HttpResponse(exc.code, {k.lower(): v for k, v in exc.headers.items()}, exc.read())
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, http.client.HTTPException) as exc:
             raise NetworkError("{} {}: {}".format(request.method, request.url.split("?")[0], exc)) from exc
 
 
@@ -318,8 +319,13 @@ def _aside(path: PathLike) -> str:
     return f"{os.fspath(path)}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
-# Popen objects of this process: keeping them lets poll() reap without racing the interpreter's own clean-up.
-_children: Dict[int, subprocess.Popen[bytes]] = {}
+class _Child(subprocess.Popen):  # type: ignore[type-arg]
+    def __del__(self) -> None:
+        pass  # subprocess warns of a child that outlives its parent; ours are meant to
+
+
+# Keeping them lets poll() reap without racing the interpreter's own clean-up.
+_children: Dict[int, _Child] = {}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

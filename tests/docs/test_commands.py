@@ -33,7 +33,17 @@ def commands(page: Path) -> list[str]:
 
 def is_about_the_checkout(line: str) -> bool:
     """`make`, `git clone`, `pip install`, `.venv/bin/...`: set-up lines, checked against the tree instead."""
-    return line.split()[0] in ("make", "git", "pip", "cd") or line.startswith((".venv/bin/", "python3 -m venv"))
+    return line.split()[0] in ("make", "git", "pip") or line.startswith((".venv/bin/", "python3 -m venv", "cd homing "))
+
+
+def shortened(line: str) -> str:
+    """Training is cut to seconds; everything else runs as printed. The full quickstart is a test of its own."""
+    command, hash_, comment = line.partition("  #")
+    if command.startswith("homing quickstart"):
+        command += " --steps 20"
+    elif command.startswith(("homing launch", "homing train")) and "--smoke" not in command:
+        command += " --set phases.0.steps=20"
+    return command + hash_ + comment
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -61,7 +71,7 @@ def test_set_up_lines_name_what_exists(page: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_every_command_runs_as_printed(page: Path, tmp_path: Path) -> None:
-    script = [line for line in commands(page) if not is_about_the_checkout(line)]
+    script = [shortened(line) for line in commands(page) if not is_about_the_checkout(line)]
     if not script:
         return
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}

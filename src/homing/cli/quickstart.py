@@ -75,13 +75,11 @@ def command(
             trip.step("Leave nothing running", "destroy", name, "--yes")
         raise
     trip.step("End billing, confirmed", "destroy", name, "--yes")
-    receipt = trip.step("The receipt", "ledger", name)
+    trip.step("The receipt", "ledger", name)
 
     figures = _figures(trip, sample) | {"seconds": round(time.monotonic() - begun, 1), "step_seconds": trip.seconds}
     (folder / FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     talk.emit("quickstart/1", figures)
-    if not talk.is_json():
-        print(receipt.strip().splitlines()[-1])
     _say_what_came_of_it(figures, folder, name)
     if not steps and not figures["val_loss"] < figures["bigram_nats"]:
         raise RunFailed(

@@ -1,0 +1,1 @@
+"""Who rents: one module per provider, all behind the protocol in `base`."""

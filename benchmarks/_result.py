@@ -1,0 +1,78 @@
+"""What every script here leaves behind: benchmarks/results/NAME.json, figures with the commit and the machine.
+
+    figures -> write_result(name, figures, passed=...) -> results/NAME.json
+
+A figure without the commit and the machine it was measured on cannot be compared with the next one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RESULTS", "machine", "write_result"]
+
+RESULTS = Path(__file__).resolve().parent / "results"
+# Their versions move figures; absent ones are left out.
+_PACKAGES = ("torch", "numpy", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "pydantic", "ruamel.yaml")
+
+
+def write_result(name: str, figures: dict[str, Any], *, passed: bool) -> None:
+    """Writes the file whole or not at all; `name` is the script's, such as "bad_input"."""
+    document = {
+        "schema": "homing.result/1",
+        "name": name,
+        "passed": passed,
+        "figures": figures,
+        "arguments": sys.argv[1:],
+        "commit": _git("rev-parse", "HEAD"),
+        "is_clean": _git("status", "--porcelain") == "",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    aside = RESULTS / f".{name}.{os.getpid()}.json"
+    aside.write_text(json.dumps(document, indent=2, default=str, allow_nan=False) + "\n", encoding="utf-8")
+    aside.replace(RESULTS / f"{name}.json")
+
+
+def machine() -> dict[str, Any]:
+    """What may explain a figure; never the host's name."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load_1m": round(os.getloadavg()[0], 2),
+        "packages": {package: version for package in _PACKAGES if (version := _version(package))},
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """None outside a repository, so that a figure never claims a commit it does not know."""
+    done = subprocess.run(
+        ["git", "-C", str(RESULTS.parent), *arguments], capture_output=True, text=True, check=False, timeout=30
+    )
+    return done.stdout.strip() if done.returncode == 0 else None

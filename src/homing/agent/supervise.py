@@ -1,0 +1,341 @@
+"""The life of an instance, from the first heartbeat to the end of billing.
+
+    end leftovers -> fetch inputs -> train (restart a crash, obey limits and requests) -> outcome -> push -> end billing
+
+Whatever fails on the way, the last three still happen: a failure is an outcome too, and costs no more than its limit.
+Trainer and sync are processes of their own, found again by their mark after this agent was killed and restarted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import signal
+from typing import Any, Callable, Dict, List, Optional, Set, Type, TypeVar
+
+from homing.agent.watchdog import END, KILL, Watchdog
+from homing.wire import names
+from homing.wire.boot import Boot
+from homing.wire.codec import WireError, dumps, loads
+from homing.wire.control import Control, Heartbeat, Request
+from homing.wire.event import Event, Outcome
+from homing.world import HttpRequest, NetworkError, World
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+CHILD_ENV = "HOMING_CHILD"  # <mark>/<role>, on the agent's own children only: what a later agent may end
+STATES = {names.EXIT_DONE: "done", names.EXIT_STOPPED: "stopped"}
+MAX_RESTARTS = 2
+PUSH_LIMIT_S = 86400.0  # where neither money nor time is limited
+END_TRY_S = 60.0
+LONGEST_WAIT_S = 60.0
+UNKILLABLE_S = 30.0
+
+
+class Agent:
+    def __init__(self, boot: Boot, world: World) -> None:
+        self.boot, self.world, self.run_dir = boot, world, os.path.join(boot.work_dir, "run")
+        world.mkdir(os.path.join(self.run_dir, names.LOGS))
+        before = self._read(names.HEARTBEAT, Heartbeat)
+        self.dog = Watchdog(boot, world, self.run_dir, before.t if before and before.mark == boot.mark else 0.0)
+        self.tick_s = min(1.0, boot.heartbeat_s)
+        self.state, self.problem, self.is_pushed, self.is_leaving = "booting", "", False, False
+        self.stop_reason, self.stall, self.is_preempted, self.serial = "", "", False, 0
+        self.children: Dict[str, int] = {}  # role -> pid
+        self._beat_due, self._watch_due, self._asked_at, self._is_told = 0.0, 0.0, math.inf, False
+
+    def preempt(self, reason: str) -> None:
+        """From a signal handler: only remembers; the loop acts on it within a tick."""
+        if self.is_leaving:  # the command that ends billing is at work, and we are among the processes it ends
+            raise SystemExit(0)
+        self.is_preempted, self.stop_reason = True, self.stop_reason or reason
+
+    def run(self) -> int:
+        try:
+            outcome = self._train()
+        except Exception as exc:
+            log.exception("the agent failed")
+            outcome = self._outcome(names.EXIT_FAILED, f"The agent failed: {type(exc).__name__}: {exc}")
+        for part in (self._end_children, lambda: self._record(outcome), self._push, self._say_goodbye):
+            try:
+                part()
+            except Exception:
+                log.exception("the end goes on without this part")
+        self._end_billing()
+        return outcome.exit_code
+
+    # --- training ---
+
+    def _train(self) -> Outcome:
+        self._beat()
+        earlier = self._read(names.OUTCOME, Outcome)
+        self._end_leftovers()
+        if earlier is not None and earlier.t >= self.boot.started_at:
+            return earlier  # an agent before us got that far; only the end is left to do
+        self._start("watch", [*self.boot.sync_argv, "--watch"], "sync")
+        self.state = "fetching"
+        if not self._sync_until_done("--fetch", lambda: bool(self._why_stop()), "The inputs could not be fetched"):
+            return self._outcome(names.EXIT_STOPPED, self.stop_reason)
+        self.state, restarts = "training", 0
+        while True:
+            reached, outcome = self.dog.furthest, self._run_trainer()
+            is_hopeless = restarts == MAX_RESTARTS or outcome.is_final or self.dog.furthest <= reached
+            if outcome.state != "failed" or self.stop_reason or is_hopeless:
+                return outcome
+            restarts += 1
+            self._event("trainer_restarted", f"{outcome.reason} Restart {restarts} of {MAX_RESTARTS}.")
+
+    def _end_leftovers(self) -> None:
+        """Children of an agent that was killed. SIGTERM lets a trainer save; ours then goes on from there."""
+        began = self.world.monotonic()
+        ended: Set[int] = set()
+        while self.world.monotonic() - began < self.boot.stop_grace_s + UNKILLABLE_S:
+            left = [process.pid for process, _ in self.world.marked(CHILD_ENV, self.boot.mark + "/")]
+            is_late = self.world.monotonic() - began > self.boot.stop_grace_s
+            for pid in left if is_late else set(left) - ended:
+                self.world.signal(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+            ended.update(left)
+            if not left:
+                break
+            self._tick()
+        if ended:
+            self._event("leftovers_ended", f"Processes {sorted(ended)} of an earlier agent here were told to end.")
+
+    def _run_trainer(self) -> Outcome:
+        """One life of the trainer, told in its own words where it left some that fit its exit code."""
+        self.world.remove(self._path(names.OUTCOME))
+        self.stall, self._asked_at, self._is_told = "", math.inf, False
+        self._control()
+        self.dog.begin()
+        code = self._wait(self._start("trainer", self.boot.trainer_argv, "trainer"), self._is_grace_over)
+        # What the trainer started and left behind would hold the card against the next one.
+        self.world.signal(self.children.pop("trainer"), signal.SIGKILL, is_group=True)
+        self.dog.read()
+        was_asked = bool(self.stop_reason)
+        if self.stall and not was_asked and code != names.EXIT_DONE:
+            return self._outcome(names.EXIT_FAILED, self.stall)
+        if code < 0 and was_asked:
+            self._event("trainer_killed", f"The trainer was ended by signal {-code}; its last checkpoint counts.")
+            code = names.EXIT_STOPPED
+        own = self._read(names.OUTCOME, Outcome)
+        is_fitting = own is not None and own.state == STATES.get(code, "failed")
+        return own if own and is_fitting else self._outcome(code, self.stop_reason or f"The trainer ended with {code}.")
+
+    def _why_stop(self) -> str:
+        if not self.stop_reason and not self.stall:
+            self.stop_reason = self.dog.why_stop()
+            self.stall = "" if self.stop_reason else self.dog.why_stalled()
+            if self.stop_reason or self.stall:
+                self._event("limit_reached" if self.stop_reason else "stalled", self.stop_reason or self.stall)
+        return self.stop_reason or self.stall
+
+    def _is_grace_over(self) -> bool:
+        """Looks at every limit, asks the trainer to stop, then insists; True when only SIGKILL is left."""
+        why, now = self._why_stop(), self.world.monotonic()
+        if not why:
+            return False
+        if math.isinf(self._asked_at):
+            self._asked_at = now
+            self._event("stop_asked", f"The trainer is asked to save and stop: {why}")
+            self._control(is_stop=True, reason=why)
+        waited_s, grace_s = now - self._asked_at, self.boot.stop_grace_s
+        if not self._is_told and (self.is_preempted or waited_s >= grace_s / 2):
+            self._is_told = self.world.signal(self.children["trainer"], signal.SIGTERM, is_group=True)
+        return waited_s >= grace_s or self.dog.left_s(KILL) <= 0
+
+    def _outcome(self, code: int, reason: str) -> Outcome:
+        phase, step = (self.dog.metric.phase, self.dog.metric.step) if self.dog.metric else ("", 0)
+        return Outcome(STATES.get(code, "failed"), reason, code if code in STATES else 1, phase, step, self.world.now())
+
+    # --- the end: each part goes on without the others ---
+
+    def _end_children(self) -> None:
+        self.state = "pushing"
+        for role, pid in list(self.children.items()):
+            until = self.world.monotonic() + (self.boot.stop_grace_s if role == "trainer" else 5.0)
+            self.world.signal(pid, signal.SIGTERM, is_group=True)
+            self._wait(pid, self._after(until))
+            del self.children[role]
+
+    def _record(self, outcome: Outcome) -> None:
+        is_final = outcome.is_final or outcome.state == "done" or (outcome.state == "stopped" and not self.is_preempted)
+        self._write(names.OUTCOME, dataclasses.replace(outcome, is_final=is_final))
+        self._event(f"run_{outcome.state}", outcome.reason)
+
+    def _push(self) -> None:
+        is_late = self._after(self.world.monotonic() + PUSH_LIMIT_S)
+        is_over = lambda: is_late() or self.dog.left_s(END) <= 0  # noqa: E731
+        self.is_pushed = self._sync_until_done("--once", is_over, "The last push is not verified")
+        if self.is_pushed:
+            self._event("pushed", "Everything worth keeping is in the store, verified by reading it back.")
+        else:
+            self._event("ended_unsaved", "No time is left to push: only what pushed.json names is in the store.")
+
+    def _say_goodbye(self) -> None:
+        """The last heartbeat must be in the store before billing ends: afterwards there is no machine to send it."""
+        # Inside the limit, unless ending has failed: then money goes anyway, and home must hear of it.
+        spare_s = END_TRY_S if self.state == "ending" else min(END_TRY_S, self.dog.left_s(END / 2))
+        self.state = "ending" if self.state == "ending" else "ended"
+        self._beat()
+        self._sync("--once", self._after(self.world.monotonic() + spare_s))
+
+    def _end_billing(self) -> None:
+        """Until it worked, for ever: an agent that gives up leaves a machine that bills and nobody on it."""
+        tries = 0
+        while True:
+            try:
+                problem = self._try_to_end()
+                if not problem:
+                    return self._event("billing_ended", "What ends billing was done and accepted.")
+                tries += 1
+                self.state, self.problem = "ending", f"STILL BILLING: try {tries} to end it failed: {problem}"
+                self._event("end_billing_failed", self.problem)
+                self._say_goodbye()
+            except Exception:
+                log.exception("ending billing failed and is tried again")
+            self.world.sleep(min(self.tick_s * 2 ** min(tries, 10), LONGEST_WAIT_S))
+
+    def _try_to_end(self) -> str:
+        """Why it failed, or "". Only 2xx is a yes: while this runs, "not found" cannot be true of its machine."""
+        end, env = self.boot.end_billing, self.world.environment()
+        if end.kind == "command":
+            pid = self.world.spawn(end.argv, env, self.boot.work_dir, self.log_path("agent"))
+            self.is_leaving = True
+            code = self._wait(pid, self._after(self.world.monotonic() + END_TRY_S))
+            self.is_leaving = False
+            return f"the command ended with exit code {code} (logs/agent.log)" if code else ""
+        missing = [variable for variable in end.header_env.values() if variable not in env]
+        if end.kind != "request" or missing:
+            return f"cannot end by {end.kind!r}; not set in the environment: {', '.join(missing) or 'nothing'}"
+        headers = {name: env[variable] for name, variable in end.header_env.items()}
+        try:
+            reply = self.world.http(HttpRequest(end.method, end.url, headers, end.body.encode()))
+        except NetworkError as exc:
+            return str(exc)
+        return "" if 200 <= reply.status < 300 else f"the provider answered {reply.status}"
+
+    # --- each tick ---
+
+    def _tick(self) -> None:
+        self.dog.read()
+        self._obey()
+        watch, now = self.children.get("watch"), self.world.monotonic()
+        is_needed = self.state in ("fetching", "training") and not self.is_preempted
+        if watch is not None and is_needed and now > self._watch_due and self.world.poll(watch) is not None:
+            self._watch_due = now + 10 * self.tick_s
+            self._event("sync_restarted", f"The sync process ended ({self.world.poll(watch)}) and is started again.")
+            self._start("watch", [*self.boot.sync_argv, "--watch"], "sync")
+        if now >= self._beat_due:
+            self._beat()
+        self.world.sleep(self.tick_s)
+
+    def _obey(self) -> None:
+        request = self._read(names.REQUEST, Request)
+        if request is None or request.serial <= self.serial:
+            return
+        self.serial = request.serial
+        self._event("request_taken", f"Request {request.serial} from home: {request.reason or 'new limits'}.")
+        try:
+            self.dog.change_limits(request)
+        except ArithmeticError:
+            self._event("request_refused", f"Request {request.serial}: {request.spend_limit_usd!r} is no amount.")
+        if request.stop:
+            self.stop_reason = self.stop_reason or request.reason or "A stop was asked for from home."
+        elif "trainer" in self.children and math.isinf(self._asked_at):
+            self._control()
+
+    def _beat(self) -> None:
+        self._beat_due = self.world.monotonic() + self.boot.heartbeat_s
+        boot, dog, metric = self.boot, self.dog, self.dog.metric
+        told: Dict[str, Any] = {
+            "problem": self.problem,
+            "is_pushed": self.is_pushed,
+            "last_progress_at": dog.progress_at,
+        }
+        told.update(trainer_pid=self.children.get("trainer"), spend_limit_usd=dog.spend_limit and str(dog.spend_limit))
+        if metric is not None:
+            told.update({name: getattr(metric, name) for name in ("phase", "step", "num_steps", "loss", "mfu")})
+            told.update(
+                tokens_per_s=metric.tokens_per_s, eta_s=(metric.num_steps - metric.step) * (metric.step_s or 0.0)
+            )
+        head = (self.world.now(), boot.mark, boot.attempt, self.state, boot.started_at, boot.rate_usd_per_hour)
+        self._write(names.HEARTBEAT, Heartbeat(*head, f"{dog.spend():.6f}", **told))
+
+    # --- children and files ---
+
+    def _start(self, role: str, argv: List[str], log_name: str) -> int:
+        hidden = self.boot.end_billing.header_env.values()  # the key that ends billing is the agent's alone
+        env = {name: value for name, value in self.world.environment().items() if name not in hidden}
+        env.update(self.boot.env)
+        env.update({names.MARK_ENV: self.boot.mark, CHILD_ENV: f"{self.boot.mark}/{role}"})
+        self.children[role] = self.world.spawn(argv, env, self.boot.work_dir, self.log_path(log_name))
+        return self.children[role]
+
+    def _after(self, moment: float) -> Callable[[], bool]:
+        return lambda: self.world.monotonic() > moment
+
+    def _wait(self, pid: int, is_over: Callable[[], bool]) -> int:
+        """The exit code of a child, beating meanwhile. It is killed when `is_over`; if even that fails, we go on."""
+        killed_at = math.inf
+        while self.world.monotonic() - killed_at < UNKILLABLE_S:
+            code = self.world.poll(pid)
+            if code is not None:
+                return code
+            if is_over():
+                killed_at = min(killed_at, self.world.monotonic())
+                self.world.signal(pid, signal.SIGKILL, is_group=True)
+            self._tick()
+        return -signal.SIGKILL
+
+    def _sync(self, flag: str, is_over: Callable[[], bool]) -> int:
+        try:
+            return self._wait(self._start("sync", [*self.boot.sync_argv, flag], "sync"), is_over)
+        except OSError:
+            log.exception("sync could not be started")
+            return 127
+        finally:
+            self.children.pop("sync", None)
+
+    def _sync_until_done(self, flag: str, is_over: Callable[[], bool], what: str) -> bool:
+        """Tries again, waiting longer each time; False when `is_over` came first."""
+        tries = 0
+        while not is_over():
+            code, tries = self._sync(flag, is_over), tries + 1
+            self.problem = f"{what} (try {tries}, exit code {code}; logs/sync.log)." if code else ""
+            if code == 0:
+                return True
+            self._event("sync_failed", self.problem)
+            is_time = self._after(self.world.monotonic() + min(self.tick_s * 2 ** min(tries, 10), LONGEST_WAIT_S))
+            while not is_time() and not is_over():
+                self._tick()
+        return False
+
+    def _control(self, is_stop: bool = False, reason: str = "") -> None:
+        left_s, name = self.dog.left_s(KILL), self.dog.nearest()[1]
+        land_by = None if math.isinf(left_s) else self.world.now() + left_s
+        self._write(names.CONTROL, Control(is_stop, reason or f"The {name} is near.", land_by))
+
+    def _event(self, kind: str, text: str) -> None:
+        log.info("%s: %s", kind, text)
+        self._write(names.EVENTS, Event(self.world.now(), "agent", kind, text), is_line=True)
+
+    def _write(self, name: str, document: object, is_line: bool = False) -> None:
+        write, end = (self.world.append, "\n") if is_line else (self.world.write, "")
+        try:
+            write(self._path(name), (dumps(document) + end).encode())
+        except OSError:  # a full disk must not take the watchdog down
+            log.exception("%s could not be written", name)
+
+    def _read(self, name: str, cls: Type[T]) -> Optional[T]:
+        try:
+            return loads(cls, self.world.read(self._path(name)))
+        except (OSError, WireError):
+            return None
+
+    def log_path(self, name: str) -> str:
+        return self._path(names.LOGS, f"{name}.log")
+
+    def _path(self, *parts: str) -> str:
+        return os.path.join(self.run_dir, *parts)

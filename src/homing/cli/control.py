@@ -1,0 +1,60 @@
+"""What the verbs of a run's life share: the home, the run that a person means, and the last look at what bills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+
+from homing.cli import talk
+from homing.cloud import meter
+from homing.cloud.destroy import still_billing
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
+from homing.config import home as home_path
+from homing.errors import UsageError
+from homing.units import parse_usd
+from homing.world import World
+
+__all__ = ["find_run", "open_home", "parse_limit", "say_problems", "usd"]
+
+
+@contextmanager
+def open_home() -> Iterator[Home]:
+    """The home for one verb. Whatever the verb did, an end that no provider confirmed is said last, and wins."""
+    home = Home(home_path(), World())
+    try:
+        yield home
+    finally:
+        lines = home.ledger.unconfirmed() if home.world.exists(home.path / "ledger.sqlite") else []
+        if lines:
+            raise still_billing(home, lines)
+
+
+def find_run(home: Home, name: str | None) -> RunRow:
+    """By id or name; a run file's path means the run of that name."""
+    if name is not None and (name.endswith((".yaml", ".yml", ".toml", ".json")) or "/" in name):
+        name = Path(name).stem
+    return home.ledger.find(name)
+
+
+def parse_limit(text: str | None, flag: str = "--spend-limit") -> Decimal | None:
+    if text is None:
+        return None
+    try:
+        limit = parse_usd(text)
+    except ValueError as exc:
+        raise UsageError(what=f"{flag}: {exc}.", fix=f"{flag} 12") from exc
+    if limit <= 0:
+        raise UsageError(what=f"{flag}: a limit of nothing starts nothing.", fix=f"{flag} 12")
+    return limit
+
+
+def usd(amount: Decimal | str) -> str:
+    return meter.show_usd(Decimal(amount))
+
+
+def say_problems(problems: list[str]) -> None:
+    for problem in problems:
+        talk.say(f"warning: {problem}")

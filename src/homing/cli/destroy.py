@@ -1,0 +1,84 @@
+"""`homing destroy`: end billing, confirmed by the provider. Asks only if something would be lost."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from homing.cli import talk
+from homing.cli.control import find_run, open_home, say_problems, usd
+from homing.cli.options import Json, Yes
+from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, open_lines, would_be_lost
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
+from homing.cloud.reconcile import refresh
+from homing.cloud.record import write_record
+from homing.cloud.status import dump_line
+from homing.errors import HomingError, StillBilling, UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run whose instances end.")] = None,
+    is_all: Annotated[bool, typer.Option("--all", help="Every instance of ours, also those no run knows.")] = False,
+    yes: Yes = False,
+    json_: Json = False,
+) -> None:
+    """End billing, confirmed by the provider; what is gone already is success."""
+    if (run is None) == (not is_all):
+        raise UsageError(
+            what="Say which run to destroy." if run is None else "RUN and --all exclude each other.",
+            why="destroy never guesses.",
+            fix="homing destroy RUN   or   homing destroy --all",
+        )
+    with open_home() as home:
+        say_problems(refresh(home))
+        rows = _runs_with_instances(home) if is_all else [find_run(home, run)]
+        for row in rows:
+            lost = would_be_lost(home, row)
+            if lost and not talk.ask(f"{row.id}: {lost}. Destroy it all the same?", yes=yes):
+                talk.say(f"Left as it is. Save first: homing stop {row.name}")
+                return
+        _show(_destroy(home, rows, is_all), rows)
+
+
+def _runs_with_instances(home: Home) -> list[RunRow]:
+    with_lines = {line.run_id for line in open_lines(home, None)}
+    return [row for row in home.ledger.runs() if row.id in with_lines]
+
+
+def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
+    """All are tried; the first that may still bill is raised at the end."""
+    done, failed = [], None
+    for row in rows:
+        try:
+            done.append(destroy_run(home, row))
+        except StillBilling as exc:
+            failed = failed or exc
+        try:
+            write_record(home, row.id, home.store_of(row))
+        except HomingError as exc:
+            talk.say(f"warning: the run's record in the store is not up to date: {exc.what}")
+    if is_all:
+        try:
+            done.append(destroy_lines(home, open_lines(home, None)))
+        except StillBilling as exc:
+            failed = failed or exc
+    if failed is not None:
+        raise failed
+    return done
+
+
+def _show(done: list[Destroyed], rows: list[RunRow]) -> None:
+    lines = [line for each in done for line in each.lines]
+    talk.emit("destroy/1", {"runs": [row.id for row in rows], "receipts": [dump_line(line) for line in lines]})
+    if not lines:
+        talk.say("Nothing was running; nothing bills.")
+        return
+    talk.table(
+        ["instance", "provider", "dollars", "note"],
+        [(line.instance_id or line.mark, line.provider, usd(line.spend_usd), line.note) for line in lines],
+    )
+    talk.say("Gone, confirmed by the provider. The receipt stays: homing ledger")

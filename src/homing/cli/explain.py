@@ -1,0 +1,100 @@
+"""`homing explain [KEY]`: what a key of the run file means, out of the schema itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from homing.cli import talk
+from homing.cli.options import Json
+from homing.errors import UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="A key or a section, such as model.depth or limits.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """What a key of the run file means; without a key, all sections and keys."""
+    from homing.config.keys import all_keys, find_keys, sections
+
+    if key is None:
+        _show_all()
+        return
+    section = _section(key)
+    if section is not None:
+        found = [entry for entry in all_keys().values() if entry.section == section]
+        talk.emit("explain/1", {"section": section, "about": sections()[section], "keys": [vars(k) for k in found]})
+        if not talk.is_json():
+            print(f"{section}: {sections()[section]}\n")
+        _table(found)
+        talk.say(f"\nMore about one of them: homing explain {found[0].path.replace('.N.', '.0.')}")
+        return
+    found = find_keys(key) or _by_other_name(key)
+    talk.emit("explain/1", {"keys": [vars(entry) for entry in found]})
+    if not talk.is_json():
+        print("\n\n".join(_words(entry) for entry in found))
+
+
+def _section(key: str) -> str | None:
+    from homing.config.keys import sections
+
+    plain = key.replace("[", ".").replace("]", "").rstrip(".:")
+    plain = ".".join("N" if part.isdigit() else part for part in plain.split("."))
+    if plain == "phases" or (plain.startswith("phases.") and not plain.startswith("phases.N")):
+        plain = plain.replace("phases", "phases.N", 1)
+    return plain if plain and plain in sections() else None
+
+
+def _by_other_name(key: str) -> list[Any]:
+    """Another trainer's name, or a typing error: answered with ours, or refused with the nearest."""
+    from homing.config.keys import find_keys
+    from homing.config.names import FOREIGN, suggest_key
+
+    last = key.split(".")[-1].lower().replace("-", "_")
+    if last in FOREIGN:
+        ours = FOREIGN[last].split(" ")[0]
+        talk.say(f"{key} is called {FOREIGN[last].replace('phases.N.', 'phases.0.')} here.\n")
+        if found := find_keys(ours):
+            return found
+    path = tuple(
+        int(part) if part.isdigit() else part for part in key.replace("[", ".").replace("]", "").split(".") if part
+    )
+    raise UsageError(
+        what=f"There is no key {key!r} in a run file.",
+        why=suggest_key(path or ("",)),
+        fix="`homing explain` lists all sections and keys.",
+    )
+
+
+def _show_all() -> None:
+    from homing.config.keys import all_keys, sections
+
+    document = {"sections": sections(), "keys": [vars(entry) for entry in all_keys().values()]}
+    talk.emit("explain/1", document)
+    if talk.is_json():
+        return
+    for section, about in sections().items():
+        inside = [entry.name for entry in all_keys().values() if entry.section == section]
+        print(f"{section or '(top)'}: {about}\n    {', '.join(inside)}")
+    talk.say("\nOne of them in full: homing explain model.depth")
+
+
+def _table(found: list[Any]) -> None:
+    talk.table(
+        ("key", "default", "allowed", "what it is"),
+        [(entry.name, entry.default, entry.allowed or entry.kind, entry.about) for entry in found],
+    )
+
+
+def _words(entry: Any) -> str:
+    shown = entry.path.replace(".N", ".0")
+    lines = [shown, f"  {entry.about}", f"  type     {entry.kind}", f"  default  {entry.default}"]
+    if entry.allowed:
+        lines.append(f"  allowed  {entry.allowed}")
+    lines.append(f"  example  {entry.name}: {entry.example}        or  --set {shown}={entry.example}")
+    return "\n".join(lines)

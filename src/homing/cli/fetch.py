@@ -1,0 +1,71 @@
+"""`homing fetch`: bring the model home, verified by hash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homing.cli import talk
+from homing.cli.control import find_run, open_home, say_problems
+from homing.cli.options import Json, RunName
+from homing.cloud.fetch import fetch
+from homing.cloud.reconcile import refresh
+from homing.cloud.watch import remember_speed
+from homing.units import format_bytes
+
+__all__ = ["command"]
+
+
+def command(
+    run: RunName = None,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="latest, best or a step.")] = "latest",
+    to: Annotated[Path | None, typer.Option("--to", help="Folder; models/NAME when left out.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another model there.")] = False,
+    or_older: Annotated[bool, typer.Option("--or-older", help="Take the one before if it is damaged.")] = False,
+    json_: Json = False,
+) -> None:
+    """Bring the model home from the store, every file checked by its hash."""
+    with open_home() as home:
+        say_problems(refresh(home))
+        row = find_run(home, run)
+        target = to or Path("models") / row.name
+        got = fetch(
+            home,
+            row,
+            target.absolute(),
+            which=checkpoint,
+            force=force,
+            or_older=or_older,
+            tell=lambda text: talk.say(f"  {text}"),
+        )
+        remember_speed(home, row, home.store_of(row))
+        manifest = got.manifest
+        talk.emit(
+            "fetch/1",
+            {
+                "run": row.id,
+                "phase": manifest.phase,
+                "step": manifest.step,
+                "val_loss": manifest.val_loss,
+                "val_bits_per_byte": manifest.val_bits_per_byte,
+                "num_bytes": got.num_bytes,
+                "model_dir": str(target),
+                "run_dir": str(got.run_dir),
+                "is_new": got.is_new,
+                "passed_over": got.passed_over,
+            },
+        )
+        if not talk.is_json():
+            print(target)
+        say_problems([f"passed over {text}" for text in got.passed_over])
+        said = "fetched" if got.is_new else "was here already"
+        talk.say(
+            f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
+            f" Logs, metrics and samples: {got.run_dir}"
+        )
+        talk.say(
+            f"Talk to it: homing chat {row.name}   Complete a prompt: homing generate {row.name} --prompt 'Once'"
+            f"   End billing, confirmed: homing destroy {row.name}"
+        )

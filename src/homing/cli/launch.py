@@ -1,0 +1,151 @@
+"""`homing launch`: rent, boot, train, push, end billing. The question names the money."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from decimal import Decimal
+from typing import Annotated, Any
+
+import typer
+
+from homing.cli import talk
+from homing.cli.control import open_home, parse_limit, say_problems, usd
+from homing.cli.options import Json, RunRequired, Sets, Yes
+from homing.cloud.home import Home
+from homing.cloud.launch import Draft, Launched, LaunchOrder, draft, guards, launch, rehearse
+from homing.cloud.plan import make_plan
+from homing.cloud.reconcile import refresh
+from homing.config import Loaded, has_smoke_passed, load_run, needs_smoke_first
+from homing.config.schema import NAME_PATTERN
+from homing.errors import UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    run: RunRequired,
+    spend_limit: Annotated[
+        str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="The most it may cost, over all attempts.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Another name for this run.")] = None,
+    sets: Sets = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="The same file, shrunk to minutes.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this name.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Everything up to the first side effect.")] = False,
+    yes: Yes = False,
+    json_: Json = False,
+) -> None:
+    """Rent, boot, train, push, end billing. The laptop may close once the agent has spoken."""
+    limit = parse_limit(spend_limit)
+    loaded = load_run(run, sets or [], is_smoke=smoke)
+    if name is not None:
+        loaded = _renamed(loaded, name)
+    with open_home() as home:
+        say_problems([*loaded.warnings, *refresh(home)])
+        ready = _draft(loaded, limit, home, resume=resume, smoke=smoke)
+        _say_plan(ready, home)
+        if dry_run:
+            _show_request(ready, home)
+            return
+        if not _agreed(ready, loaded, smoke=smoke, yes=yes):
+            talk.say("Nothing was started.")
+            return
+        done = launch(ready, home, tell=lambda text: talk.say(f"  {text}"))
+        talk.emit("launch/1", _document(done, ready))
+        _say_next(done, ready)
+
+
+def _renamed(loaded: Loaded, name: str) -> Loaded:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(
+            what=f"{name!r} cannot be the name of a run.", why=f"It must match {NAME_PATTERN}", fix="--name moss-2"
+        )
+    return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, name=name))
+
+
+def _draft(loaded: Loaded, limit: Decimal | None, home: Home, *, resume: bool, smoke: bool) -> Draft:
+    if limit is None and loaded.run.limits.spend_usd is not None:
+        limit = Decimal(loaded.run.limits.spend_usd)
+    plan = make_plan(loaded.run, home)
+    say_problems(plan.warnings)
+    order = LaunchOrder(
+        run=loaded.run,
+        run_file_text=loaded.text,
+        is_prepared=loaded.is_prepared,
+        offer=plan.offers[0].offer,
+        spend_limit_usd=limit,
+        resume=resume,
+        is_smoke=smoke,
+    )
+    return draft(order, home)
+
+
+def _say_plan(ready: Draft, home: Home) -> None:
+    before = f", {usd(ready.spent_before_usd)} of it spent by earlier attempts" if ready.spent_before_usd else ""
+    talk.say(f"Worst case: {usd(ready.worst_case_usd)}{before}.")
+    for sentence in guards(ready, home):
+        talk.say(f"  {sentence}")
+
+
+def _show_request(ready: Draft, home: Home) -> None:
+    request = rehearse(ready, home).to_dict()
+    document = {
+        "run": ready.run.id,
+        "worst_case_usd": str(ready.worst_case_usd),
+        "guards": guards(ready, home),
+        "request": request,
+    }
+    talk.emit("dry-run/1", document)
+    rows = [(key, value) for key, value in _flat(request)]
+    talk.table(["", ""], rows, title=f"Would create {ready.mark}")
+    talk.say("Nothing was created, pushed or written down.")
+
+
+def _flat(request: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for key, value in request.items():
+        if isinstance(value, dict):
+            rows += [(f"{key}.{name}", str(inner)) for name, inner in value.items()]
+        elif isinstance(value, list) and key != "argv":
+            rows += [(f"{key}.{number}", str(inner)) for number, inner in enumerate(value)]
+        else:
+            rows.append((key, " ".join(value) if isinstance(value, list) else str(value)))
+    return rows
+
+
+def _agreed(ready: Draft, loaded: Loaded, *, smoke: bool, yes: bool) -> bool:
+    run, offer = ready.run, ready.order.offer
+    if needs_smoke_first(run) and not smoke and not has_smoke_passed(loaded.file):
+        talk.say(f"This is a big run and its smoke profile has not passed: homing launch {run.name} --smoke")
+        if not talk.ask("Launch the big run without it?", yes=yes):
+            return False
+    machine = f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
+    question = (
+        f"Start {machine} on {offer.provider} at {usd(offer.rate_usd_per_hour)}/h, limit {usd(ready.spend_limit_usd)}?"
+    )
+    return talk.ask(question, yes=yes)
+
+
+def _document(done: Launched, ready: Draft) -> dict[str, Any]:
+    return {
+        "run": done.run.id,
+        "name": done.run.name,
+        "attempt": ready.attempt,
+        "mark": ready.mark,
+        "instance": done.instance.id,
+        "provider": done.instance.provider,
+        "rate_usd_per_hour": str(done.instance.rate_usd_per_hour),
+        "spend_limit_usd": str(ready.spend_limit_usd),
+        "worst_case_usd": str(done.worst_case_usd),
+        "store": done.run.store,
+    }
+
+
+def _say_next(done: Launched, ready: Draft) -> None:
+    talk.say(f"{done.run.id} has started; its first heartbeat is in the store.")
+    if done.instance.provider == "local":
+        talk.say("You may close this terminal. The run is on this computer, which must stay on.")
+    else:
+        talk.say("You may close the laptop.")
+    talk.say(f"Watch it: homing watch {done.run.name}")

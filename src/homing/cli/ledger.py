@@ -1,0 +1,67 @@
+"""`homing ledger`: every instance ever asked for, with its dollars."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+
+from homing.cli import talk
+from homing.cli.control import find_run, open_home, say_problems, usd
+from homing.cli.options import Json, RunName
+from homing.cloud import meter
+from homing.cloud.reconcile import refresh
+from homing.cloud.status import dump_line
+
+__all__ = ["command"]
+
+
+def command(run: RunName = None, json_: Json = False) -> None:
+    """Every instance ever asked for, from the intent to the receipt; rows are never deleted."""
+    with open_home() as home:
+        problems = refresh(home)
+        row = find_run(home, run) if run is not None else None
+        lines = home.ledger.lines(row.id if row else None)
+        now = home.world.now()
+        total = meter.total_spend(lines, now)
+        spends = {line.mark: meter.line_spend(line, now) for line in lines}
+        talk.emit(
+            "ledger/1",
+            {
+                "lines": [{**dump_line(line), "spend_usd": str(spends[line.mark])} for line in lines],
+                "total_usd": str(total),
+                "margin_s": meter.MARGIN_S,
+                "problems": problems,
+            },
+        )
+        rows = [
+            (
+                line.run_id or "(no run)",
+                line.attempt,
+                line.provider,
+                line.offer,
+                f"{usd(line.rate_usd_per_hour)}/h",
+                _time(line.created_at or line.intent_at),
+                _time(line.destroyed_at),
+                line.state,
+                line.billing,
+                usd(spends[line.mark]),
+            )
+            for line in lines
+        ]
+        total_row = ("total", "", "", "", "", "", "", "", "", usd(total))
+        headers = ["run", "attempt", "provider", "offer", "rate", "from", "until", "state", "billing", "dollars"]
+        talk.table(headers, [*rows, total_row])
+        say_problems(problems)
+        _say_margin(total)
+
+
+def _time(t: float | None) -> str:
+    return datetime.datetime.fromtimestamp(t, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ") if t else ""
+
+
+def _say_margin(total: Decimal) -> None:
+    if total:
+        talk.say(
+            "Ours counts from the create call, so it may stand above the provider's figure by up to"
+            f" {meter.MARGIN_S:g} s of each instance's rate, never below."
+        )

@@ -1,0 +1,201 @@
+"""`homing new NAME --from PRESET`: a commented run file in ./runs, with its sizes computed now."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import glob
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli import talk
+from homing.cli.options import Json
+from homing.errors import UsageError
+from homing.units import format_count
+
+if TYPE_CHECKING:
+    from homing.config import Loaded
+    from homing.wire.run import Run
+
+__all__ = ["command", "preset_names", "size_line"]
+
+SIZES = "{sizes}"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="What the run is called.")] = None,
+    preset: Annotated[str | None, typer.Option("--from", metavar="PRESET", help="The preset to start from.")] = None,
+    text: Annotated[list[str] | None, typer.Option("--text", help="Text file, glob or directory; may repeat.")] = None,
+    validation: Annotated[list[str] | None, typer.Option("--validation", help="Held-out text; may repeat.")] = None,
+    is_listing: Annotated[bool, typer.Option("--list", help="The presets and their sizes.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a run file that exists.")] = False,
+    json_: Json = False,
+) -> None:
+    """Write a run file from a preset."""
+    if is_listing:
+        _list()
+        return
+    if not name:
+        raise UsageError(
+            what="The run needs a name.", why="Such as: homing new goethe --from goethe-75m", fix=_presets()
+        )
+    if not _NAME.fullmatch(name):
+        tidy = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "first"
+        raise UsageError(
+            what=f"{name!r} cannot be the name of a run.",
+            why="A name is made of a-z, 0-9 and -, at most 32 characters, because every provider must accept it.",
+            fix=f"homing new {tidy} --from {preset or 'tiny'}",
+        )
+    source = _find(preset, name)
+    target = Path("runs") / f"{name}.yaml"
+    _refuse_to_overwrite(name, target, force)
+    loaded = _write(source, target, name, text or [], validation or [])
+    _report(name, target, source.stem, loaded)
+
+
+def preset_names() -> list[str]:
+    from homing.config import preset_dir
+
+    return sorted((path.stem for path in preset_dir().glob("*.yaml")), key=lambda stem: _size_of(stem))
+
+
+def size_line(run: Run) -> str:
+    """What a preset's header says, computed."""
+    from homing.config.memory import fits
+
+    fitting = [fit for fit in fits(run) if fit.most_rows]
+    where = f"training fits cards from {fitting[0].gpu.memory_gib} GB" if fitting else "training fits no single card"
+    flops = format_count(run.sizes.flops_per_token)
+    return f"{run.sizes.num_params:,} parameters, {flops} FLOPs per token; {where}. (Computed by homing new.)"
+
+
+def _size_of(stem: str) -> int:
+    from homing.config import load_run, preset_dir
+
+    return load_run(str(preset_dir() / f"{stem}.yaml"), is_for_prep=True).run.sizes.num_params
+
+
+def _presets() -> str:
+    return f"Presets: {', '.join(preset_names())}. Their sizes: homing new --list"
+
+
+def _find(preset: str | None, name: str) -> Path:
+    from homing.config import preset_dir
+
+    if not preset:
+        raise UsageError(
+            what="Which preset shall the run start from?", why=f"homing new {name} --from PRESET", fix=_presets()
+        )
+    path = preset_dir() / f"{preset}.yaml"
+    if preset not in {found.stem for found in preset_dir().glob("*.yaml")}:
+        near = difflib.get_close_matches(preset.lower(), preset_names(), n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(what=f"There is no preset {preset!r}.", why=f"{hint}{_presets()}", fix=_again(name, near))
+    return path
+
+
+def _again(name: str, near: list[str]) -> str:
+    return f"homing new {name} --from {near[0] if near else 'tiny'}"
+
+
+def _refuse_to_overwrite(name: str, target: Path, force: bool) -> None:
+    from homing.config import run_files
+
+    there = run_files().get(name)
+    if there is not None and (not force or there != target):
+        raise UsageError(
+            what=f"{there} exists already.",
+            why="A run file may hold an afternoon of thought, so it is never written over unasked.",
+            fix=f"Choose another name, or add --force to replace {target}."
+            if there == target
+            else f"Choose another name, or delete {there}: one name, one file.",
+        )
+
+
+def _write(source: Path, target: Path, name: str, text: list[str], validation: list[str]) -> Loaded:
+    from homing.config import load_run
+
+    body = _fill(source.read_text(encoding="utf-8"), name, text, validation)
+    aside = target.parent / f".{name}.new.yaml"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(body, encoding="utf-8")
+        # The sizes in the header are those of the very file that will lie there.
+        run = load_run(str(aside), is_for_prep=True).run
+        aside.write_text(body.replace(SIZES, size_line(run), 1), encoding="utf-8")
+        aside.replace(target)
+    except OSError as exc:
+        raise UsageError(
+            what=f"Cannot write {target}.", why=exc.strerror or str(exc), fix="Go to a folder that you may write to."
+        ) from exc
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+    return load_run(str(target), is_for_prep=True)
+
+
+def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
+    body = re.sub(r"(?m)^name: .*$", f"name: {name}", body, count=1)
+    if text:
+        body = re.sub(r"(?m)^  text: .*$", lambda _: f"  text: {_yaml_list(text)}", body, count=1)
+        # The preset's own held-out file belongs to the preset's own text.
+        body = re.sub(r"(?m)^  validation: .*\n", "", body, count=1)
+    if validation:
+        body = re.sub(
+            r"(?m)^(  text: .*\n)", lambda m: f"{m[1]}  validation: {_yaml_list(validation)}\n", body, count=1
+        )
+    return body
+
+
+def _yaml_list(paths: list[str]) -> str:
+    plain = re.compile(r"[A-Za-z0-9_./~*-][A-Za-z0-9_./~*+-]*")
+    # A JSON string is a YAML string too; `*` may not come first unquoted, it would be an alias.
+    quoted = [p if plain.fullmatch(p) and p[0] not in "*-~" else json.dumps(p, ensure_ascii=False) for p in paths]
+    return f"[{', '.join(quoted)}]"
+
+
+def _list() -> None:
+    from homing.config import load_run, preset_dir
+
+    rows = []
+    for preset in preset_names():
+        path = preset_dir() / f"{preset}.yaml"
+        run = load_run(str(path), is_for_prep=True).run
+        about = path.read_text(encoding="utf-8").splitlines()[0].removeprefix(f"# {preset}: ")
+        rows.append({"preset": preset, "num_params": run.sizes.num_params, "num_layers": run.model.num_layers,
+                     "width": run.model.width, "context": run.model.context, "vocab_size": run.model.vocab_size,
+                     "about": about})  # fmt: skip
+    talk.emit("presets/1", {"presets": rows})
+    talk.table(
+        ("preset", "parameters", "layers", "width", "context", "vocabulary", "for"),
+        [
+            (
+                row["preset"],
+                f"{row['num_params']:,}",
+                row["num_layers"],
+                row["width"],
+                row["context"],
+                f"{row['vocab_size']:,}",
+                row["about"],
+            )
+            for row in rows
+        ],
+    )
+    talk.say("\nStart from one: homing new NAME --from tiny --text YOUR_TEXT.txt")
+
+
+def _report(name: str, target: Path, preset: str, loaded: Loaded) -> None:
+    run = loaded.run
+    document = {"run": name, "file": str(target), "preset": preset, "num_params": run.sizes.num_params}
+    talk.emit("new/1", {**document, "text": loaded.prep.text, "next": f"homing prep {name}"})
+    if not talk.is_json():
+        print(f"{target}: {run.sizes.num_params:,} parameters, from {preset}.")
+    absent = [path for path in loaded.prep.text if not glob.glob(path, recursive=True)]
+    if absent:
+        talk.say(f"There is no text at {', '.join(absent)} yet: put yours there, or change data.text in {target}.")
+    talk.say(f"Prepare the text: homing prep {name}")

@@ -1,0 +1,68 @@
+"""`homing runs`: every run, and whatever may still cost money, whether the ledger knew it or not."""
+
+from __future__ import annotations
+
+from homing.cli import talk
+from homing.cli.control import open_home, say_problems, usd
+from homing.cli.options import Json
+from homing.cloud.reconcile import refresh
+from homing.cloud.status import Status, billing_lines, dump_line, look
+from homing.units import format_duration
+from homing.wire.record import LedgerLine
+
+__all__ = ["command"]
+
+
+def command(json_: Json = False) -> None:
+    """Every run, and whatever may still cost money."""
+    with open_home() as home:
+        problems = refresh(home)
+        found = [look(home, row) for row in home.ledger.runs()]
+        known = {row.run.id for row in found}
+        forgotten = [line for line in billing_lines(home.ledger.lines()) if line.run_id not in known]
+        billing = billing_lines(home.ledger.lines())
+        now = home.world.now()
+        talk.emit(
+            "runs/1",
+            {
+                "runs": [status.to_dict() for status in found],
+                "billing": [dump_line(line) for line in billing],
+                "forgotten": [dump_line(line) for line in forgotten],
+                "problems": problems,
+            },
+        )
+        talk.table(
+            ["run", "state", "step", "spent", "limit", "age", "instance", "billing"],
+            [*(_row(status, now) for status in found), *(_forgotten(line) for line in forgotten)],
+        )
+        say_problems(problems)
+        for line in forgotten:
+            talk.say(f"warning: {line.instance_id} on {line.provider} carries our mark and belongs to no run we know.")
+        if billing:
+            rate = sum((float(line.rate_usd_per_hour) for line in billing), 0.0)
+            talk.say(
+                f"{len(billing)} billing or maybe billing, {rate:.2f} dollars an hour. End all: homing destroy --all"
+            )
+        else:
+            talk.say("Nothing bills." if not problems else "Nothing is known to bill.")
+
+
+def _row(status: Status, now: float) -> list[str]:
+    beat = status.signs.heartbeat if status.signs else None
+    open_ = billing_lines(status.lines)
+    last = open_[-1] if open_ else None
+    return [
+        status.run.id,
+        status.run.state,
+        f"{beat.step:,}/{beat.num_steps:,}" if beat and beat.num_steps else "",
+        usd(status.spend_usd),
+        usd(status.limit_usd) if status.limit_usd is not None else "",
+        format_duration(max(0.0, now - status.run.created_at)),
+        f"{last.provider} {last.instance_id or last.mark} {last.state}" if last else "",
+        last.billing if last else "no",
+    ]
+
+
+def _forgotten(line: LedgerLine) -> list[str]:
+    where = f"{line.provider} {line.instance_id} {line.state}"
+    return ["(no run)", "forgotten", "", usd(line.spend_usd), "", "", where, line.billing]

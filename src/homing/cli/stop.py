@@ -1,0 +1,43 @@
+"""`homing stop`: end training at the next step, with a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from homing.cli import talk
+from homing.cli.control import find_run, open_home, usd
+from homing.cli.options import Json, RunRequired
+from homing.cloud.reconcile import refresh
+from homing.cloud.stop import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop
+from homing.errors import UsageError
+from homing.units import parse_duration
+
+__all__ = ["command"]
+
+
+def command(
+    run: RunRequired,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Ask, and do not wait for it.")] = False,
+    timeout: Annotated[str, typer.Option("--timeout", help="How long to wait: 90s, 10m.")] = f"{STOP_TIMEOUT_S:g}",
+    json_: Json = False,
+) -> None:
+    """End training at the next step, with a checkpoint; the instance then ends its own billing."""
+    try:
+        timeout_s = parse_duration(timeout)
+    except ValueError as exc:
+        raise UsageError(what=f"--timeout: {exc}.", fix="--timeout 10m") from exc
+    with open_home() as home:
+        refresh(home)
+        row = find_run(home, run)
+        serial = ask_to_stop(home, row)
+        if no_wait:
+            talk.emit("stop/1", {"run": row.id, "serial": serial, "is_stopped": False})
+            talk.say(f"Asked. See it stop: homing watch {row.name}")
+            return
+        status = wait_for_stop(home, row, timeout_s=timeout_s, tell=lambda text: talk.say(f"  {text}"))
+        document = {"run": row.id, "serial": serial, "is_stopped": True, **status.to_dict()}
+        talk.emit("stop/1", document)
+        talk.say(f"{row.id} is {status.run.state}: {status.run.reason} Spent {usd(status.spend_usd)}.")
+        talk.say(f"Fetch it: homing fetch {row.name}   Go on: homing launch {row.name} --resume")

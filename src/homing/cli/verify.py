@@ -1,0 +1,220 @@
+"""`homing verify [RUN]`: will it build, learn and fit? Before a cent is spent.
+
+    parameters by part, FLOPs -> memory on each card -> vocabulary, shards, tokens -> one forward and backward -> plan
+
+Everything but the forward and backward is arithmetic and needs no torch; `--no-run` stops there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli import talk
+from homing.cli.options import Json, RunName, Sets
+from homing.errors import DataError
+from homing.units import format_bytes, format_count, format_duration
+
+if TYPE_CHECKING:
+    from homing.config import Loaded
+
+__all__ = ["command"]
+
+
+@dataclass
+class _Findings:
+    document: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def command(
+    run: RunName = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Arithmetic only; needs no torch.")] = False,
+    is_smoke: Annotated[bool, typer.Option("--smoke", help="The same file shrunk to minutes.")] = False,
+    is_hashing: Annotated[bool, typer.Option("--hash", help="Also check the sha256 of every shard.")] = False,
+    sets: Sets = None,
+    json_: Json = False,
+) -> None:
+    """Build the model, count it, take one step, check what it needs."""
+    from homing.config import load_run, newest_run
+
+    if not no_run:
+        from homing.cli.extras import need
+
+        need("lm", verb="verify")
+    loaded = load_run(newest_run() if run is None else run, sets or [], is_smoke=is_smoke)
+    found = _Findings({"run": loaded.run.name, "file": str(loaded.file), "is_prepared": loaded.is_prepared})
+    _say_title(loaded)
+    _parameters(loaded, found)
+    _memory(loaded, found)
+    _data(loaded, found, is_hashing)
+    _length(loaded, found)
+    if not no_run and not found.problems:  # without its shards the step would only say so again
+        _one_step(loaded, found)
+    _end(loaded, found)
+
+
+def _say_title(loaded: Loaded) -> None:
+    model = loaded.run.model
+    talk.say(
+        f"{loaded.run.name} ({loaded.file}): {model.arch}, {model.num_layers} layers, width {model.width},"
+        f" {model.num_heads} query and {model.num_kv_heads} KV heads of {model.head_size}, feed-forward"
+        f" {model.ffn_width}, context {model.context}, vocabulary {model.vocab_size:,}"
+    )
+
+
+def _parameters(loaded: Loaded, found: _Findings) -> None:
+    from homing.config.derive import parameter_table
+
+    sizes, table = loaded.run.sizes, parameter_table(loaded.run.model)
+    found.document["parameters"] = [{"part": part.name, "num_params": part.num_params} for part in table]
+    found.document |= vars(sizes)
+    rows = [
+        (part.name, f"{part.num_params:,}", f"{part.num_params / sizes.num_params:.1%}", part.note) for part in table
+    ]
+    talk.table(("part", "parameters", "share", "how"), [*rows, ("all", f"{sizes.num_params:,}", "100.0%", "")])
+    talk.say(
+        f"{format_count(sizes.flops_per_token)} FLOPs per token, forward and backward"
+        f" (6 x {sizes.num_matmul_params:,} in matrices, and attention over {loaded.run.model.context:,} tokens).\n"
+    )
+
+
+def _memory(loaded: Loaded, found: _Findings) -> None:
+    from homing.config.memory import fits, training_memory
+    from homing.gpus import find_gpu
+
+    run = loaded.run
+    memory = training_memory(run)
+    parts = ("weights", "gradients", "optimizer", "copies", "activations_per_row", "scratch", "cuda")
+    found.document["memory"] = {name: getattr(memory, name) for name in parts}
+    talk.say(
+        "Memory: " + ", ".join(f"{name.replace('_', ' ')} {format_bytes(getattr(memory, name))}" for name in parts)
+    )
+    every = fits(run)
+    found.document["cards"] = [
+        {
+            "gpu": fit.gpu.name,
+            "memory_gib": fit.gpu.memory_gib,
+            "is_fitting": fit.is_fitting,
+            "micro_batch": fit.micro_batch,
+            "most_rows": fit.most_rows,
+            "peak_bytes": fit.peak_bytes,
+            "lower": fit.lower,
+        }
+        for fit in every
+    ]
+    talk.table(
+        ("card", "GiB", "fits", "rows at a time", "peak", "to make it fit, lower"),
+        [
+            (
+                fit.gpu.name,
+                fit.gpu.memory_gib,
+                "yes" if fit.is_fitting else "no",
+                fit.micro_batch or "",
+                format_bytes(fit.peak_bytes),
+                fit.lower,
+            )
+            for fit in every
+        ],
+    )
+    talk.say()
+    chosen = find_gpu(run.cloud.gpu) if run.cloud.gpu else None
+    for fit in every:
+        if chosen and fit.gpu.name == chosen.name and not fit.is_fitting:
+            found.problems.append(f"cloud.gpu is {chosen.name}, and training does not fit it. Lower {fit.lower}.")
+
+
+def _data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
+    from homing.config.prepared import missing_files, read_prepared
+
+    prepared = read_prepared(Path(loaded.run.data.dir))
+    if prepared is None:
+        found.document["data"] = {"dir": loaded.run.data.dir, "num_train_tokens": 0, "num_val_tokens": 0}
+        talk.say(f"Data: nothing is prepared in {loaded.run.data.dir} yet.")
+        return
+    problems = missing_files(prepared, is_hashing=is_hashing)
+    found.problems += problems
+    manifest = prepared.manifest
+    num_shards = sum(len(split.shards) for split in manifest.splits.values())
+    found.document["data"] = {
+        "dir": str(prepared.dir),
+        "num_train_tokens": prepared.num_train_tokens,
+        "num_val_tokens": prepared.num_val_tokens,
+        "num_shards": num_shards,
+        "vocab_size": manifest.vocab_size,
+        "is_hashed": is_hashing,
+    }
+    talk.say(
+        f"Vocabulary: {loaded.run.model.vocab_size:,} in {loaded.file}, {manifest.vocab_size:,} in"
+        f" {prepared.dir / 'tokenizer.json'}: they match."
+    )
+    state = "all there" if not problems else f"{len(problems)} of their files are wrong"
+    checked = ", hashes checked" if is_hashing and not problems else ""
+    talk.say(
+        f"Data: {prepared.num_train_tokens:,} tokens to train on, {prepared.num_val_tokens:,} held out,"
+        f" {num_shards} shards: {state}{checked}."
+    )
+
+
+def _length(loaded: Loaded, found: _Findings) -> None:
+    from homing.config.derive import num_epochs
+
+    found.document["phases"] = []
+    for phase in loaded.run.phases:
+        num_tokens = phase.num_steps * phase.batch_tokens
+        epochs = num_epochs(phase.num_steps, phase.batch_tokens, loaded.run.data.num_train_tokens)
+        found.document["phases"].append(
+            {
+                "kind": phase.kind,
+                "num_steps": phase.num_steps,
+                "batch_tokens": phase.batch_tokens,
+                "num_tokens": num_tokens,
+                "num_epochs": epochs,
+                "flops": num_tokens * loaded.run.sizes.flops_per_token,
+            }
+        )
+        passes = f", {epochs:.2f} passes over the text" if epochs is not None else ""
+        talk.say(
+            f"Length: {phase.kind}, {phase.num_steps:,} steps of {phase.batch_tokens:,} tokens ="
+            f" {format_count(num_tokens)} tokens{passes}."
+        )
+    for warning in loaded.warnings:
+        talk.say(f"Note: {warning}")
+
+
+def _one_step(loaded: Loaded, found: _Findings) -> None:
+    # torch comes in here and nowhere above.
+    from homing.lm.verify import verify
+
+    talk.say("One forward and backward ...")
+    report = verify(loaded.run, Path.cwd())
+    found.document["step"] = report.to_dict()
+    layers = ""
+    if report.num_layers_run < report.num_layers:
+        layers = f" with {report.num_layers_run} of its {report.num_layers} layers, which is what fits here,"
+    talk.say(
+        f"Built on {report.device}{layers} in {format_duration(report.step_s)}: {report.num_params:,} parameters, loss"
+        f" {report.loss:.3f} (ln of the vocabulary is {report.expected_loss:.3f}), gradient norm {report.grad_norm:.3f}"
+        f" on {report.batch}."
+    )
+    found.problems += report.problems
+
+
+def _end(loaded: Loaded, found: _Findings) -> None:
+    name = loaded.run.name.removesuffix("-smoke")
+    smoke = " --smoke" if loaded.run.name != name else ""
+    follows = f"homing plan {name}{smoke}" if loaded.is_prepared else f"homing prep {name}{smoke}"
+    if found.problems:
+        follows = f"homing prep {name}{smoke}"
+    found.document |= {"problems": found.problems, "warnings": loaded.warnings, "next": follows}
+    talk.emit("verify/1", found.document)
+    if found.problems and talk.is_json():
+        raise typer.Exit(2)  # the one document holds the problems already
+    if found.problems:
+        count = "1 thing is" if len(found.problems) == 1 else f"{len(found.problems)} things are"
+        fix = f"Mend what is named above; for data: {follows}"
+        raise DataError(what=f"{count} wrong with {loaded.run.name}.", why="\n".join(found.problems), fix=fix)
+    talk.say(("Sound. What will it take? " if loaded.is_prepared else "Sound so far. Prepare the text: ") + follows)

@@ -1,0 +1,96 @@
+"""`homing watch`: steps, loss, speed, samples and dollars, as they come, until the run ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from homing.cli import talk
+from homing.cli.control import find_run, open_home, usd
+from homing.cli.options import Json, RunName
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import RunRow
+from homing.cloud.meter import MARGIN_S, cost
+from homing.cloud.status import look
+from homing.cloud.watch import DEFAULT_EVERY_S, Report, to_finish, watch
+from homing.config import mark_smoke_passed
+from homing.errors import UsageError
+from homing.units import parse_duration
+from homing.wire import names
+
+__all__ = ["command"]
+
+# How each kind of report begins; a line of numbers stands for itself.
+_BEGINNINGS = {"line": "", "event": "  ", "sample": "", "alert": "! ", "problem": "warning: ", "end": ""}
+
+
+def command(
+    run: RunName = None,
+    every: Annotated[
+        str, typer.Option("--every", help="A line at most so often: 30, 30s, 2m.")
+    ] = f"{DEFAULT_EVERY_S:g}",
+    json_: Json = False,
+) -> None:
+    """Steps, loss, speed, samples and dollars, until the run ends. Exit code 0 done, 1 failed, 5 stopped by a limit."""
+    try:
+        every_s = parse_duration(every)
+    except ValueError as exc:
+        raise UsageError(what=f"--every: {exc}.", fix="--every 30") from exc
+    with open_home() as home:
+        row = find_run(home, run)
+        for report in watch(home, row, every_s=every_s):
+            _show(report)
+        ended = home.ledger.run(row.id) or row
+        _note_smoke(home, ended)
+        _say_next(home, ended)
+        if ended.exit_code:
+            raise typer.Exit(ended.exit_code)
+
+
+def _show(report: Report) -> None:
+    talk.emit("watch/1", {"kind": report.kind, "text": report.text, "data": report.data})
+    if talk.is_json():
+        return
+    if report.kind == "sample":
+        print("".join(f"    {line}\n" for line in report.text.splitlines()), end="", flush=True)
+    elif report.kind == "problem":
+        talk.say(f"{_BEGINNINGS[report.kind]}{report.text}")
+    else:
+        print(f"{_BEGINNINGS[report.kind]}{report.text}", flush=True)
+
+
+def _note_smoke(home: Home, run: RunRow) -> None:
+    """A smoke run that ended well speaks for its run file, whose text lies beside it."""
+    folder = home.run_dir(run.id)
+    if run.state == "done" and home.world.exists(folder / LAUNCH_NOTE):
+        note = json.loads(home.world.read(folder / LAUNCH_NOTE))
+        if note.get("is_smoke"):
+            mark_smoke_passed(folder / names.RUN_FILE, {"run": run.id})
+
+
+def _say_next(home: Home, run: RunRow) -> None:
+    status = look(home, run)
+    talk.say(f"Spent {usd(status.spend_usd)}; billing has ended.")
+    if run.state == "done":
+        talk.say(f"Training complete. Fetch it: homing fetch {run.name}   then: homing chat {run.name}")
+    elif run.state == "failed":
+        talk.say(f"Why: homing logs {run.name}   Go on from its last checkpoint: homing launch {run.name} --resume")
+    else:
+        beat = status.signs.heartbeat if status.signs else None
+        step = f"at step {beat.step:,} of {beat.num_steps:,}" if beat else "before its first step"
+        talk.say(f"Stopped {step}. What it has learned: homing fetch {run.name}")
+        talk.say(f"To the end: {_how_to_finish(home, run)}")
+
+
+def _how_to_finish(home: Home, run: RunRow) -> str:
+    status = look(home, run)
+    rest = to_finish(status, home)
+    if rest is None or not status.lines:
+        return f"homing launch {run.name} --resume --spend-limit DOLLARS"
+    from decimal import Decimal
+
+    whole = status.spend_usd + rest * Decimal("1.2") + cost(Decimal(status.lines[-1].rate_usd_per_hour), MARGIN_S)
+    limit = usd(whole).removeprefix("$").replace(",", "")
+    return f"about {usd(rest)} more: homing launch {run.name} --resume --spend-limit {limit}"

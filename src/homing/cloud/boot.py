@@ -1,0 +1,189 @@
+"""What an instance needs to begin, as data: the agent's zip, the inputs in the store by hash, and boot.json.
+
+    build_agent_zip    agent + wire + world -> one file that bare Python 3.8 starts; the same bytes every time
+    prepare_inputs     tokenizer, shards, run.json, run.yaml -> objects/<sha256>; what is there already stays
+    make_boot          all that the agent is told, with no secret in it
+
+The instance's work folder then holds agent.zip, boot.json, run/ (the run directory) and data/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+
+import homing
+from homing.errors import DataError, IntegrityError
+from homing.store.base import Store
+from homing.wire import codec, names
+from homing.wire.boot import Boot, EndBilling, Input
+from homing.wire.data import DataManifest
+from homing.wire.run import Run
+from homing.world import PathLike, World
+
+__all__ = ["AGENT_ZIP", "build_agent_zip", "make_boot", "prepare_inputs", "sync_argv", "trainer_argv"]
+
+AGENT_ZIP = "agent.zip"
+RUN_DIR = "run"
+DATA_DIR = "data"
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same source gives the same bytes
+# What the agent imports and nothing else: it must stay readable in one sitting, and a test counts the lines.
+_ZIP_WIRE = ("__init__", "boot", "codec", "control", "event", "names")
+_ZIP_PARTS = ("agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world.py")
+_ZIP_MAIN = "from homing.agent.__main__ import main\n\nraise SystemExit(main())\n"
+
+
+def build_agent_zip(path: PathLike, world: World) -> str:
+    """Writes the zip that `python3 -I agent.zip boot.json` starts; returns its sha256."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in _agent_files(world):
+            info = zipfile.ZipInfo(name, date_time=_ZIP_TIME)
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    world.write(path, buffer.getvalue())
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def prepare_inputs(run: Run, data_dir: PathLike, store: Store, world: World, *, run_file_text: str = "") -> list[Input]:
+    """Pushes what training needs to objects/<sha256> and says where each file belongs on the instance.
+
+    `run` must have its id. On the instance the shards lie beside the run directory, so run.json says `../data`.
+    """
+    assert run.id, "inputs are prepared for a launched run, which has an id"
+    there = dataclasses.replace(run, data=dataclasses.replace(run.data, dir=f"../{DATA_DIR}"))
+    documents = {f"{RUN_DIR}/{names.RUN}": codec.dumps(there, indent=1).encode()}
+    if run_file_text:
+        documents[f"{RUN_DIR}/{names.RUN_FILE}"] = run_file_text.encode()
+    files = list(_data_files(os.fspath(data_dir), run, world))
+    inputs = [_push_bytes(path, data, store) for path, data in documents.items()]
+    inputs += [_push_file(name, sha256, os.fspath(data_dir), store, world) for name, sha256 in files]
+    return inputs
+
+
+def make_boot(
+    run: Run,
+    *,
+    mark: str,
+    attempt: int,
+    work_dir: PathLike,
+    inputs: Sequence[Input],
+    python: str,
+    end_billing: EndBilling,
+    started_at: float,
+    rate_usd_per_hour: Decimal,
+    spend_limit_usd: Decimal | None,
+    spent_before_usd: Decimal = Decimal(0),
+    heartbeat_s: float = 5.0,
+    stop_grace_s: float = 120.0,
+    env: Mapping[str, str] | None = None,
+) -> Boot:
+    """boot.json for one attempt. `python` is the interpreter, on the instance, that has homing and torch."""
+    return Boot(
+        run_id=run.id,
+        run_name=run.name,
+        mark=mark,
+        attempt=attempt,
+        work_dir=os.fspath(work_dir),
+        store=run.store,
+        inputs=list(inputs),
+        trainer_argv=trainer_argv(python, work_dir),
+        sync_argv=sync_argv(python, work_dir),
+        end_billing=end_billing,
+        started_at=started_at,
+        rate_usd_per_hour=str(rate_usd_per_hour),
+        spent_before_usd=str(spent_before_usd),
+        spend_limit_usd=None if spend_limit_usd is None else str(spend_limit_usd),
+        time_limit_s=run.limits.time_s,
+        idle_limit_s=run.limits.idle_s,
+        stall_factor=run.limits.stall_factor,
+        heartbeat_s=heartbeat_s,
+        stop_grace_s=stop_grace_s,
+        env=dict(env or {}),
+    )
+
+
+def trainer_argv(python: str, work_dir: PathLike) -> list[str]:
+    return [python, "-m", "homing.lm.train", os.path.join(os.fspath(work_dir), RUN_DIR)]
+
+
+def sync_argv(python: str, work_dir: PathLike) -> list[str]:
+    """The agent appends --fetch, --watch or --once."""
+    return [python, "-m", "homing.store.sync", "--boot", os.path.join(os.fspath(work_dir), names.BOOT)]
+
+
+def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
+    """Name in the zip and content, sorted, so that the order of a folder listing does not show in the hash."""
+    package = os.path.dirname(os.path.abspath(homing.__file__))
+    # homing/__init__.py is the public API at home and may import what an instance lacks; there it is only a name.
+    yield "__main__.py", _ZIP_MAIN.encode()
+    yield "homing/__init__.py", f'__version__ = "{homing.__version__}"\n'.encode()
+    for part in _ZIP_PARTS:
+        source = os.path.join(package, part)
+        found = world.walk(source) if world.is_dir(source) else [""]
+        for name in found:
+            if name == "" or name.endswith(".py"):
+                yield f"homing/{part}/{name}".rstrip("/"), world.read(os.path.join(source, name) if name else source)
+
+
+def _data_files(data_dir: str, run: Run, world: World) -> Iterator[tuple[str, str]]:
+    """Name and sha256 of each prepared file, after checking that the run was resolved against just these."""
+    manifest_path = os.path.join(data_dir, names.MANIFEST)
+    if not world.exists(manifest_path):
+        raise DataError(
+            what=f"{run.name} has no prepared data.",
+            why=f"{manifest_path} is not there.",
+            fix=f"homing prep {run.name}",
+        )
+    text = world.read(manifest_path)
+    digest = hashlib.sha256(text).hexdigest()
+    if run.data.manifest_sha256 and digest != run.data.manifest_sha256:
+        raise DataError(
+            what=f"The data of {run.name} changed after the run was planned.",
+            why=f"{manifest_path} has sha256 {digest}, the run was resolved against {run.data.manifest_sha256}.",
+            fix=f"Start again from: homing plan {run.name}",
+        )
+    try:
+        manifest = codec.loads(DataManifest, text)
+    except codec.WireError as exc:
+        raise DataError(f"{manifest_path} cannot be read.", str(exc), f"homing prep {run.name}") from exc
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    files = [(names.MANIFEST, digest), (names.TOKENIZER, manifest.tokenizer_sha256)]
+    files += [pair for shard in shards for pair in ((shard.name, shard.sha256), (shard.index_name, shard.index_sha256))]
+    missing = [name for name, _ in files if not world.exists(os.path.join(data_dir, name))]
+    if missing:
+        raise DataError(
+            what=f"Prepared files of {run.name} are missing.",
+            why=f"Not in {data_dir}: {', '.join(missing)}",
+            fix=f"homing prep {run.name}",
+        )
+    yield from files
+
+
+def _push_bytes(path: str, data: bytes, store: Store) -> Input:
+    digest = hashlib.sha256(data).hexdigest()
+    key = f"{names.STORE_OBJECTS}/{digest}"
+    # Nothing is there yet in a store that has never been written to, and asking it would be an error; so create.
+    store.create_if_absent(key, data)
+    return Input(key=key, path=path, num_bytes=len(data), sha256=digest)
+
+
+def _push_file(name: str, sha256: str, data_dir: str, store: Store, world: World) -> Input:
+    source = os.path.join(data_dir, name)
+    key = f"{names.STORE_OBJECTS}/{sha256}"
+    if not store.exists(key):
+        # Hashed before it goes up: the key is a promise about the content, and others will skip it by name.
+        digest = world.sha256(source)
+        if digest != sha256:
+            raise IntegrityError(
+                what=f"{source} is not the file that its manifest describes.",
+                why=f"Its sha256 is {digest}, the manifest says {sha256}.",
+                fix="Delete it and prepare again: homing prep",
+            )
+        store.put(key, source)
+    return Input(key=key, path=f"{DATA_DIR}/{name}", num_bytes=world.size(source), sha256=sha256)

@@ -1,0 +1,81 @@
+"""Checkpoints of a run as they lie in the store: which are whole, which is newest, which is best.
+
+One without its manifest is none: the manifest is pushed last, after every file it names was read back.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from homing.errors import IntegrityError
+from homing.store import NotInStore, Store, run_key
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest, Pointer
+from homing.wire.codec import WireError
+
+__all__ = ["StoredCheckpoint", "best_step", "damage", "list_checkpoints"]
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    run_id: str
+    manifest: CheckpointManifest
+    text: bytes  # of the manifest, as stored
+
+    @property
+    def folder(self) -> str:
+        """Its place in the run directory."""
+        return "/".join((names.CHECKPOINTS, self.manifest.phase, names.step_dir(self.manifest.step)))
+
+    def key(self, name: str) -> str:
+        return run_key(self.run_id, self.folder, name)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.manifest.files)
+
+
+def list_checkpoints(store: Store, run_id: str, phases: list[str]) -> list[StoredCheckpoint]:
+    """Newest first: by the order of phases in the run, then by step. One with a manifest that cannot be read raises."""
+    prefix = run_key(run_id, names.CHECKPOINTS) + "/"
+    found = []
+    for entry in store.list(prefix):
+        parts = entry.key[len(prefix) :].split("/")
+        if len(parts) == 3 and parts[2] == names.MANIFEST and names.parse_step(parts[1]) is not None:
+            found.append(_load(store, run_id, entry.key))
+    order = {phase: number for number, phase in enumerate(phases)}
+    return sorted(found, key=lambda c: (order.get(c.manifest.phase, -1), c.manifest.step), reverse=True)
+
+
+def best_step(store: Store, run_id: str, phase: str) -> int | None:
+    try:
+        text = store.read(run_key(run_id, names.CHECKPOINTS, phase, names.BEST))
+    except NotInStore:
+        return None
+    return codec.loads(Pointer, text).step
+
+
+def damage(store: Store, checkpoint: StoredCheckpoint) -> str:
+    """The first file whose bytes in the store are not those of the manifest; "" when it is whole."""
+    for file in checkpoint.manifest.files:
+        try:
+            digest = store.sha256(checkpoint.key(file.name))
+        except NotInStore:
+            return f"{file.name} is missing"
+        if digest != file.sha256:
+            return f"{file.name} has sha256 {digest[:12]}, its manifest says {file.sha256[:12]}"
+    return ""
+
+
+def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
+    text = store.read(key)
+    try:
+        manifest = codec.loads(CheckpointManifest, text)
+    except WireError as exc:
+        raise IntegrityError(f"{key} cannot be read.", str(exc), "Name another checkpoint: --checkpoint STEP") from exc
+    strange = [file.name for file in manifest.files if not re.fullmatch(r"[\w-][\w.-]*", file.name)]
+    if strange:
+        # A name such as ../../.bashrc would be written outside of the folder that it is fetched into.
+        raise IntegrityError(f"{key} names files that no checkpoint has.", f"{strange[0]!r}", "Do not use this store.")
+    return StoredCheckpoint(run_id, manifest, text)

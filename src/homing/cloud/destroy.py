@@ -1,0 +1,151 @@
+"""Instance to gone, confirmed by the provider.
+
+    ask (written down) -> provider.destroy, again and again -> absent in several looks -> receipt
+                                                            -> deadline: StillBilling, the loudest error we have
+
+All are tried before anything is raised: one stubborn machine must not leave the others billing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.cloud import meter
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
+from homing.cloud.reconcile import is_absent, receipt, refresh
+from homing.cloud.signs import read_signs
+from homing.errors import HomingError, StillBilling
+from homing.wire.codec import WireError
+from homing.wire.record import LedgerLine
+
+__all__ = ["Destroyed", "destroy_lines", "destroy_run", "open_lines", "still_billing", "would_be_lost"]
+
+DEADLINE_S = 60.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Destroyed:
+    """What destroy did: the closed lines, and the dollars of them."""
+
+    lines: list[LedgerLine]
+    spend_usd: Decimal
+
+
+def open_lines(home: Home, run: RunRow | None) -> list[LedgerLine]:
+    lines = home.ledger.lines(run.id if run is not None else None)
+    return [line for line in lines if line.destroyed_at is None]
+
+
+def would_be_lost(home: Home, run: RunRow) -> str:
+    """What only the instance has, in a sentence; "" when everything worth keeping is in the store."""
+    lines = [line for line in open_lines(home, run) if line.created_at is not None]
+    if not lines:
+        return ""
+    try:
+        signs = read_signs(home.store_of(run), run.id, lines[-1])
+    except (HomingError, WireError, OSError) as exc:
+        return f"the store could not be read ({exc}), so it is not known what was pushed"
+    if signs.heartbeat is None:
+        return ""  # nothing was trained yet
+    beat = signs.heartbeat
+    if beat.is_pushed and signs.outcome is not None:
+        return ""
+    return f"it is {beat.state} at step {beat.step:,} of {beat.num_steps:,}; what it has not pushed is lost"
+
+
+def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> Destroyed:
+    """Ends every instance of a run. What is gone already is success."""
+    done = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
+    refresh(home)
+    after = home.ledger.run(run.id)
+    if after is not None and (after.is_live or after.reason == "its instance ended without saying how"):
+        home.ledger.set_run(
+            run.id, state="stopped", reason="destroyed by hand", exit_code=None, ended_at=home.world.now()
+        )
+    return done
+
+
+def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DEADLINE_S) -> Destroyed:
+    for line in lines:
+        # Written first: if we die now, every later verb says that this end is unconfirmed.
+        home.ledger.update(line.mark, destroy_asked_at=home.world.now())
+    marks = [line.mark for line in lines]
+    problems: dict[str, str] = {}
+    for line in _lines_of(home, marks):
+        problem = _destroy_line(home, line, deadline_s)
+        if problem:
+            problems[line.mark] = problem
+    after = _lines_of(home, marks)
+    if problems:
+        raise still_billing(home, [line for line in after if line.mark in problems], problems)
+    return Destroyed(after, meter.total_spend(after, home.world.now()))
+
+
+def still_billing(home: Home, lines: list[LedgerLine], problems: dict[str, str] | None = None) -> StillBilling:
+    assert lines, "nobody is billing"
+    said = []
+    for line in lines:
+        page = home.provider(line.provider).page
+        spend = meter.show_usd(meter.line_spend(line, home.world.now()))
+        words = [
+            f"{line.provider} {line.instance_id or line.mark} at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h,",
+            f"{spend} so far.",
+            (problems or {}).get(line.mark, ""),
+            f"See {page}" if page else "",
+        ]
+        said.append(" ".join(word for word in words if word))
+    run_ids = list(dict.fromkeys(line.run_id for line in lines))
+    target = run_ids[0] if len(run_ids) == 1 and run_ids[0] else "--all"
+    count = "1 instance" if len(lines) == 1 else f"{len(lines)} instances"
+    return StillBilling(
+        what=f"{count} may still cost money: the end is not confirmed.",
+        why="\n".join(said),
+        fix=f"homing destroy {target}",
+    )
+
+
+def _lines_of(home: Home, marks: list[str]) -> list[LedgerLine]:
+    return [line for line in home.ledger.lines() if line.mark in marks]
+
+
+def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> str:
+    """ "" when the line is closed; otherwise what stands in the way."""
+    if line.destroyed_at is not None:
+        return ""
+    if line.created_at is None:
+        # Never asked of the provider, and begin_create refuses a line whose end was asked for.
+        receipt(home, line, None, "never created")
+        return ""
+    deadline = home.world.monotonic() + deadline_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            problem = _try_once(home, line)
+        except (HomingError, OSError) as exc:
+            problem = str(exc).replace("\n", " ") or type(exc).__name__
+        if not problem:
+            return ""
+        home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
+        left_s = deadline - home.world.monotonic()
+        if left_s <= 0:
+            return problem
+        home.world.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _try_once(home: Home, line: LedgerLine) -> str:
+    provider = home.provider(line.provider)
+    # A create whose answer was lost left no id; the mark finds what it made.
+    ids = [instance.id for instance in provider.list_owned() if instance.mark == line.mark]
+    instance_id = line.instance_id or (ids[0] if ids else None)
+    for each in dict.fromkeys([*ids, *([instance_id] if instance_id else [])]):
+        provider.destroy(each)
+    if not is_absent(provider, home, line.mark, instance_id):
+        return f"{provider.name} still shows it."
+    instance = provider.describe(instance_id) if instance_id is not None else None
+    receipt(home, line, instance, (instance.detail if instance else "") or "destroyed")
+    return ""

@@ -1,0 +1,167 @@
+"""Store to home, verified by hash.
+
+    choose a checkpoint -> its files into a folder aside, each checked -> renamed to ./models/NAME
+                        -> logs, metrics, samples to $HOMING_HOME/runs/<id>/
+
+Whole or absent: a fetch that fails leaves what was there before. The instance need not live: all comes from the store.
+A damaged checkpoint is an IntegrityError. With `or_older` the one before is taken instead, and said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from homing.cloud.checkpoints import StoredCheckpoint, best_step, list_checkpoints
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
+from homing.errors import IntegrityError, UsageError
+from homing.store import NotInStore, Store, run_key
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.run import Run
+
+__all__ = ["Fetched", "choose", "fetch"]
+
+_PAPERS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    model_dir: Path
+    run_dir: Path
+    manifest: CheckpointManifest
+    num_bytes: int
+    is_new: bool  # False: the same model lay there already
+    passed_over: list[str]  # newer checkpoints that are damaged
+
+
+def fetch(
+    home: Home,
+    run: RunRow,
+    model_dir: Path,
+    *,
+    which: str = "latest",
+    force: bool = False,
+    or_older: bool = False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Fetched:
+    store = home.store_of(run)
+    candidates = choose(store, run, which, _phases(store, run))
+    passed_over: list[str] = []
+    for checkpoint in candidates if or_older else candidates[:1]:
+        try:
+            is_new = _fetch_model(home, store, checkpoint, model_dir, force, tell)
+        except (IntegrityError, NotInStore) as exc:
+            passed_over.append(f"{checkpoint.folder}: {str(exc).splitlines()[0]}")
+            tell(f"{checkpoint.folder} is damaged in the store.")
+            continue
+        run_dir = _fetch_papers(home, store, run)
+        home.ledger.set_run(run.id, fetched_step=checkpoint.manifest.step)
+        return Fetched(model_dir, run_dir, checkpoint.manifest, checkpoint.num_bytes, is_new, passed_over)
+    rest = candidates[len(passed_over) :]
+    older = f"--or-older takes the one before ({rest[0].folder})." if rest else "There is no older one."
+    raise IntegrityError(
+        what=f"The checkpoint of {run.id} is damaged in the store and was not fetched.",
+        why="\n".join(passed_over),
+        fix=f"homing fetch {run.name} --or-older   {older}",
+    )
+
+
+def choose(store: Store, run: RunRow, which: str, phases: list[str]) -> list[StoredCheckpoint]:
+    """The checkpoint that `which` names (latest, best or a step), then older ones to fall back to."""
+    found = list_checkpoints(store, run.id, phases)
+    if not found:
+        raise UsageError(
+            what=f"{run.id} has no checkpoint in the store yet.",
+            why=f"It is {run.state}. {run.reason}".strip(),
+            fix=f"homing watch {run.name}" if run.is_live else f"homing logs {run.name}",
+        )
+    if which == "latest":
+        return found
+    step: int | None
+    if which == "best":
+        step = best_step(store, run.id, found[0].manifest.phase)
+    else:
+        step = int(which) if which.isdigit() else None
+    index = next((number for number, each in enumerate(found) if each.manifest.step == step), None)
+    if index is None:
+        there = ", ".join(f"{each.manifest.phase} {each.manifest.step}" for each in found)
+        raise UsageError(
+            what=f"There is no checkpoint {which!r} of {run.id}.",
+            why=f"In the store: {there}.",
+            fix="--checkpoint latest, best or one of these steps",
+        )
+    return found[index:]
+
+
+def _phases(store: Store, run: RunRow) -> list[str]:
+    try:
+        return [phase.kind for phase in codec.loads(Run, store.read(run_key(run.id, names.RUN))).phases]
+    except NotInStore:
+        return []  # nothing was pushed; choose() says what that means
+
+
+def _fetch_model(
+    home: Home,
+    store: Store,
+    checkpoint: StoredCheckpoint,
+    model_dir: Path,
+    force: bool,
+    tell: Callable[[str], None],
+) -> bool:
+    """True if it is new here. Nothing is replaced before every byte of its successor was checked."""
+    world = home.world
+    if _is_same(home, checkpoint, model_dir):
+        return False
+    if world.exists(model_dir) and not force:
+        raise UsageError(
+            what=f"{model_dir} holds another model.",
+            why="It would be written over.",
+            fix=f"homing fetch {checkpoint.manifest.run_name} --force   or to another folder: --to FOLDER",
+        )
+    aside = model_dir.parent / f".{model_dir.name}.fetching-{world.random_hex(6)}"
+    world.mkdir(aside)
+    try:
+        for file in checkpoint.manifest.files:
+            tell(f"fetching {file.name}, {file.num_bytes:,} bytes")
+            target = aside / file.name
+            world.mkdir(target.parent)
+            store.get(checkpoint.key(file.name), str(target), file.sha256)
+        world.write(aside / names.MANIFEST, checkpoint.text)
+        old = model_dir.parent / f".{model_dir.name}.old-{world.random_hex(6)}"
+        if world.exists(model_dir):
+            world.rename(model_dir, old)
+        world.rename(aside, model_dir)
+        world.rmtree(old)
+    finally:
+        world.rmtree(aside)
+    return True
+
+
+def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:
+    path = model_dir / names.MANIFEST
+    if not home.world.exists(path) or home.world.read(path) != checkpoint.text:
+        return False
+    files = checkpoint.manifest.files
+    # A copy here that was damaged meanwhile is fetched again.
+    return all(
+        home.world.exists(model_dir / file.name) and home.world.sha256(model_dir / file.name) == file.sha256
+        for file in files
+    )
+
+
+def _fetch_papers(home: Home, store: Store, run: RunRow) -> Path:
+    """Logs, metrics and samples. They are for reading: one that vanishes meanwhile is left out."""
+    folder = home.run_dir(run.id)
+    prefix = run_key(run.id) + "/"
+    for entry in store.list(prefix):
+        name = entry.key[len(prefix) :]
+        if name in _PAPERS or name.split("/")[0] in (names.LOGS, names.SAMPLES):
+            home.world.mkdir((folder / name).parent)
+            try:
+                store.get(entry.key, str(folder / name))
+            except NotInStore:
+                continue
+    return folder

@@ -1,0 +1,387 @@
+"""Offer to instance to started agent; a failed launch undoes itself.
+
+    check -> intent in the ledger -> inputs pushed to the store by hash -> begin_create -> provider.create
+          -> id in the ledger -> first heartbeat in the store -> the laptop may close
+
+Each arrow is a place where we may be killed. Before `begin_create` nothing exists that costs money; after it the mark
+finds whatever exists. Anything that fails after the intent ends in a destroy that the provider confirms, or in
+StillBilling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.cloud import boot as booting
+from homing.cloud import meter
+from homing.cloud.destroy import destroy_lines
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import LIVE_STATES, RunRow
+from homing.cloud.mark import make_mark, new_run_id
+from homing.cloud.providers.base import InputFile, Instance, Offer, Order, Request, wait_until
+from homing.cloud.record import write_record
+from homing.cloud.resume import clear_wishes, resume_inputs
+from homing.cloud.signs import read_signs
+from homing.cloud.store_dry import DryStore
+from homing.errors import CreateFailed, DataError, HomingError, StartTimeout, StillBilling, UsageError
+from homing.store import Store, open_store
+from homing.units import format_duration
+from homing.wire import codec, names
+from homing.wire.boot import Boot, Input
+from homing.wire.codec import WireError
+from homing.wire.control import Heartbeat
+from homing.wire.record import LedgerLine
+from homing.wire.run import Run
+
+__all__ = ["Draft", "LaunchOrder", "Launched", "draft", "guards", "launch", "rehearse"]
+
+FIRST_HEARTBEAT_S = 120.0  # at least; a provider that boots slowly gets a multiple of its usual time
+_BOOT_FACTOR = 5.0
+_POLL_S = 0.3
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """What a person asked for, complete: nothing below this asks again."""
+
+    run: Run  # without an id
+    run_file_text: str
+    is_prepared: bool
+    offer: Offer
+    spend_limit_usd: Decimal | None
+    resume: bool = False
+    is_smoke: bool = False
+    trainer_argv: tuple[str, ...] | None = None  # another program in the trainer's place, to try the control plane
+    heartbeat_s: float | None = None  # None: what suits the store
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A launch that passed every check and has touched nothing."""
+
+    order: LaunchOrder
+    run: Run  # with id, limit and what the offer decides
+    attempt: int
+    mark: str
+    spend_limit_usd: Decimal
+    spent_before_usd: Decimal
+
+    @property
+    def worst_case_usd(self) -> Decimal:
+        rate = self.order.offer.rate_usd_per_hour
+        return meter.worst_case(rate, self.spend_limit_usd, self.run.limits.time_s, self.spent_before_usd)
+
+
+@dataclass(frozen=True)
+class Launched:
+    run: RunRow
+    instance: Instance
+    heartbeat: Heartbeat
+    worst_case_usd: Decimal
+
+
+def draft(order: LaunchOrder, home: Home) -> Draft:
+    """Every check that needs no side effect; each refusal says what to change."""
+    run, limit = order.run, order.spend_limit_usd
+    if limit is None:
+        raise UsageError(
+            what="No spend limit is set, and nobody rents without saying how much.",
+            why="Neither limits.spend in the run file nor --spend-limit names one.",
+            fix=f"homing launch {run.name} --spend-limit DOLLARS",
+        )
+    if not order.is_prepared:
+        raise DataError(
+            what=f"{run.name} is not ready to launch.",
+            why=f"Its text has not been made into tokens: {run.data.dir} has no finished shards.",
+            fix=f"homing prep {run.name} && homing verify {run.name} && homing launch {run.name}",
+        )
+    _check_rate(order)
+    earlier = _run_to_resume(order, home) if order.resume else None
+    live = next((r for r in home.ledger.runs() if r.name == run.name and r.state in LIVE_STATES), None)
+    if live is not None:
+        raise UsageError(
+            what=f"A run named {run.name} is already live: {live.id}.",
+            why="Two runs of one name would write over each other's model.",
+            fix=f"homing watch {run.name}   or end it: homing stop {run.name}, homing destroy {run.name}"
+            "   or launch under another name: --name OTHER",
+        )
+    lines = home.ledger.lines(earlier.id) if earlier else []
+    spent = meter.total_spend(lines, home.world.now())
+    _check_minimum(order, limit, spent)
+    run_id = earlier.id if earlier else new_run_id(run.name, home.world)
+    attempt = max((line.attempt for line in lines), default=0) + 1
+    final = dataclasses.replace(
+        run,
+        id=run_id,
+        limits=dataclasses.replace(run.limits, spend_usd=str(limit)),
+        train=dataclasses.replace(run.train, needs_gpu=run.train.needs_gpu or order.offer.num_gpus > 0),
+    )
+    return Draft(order, final, attempt, make_mark(home.owner, run_id, attempt), limit, spent)
+
+
+def guards(draft: Draft, home: Home) -> list[str]:
+    """Which guards are armed, and which are not, one sentence each."""
+    provider = home.provider(draft.order.offer.provider)
+    limit = meter.show_usd(draft.spend_limit_usd)
+    armed = [f"armed: the agent's watchdog on the instance ends it inside {limit}, also with this laptop closed."]
+    if provider.guard:
+        armed.append(f"armed: {provider.guard}")
+    else:
+        lacking = provider.cannot["native_spend_limit"]
+        armed.append(f"not armed: {lacking} Should the agent die, it bills until: homing destroy {draft.run.name}")
+    return armed
+
+
+def rehearse(draft: Draft, home: Home) -> Request:
+    """--dry-run: the real path up to the first side effect."""
+    store = DryStore(open_store(draft.run.store, home.world))
+    return _request(draft, home, _inputs(draft, home, store, lambda text: None), home.world.now())
+
+
+def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda text: None) -> Launched:
+    row = _row(draft, home)
+    home.ledger.intend(row, _line(draft, home))
+    try:
+        tell(f"Pushing inputs to {draft.run.store}")
+        store = open_store(draft.run.store, home.world)
+        _write_home(draft, home)
+        if draft.order.resume:
+            clear_wishes(store, draft.run.id, draft.attempt, home.world)
+        request = _request(draft, home, _inputs(draft, home, store, tell), home.world.now())
+        write_record(home, draft.run.id, store)
+        instance = _create(draft, home, request, tell)
+        heartbeat = _first_heartbeat(draft, home, store, instance, tell)
+    except BaseException as exc:
+        # Also on Ctrl-C: what was started here is ended here.
+        _undo(draft, home, exc, tell)
+        if isinstance(exc, OSError):
+            raise HomingError(
+                what=f"This computer failed while launching {draft.run.id}; what was started is ended.",
+                why=f"{type(exc).__name__}: {exc}",
+                fix="Check the disk's space and permissions, then launch again.",
+            ) from exc
+        raise
+    row = dataclasses.replace(row, state="running")
+    try:
+        home.ledger.set_run(draft.run.id, state=row.state)
+        write_record(home, draft.run.id, store)
+    except (HomingError, OSError) as exc:
+        # The run goes on by itself, and the next verb that looks brings the ledger up to date.
+        tell(f"It runs, but this could not be written down: {str(exc).splitlines()[0]}")
+    return Launched(row, instance, heartbeat, draft.worst_case_usd)
+
+
+# --- checks ---
+
+
+def _check_rate(order: LaunchOrder) -> None:
+    most, rate = order.run.limits.rate_usd_per_hour, order.offer.rate_usd_per_hour
+    if most is not None and rate > Decimal(most):
+        raise UsageError(
+            what=f"{order.offer.provider} {order.offer.name} costs {meter.show_usd(rate)}/h, more than allowed.",
+            why=f"limits.rate is {meter.show_usd(Decimal(most))}/h.",
+            fix="Raise limits.rate in the run file, or take another offer: homing plan " + order.run.name,
+        )
+
+
+def _check_minimum(order: LaunchOrder, limit: Decimal, spent: Decimal) -> None:
+    least = meter.minimum_spend(order.offer.rate_usd_per_hour, order.offer.boot_s)
+    if limit - spent >= least:
+        return
+    enough = meter.show_usd(spent + 2 * least).removeprefix("$")
+    before = f"{meter.show_usd(spent)} of it is spent already; " if spent else ""
+    raise UsageError(
+        what=f"The spend limit of {meter.show_usd(limit)} is too small to train anything.",
+        why=f"{before}booting and coming home alone take {meter.show_usd(least)} on {order.offer.name}.",
+        fix=f"homing launch {order.run.name} --spend-limit {enough}" + (" --resume" if order.resume else ""),
+    )
+
+
+def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
+    name = order.run.name
+    found = next((run for run in home.ledger.runs() if name in (run.name, run.id)), None)
+    if found is None:
+        raise UsageError(what=f"There is no run {name!r} to resume.", fix=f"Launch it: homing launch {name}")
+    if found.state == "done":
+        raise UsageError(
+            what=f"{found.id} is done; there is nothing to resume.",
+            fix=f"homing fetch {name}   or start afresh: homing launch {name}",
+        )
+    left = [line for line in home.ledger.lines(found.id) if line.destroyed_at is None]
+    if left and not found.is_live:
+        raise UsageError(
+            what=f"{found.id} still has an instance that may bill.",
+            why=f"{left[0].provider} {left[0].instance_id or left[0].mark}: {left[0].state}.",
+            fix=f"homing destroy {name}",
+        )
+    return found
+
+
+# --- what is written before the create call ---
+
+
+def _row(draft: Draft, home: Home) -> RunRow:
+    return RunRow(
+        id=draft.run.id,
+        name=draft.run.name,
+        state="launching",
+        created_at=home.world.now(),
+        store=draft.run.store,
+        run_file_sha256=draft.run.run_file_sha256,
+        spend_limit_usd=str(draft.spend_limit_usd),
+    )
+
+
+def _line(draft: Draft, home: Home) -> LedgerLine:
+    offer = draft.order.offer
+    return LedgerLine(
+        mark=draft.mark,
+        run_id=draft.run.id,
+        run_name=draft.run.name,
+        attempt=draft.attempt,
+        provider=offer.provider,
+        offer=offer.name,
+        rate_usd_per_hour=str(offer.rate_usd_per_hour),
+        limit_usd=str(draft.spend_limit_usd),
+        intent_at=home.world.now(),
+    )
+
+
+def _write_home(draft: Draft, home: Home) -> None:
+    folder = home.run_dir(draft.run.id)
+    home.world.mkdir(folder)
+    home.world.write(folder / names.RUN_FILE, draft.order.run_file_text.encode())
+    home.world.write(folder / names.RUN, codec.dumps(draft.run, indent=1).encode())
+    # The device beside the run: what its measured speed will be kept under.
+    note = {
+        "schema": "homing.launch/1",
+        "offer": dataclasses.asdict(draft.order.offer),
+        "is_smoke": draft.order.is_smoke,
+    }
+    home.world.write(folder / LAUNCH_NOTE, json.dumps(note, default=str, indent=1).encode())
+
+
+def _inputs(draft: Draft, home: Home, store: Store, tell: Callable[[str], None]) -> list[Input]:
+    inputs = booting.prepare_inputs(
+        draft.run, draft.run.data.dir, store, home.world, run_file_text=draft.order.run_file_text
+    )
+    if not draft.order.resume:
+        return inputs
+    taken, damaged = resume_inputs(store, draft.run.id, [phase.kind for phase in draft.run.phases])
+    for problem in damaged:
+        tell(problem)
+    return inputs + taken
+
+
+def _request(draft: Draft, home: Home, inputs: list[Input], started_at: float) -> Request:
+    provider = home.provider(draft.order.offer.provider)
+    place = provider.place(draft.mark)
+    boot: Boot = booting.make_boot(
+        draft.run,
+        mark=draft.mark,
+        attempt=draft.attempt,
+        work_dir=place.work_dir,
+        inputs=inputs,
+        python=place.python,
+        end_billing=place.end_billing,
+        started_at=started_at,
+        rate_usd_per_hour=draft.order.offer.rate_usd_per_hour,
+        spend_limit_usd=draft.spend_limit_usd,
+        spent_before_usd=draft.spent_before_usd,
+        heartbeat_s=draft.order.heartbeat_s or _heartbeat_s(draft.run.store),
+    )
+    if draft.order.trainer_argv is not None:
+        boot = dataclasses.replace(boot, trainer_argv=list(draft.order.trainer_argv))
+    zip_path = str(home.run_dir(draft.run.id) / booting.AGENT_ZIP)
+    files = (InputFile(booting.AGENT_ZIP, zip_path),)
+    return provider.plan(draft.order.offer, Order(draft.mark, draft.run.name, boot, files))
+
+
+def _heartbeat_s(store: str) -> float:
+    """A folder may be written to every second; an object store counts requests."""
+    return 1.0 if store.startswith("file:") else 5.0
+
+
+# --- the create call and what follows ---
+
+
+def _create(draft: Draft, home: Home, request: Request, tell: Callable[[str], None]) -> Instance:
+    booting.build_agent_zip(request.order.files[0].source, home.world)
+    provider = home.provider(request.provider)
+    tell(f"Starting {request.offer.name} on {request.provider}")
+    home.ledger.begin_create(draft.mark, request.order.boot.started_at)
+    instance = provider.create(request)
+    # Before any wait: from here on the ledger alone finds it.
+    home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
+    (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
+    if line.instance_id != instance.id:
+        # Somebody destroyed this launch while its create call was under way and saw nothing yet.
+        home.ledger.reopen(draft.mark, instance_id=instance.id, note="created after it was destroyed")
+        raise CreateFailed(f"{draft.mark} was destroyed while it was being created.", instance_id=instance.id)
+    if instance.rate_usd_per_hour != draft.order.offer.rate_usd_per_hour:
+        raise CreateFailed(
+            what=f"{request.provider} started it at {meter.show_usd(instance.rate_usd_per_hour)}/h, not at the rate"
+            f" it offered, {meter.show_usd(draft.order.offer.rate_usd_per_hour)}/h.",
+            fix=f"See the offers of now: homing plan {draft.run.name}",
+            instance_id=instance.id,
+        )
+    return instance
+
+
+def _first_heartbeat(
+    draft: Draft, home: Home, store: Store, instance: Instance, tell: Callable[[str], None]
+) -> Heartbeat:
+    """Only what the agent itself wrote into the store proves that the run can go on without us."""
+    timeout_s = max(FIRST_HEARTBEAT_S, draft.order.offer.boot_s * _BOOT_FACTOR)
+    tell(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
+    provider = home.provider(instance.provider)
+    (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
+    found: list[Heartbeat] = []
+
+    def is_there() -> bool:
+        # Looked at before the store: an agent that was quick has left its heartbeat before it ended.
+        now = provider.describe(instance.id)
+        try:
+            heartbeat = read_signs(store, draft.run.id, line).heartbeat
+        except WireError as exc:
+            raise HomingError(f"The agent of {draft.run.id} wrote what cannot be read.", str(exc)) from exc
+        if heartbeat is not None:
+            found.append(heartbeat)
+            return True
+        if now.state == "gone" or not now.is_running:
+            raise StartTimeout(
+                what=f"The agent on {instance.id} ended before its first heartbeat.",
+                why=_last_words(provider.log(instance.id)) or now.detail,
+                fix=f"homing logs {draft.run.name}",
+            )
+        return False
+
+    if not wait_until(is_there, timeout_s=timeout_s, every_s=_POLL_S, world=home.world):
+        raise StartTimeout(
+            what=f"{instance.id} gave no sign of life within {format_duration(timeout_s)}.",
+            why=_last_words(provider.log(instance.id)) or "It left no log.",
+            fix=f"Try again: homing launch {draft.run.name}" + (f"   See {provider.page}" if provider.page else ""),
+        )
+    return found[0]
+
+
+def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None]) -> None:
+    reason = (str(exc) or type(exc).__name__).splitlines()[0]
+    tell("The launch failed; ending what it started")
+    lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
+    try:
+        destroy_lines(home, lines)
+    except StillBilling as still:
+        raise still from exc
+    finally:
+        home.ledger.set_run(
+            draft.run.id, state="failed", reason=f"launch: {reason}", exit_code=1, ended_at=home.world.now()
+        )
+
+
+def _last_words(log: str) -> str:
+    return "\n".join(log.strip().splitlines()[-5:])

@@ -1,0 +1,218 @@
+"""The ledger: every instance ever asked for, from the intent to the receipt. SQLite; rows are never deleted.
+
+    intend        run + line, durable before anything is asked of a provider; one live run per name
+    begin_create  from here on something may exist and bill; refused if the line was closed meanwhile
+    record        the id, before any wait
+    close         the provider showed it absent: end and dollars; the receipt
+
+Two clients may write at once: each step is one transaction that checks what it relies on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from homing.errors import HomingError, UsageError
+from homing.wire.record import LedgerLine
+from homing.world import World
+
+__all__ = ["ENDED_STATES", "LIVE_STATES", "Ledger", "RunRow"]
+
+LIVE_STATES = ("launching", "running", "landing")
+ENDED_STATES = ("done", "failed", "stopped")
+SCHEMA_VERSION = 1
+
+_LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine)]
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS runs (
+        id TEXT PRIMARY KEY, name TEXT NOT NULL, state TEXT NOT NULL, created_at REAL NOT NULL, store TEXT NOT NULL,
+        run_file_sha256 TEXT NOT NULL, spend_limit_usd TEXT, reason TEXT NOT NULL DEFAULT '', exit_code INTEGER,
+        ended_at REAL, fetched_step INTEGER)""",
+    """CREATE TABLE IF NOT EXISTS lines (
+        mark TEXT PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs(id), run_name TEXT NOT NULL,
+        attempt INTEGER NOT NULL, provider TEXT NOT NULL, offer TEXT NOT NULL, rate_usd_per_hour TEXT NOT NULL,
+        limit_usd TEXT, intent_at REAL NOT NULL, instance_id TEXT, created_at REAL, destroyed_at REAL,
+        state TEXT NOT NULL, billing TEXT NOT NULL, spend_usd TEXT NOT NULL, note TEXT NOT NULL,
+        destroy_asked_at REAL)""",
+    """CREATE TRIGGER IF NOT EXISTS lines_stay BEFORE DELETE ON lines
+        BEGIN SELECT RAISE(ABORT, 'ledger lines are never deleted'); END""",
+    """CREATE TRIGGER IF NOT EXISTS runs_stay BEFORE DELETE ON runs
+        BEGIN SELECT RAISE(ABORT, 'runs are never deleted'); END""",
+)
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as home knows it. Its own record lies in the store."""
+
+    id: str
+    name: str
+    state: str
+    created_at: float
+    store: str
+    run_file_sha256: str
+    spend_limit_usd: str | None = None
+    reason: str = ""
+    exit_code: int | None = None
+    ended_at: float | None = None
+    fetched_step: int | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in LIVE_STATES
+
+
+class Ledger:
+    def __init__(self, path: Path, world: World) -> None:
+        self._path = path
+        self._world = world
+        self._is_ready = False
+
+    # --- writing ---
+
+    def intend(self, run: RunRow, line: LedgerLine) -> None:
+        """Run and line in one transaction. A resumed run must have ended, a new one may not share a live name."""
+        insert = f"INSERT INTO lines ({', '.join(_LINE_COLUMNS)}) SELECT {', '.join('?' * len(_LINE_COLUMNS))}"
+        values = [getattr(line, name) for name in _LINE_COLUMNS]
+        names = [field.name for field in dataclasses.fields(RunRow)]
+        live = ", ".join(f"'{state}'" for state in LIVE_STATES)
+        rows = self._execute(
+            # A name is free when no run of that name lives; a run under its own id goes on when it has ended.
+            (
+                f"{insert} WHERE NOT EXISTS (SELECT 1 FROM runs WHERE name = ? AND state IN ({live}))",
+                [*values, run.name],
+            ),
+            (
+                f"INSERT INTO runs ({', '.join(names)}) SELECT {', '.join('?' * len(names))}"
+                " WHERE EXISTS (SELECT 1 FROM lines WHERE mark = ?)"
+                " ON CONFLICT (id) DO UPDATE SET state = excluded.state, reason = '', exit_code = NULL,"
+                " ended_at = NULL, spend_limit_usd = excluded.spend_limit_usd",
+                [*(getattr(run, name) for name in names), line.mark],
+            ),
+            ("SELECT mark FROM lines WHERE mark = ?", [line.mark]),
+        )
+        if not rows:
+            raise self._name_taken(run.name)
+
+    def begin_create(self, mark: str, at: float) -> None:
+        """The last durable word before the create call: from now on an instance may exist."""
+        rows = self._execute(
+            (
+                "UPDATE lines SET created_at = ?, state = 'booting' WHERE mark = ? AND destroyed_at IS NULL"
+                " AND created_at IS NULL AND destroy_asked_at IS NULL",
+                [at, mark],
+            ),
+            ("SELECT created_at FROM lines WHERE mark = ?", [mark]),
+        )
+        if not rows or rows[0]["created_at"] != at:
+            raise HomingError(
+                what=f"{mark} was destroyed before it was created.",
+                why="Another `homing destroy` closed this launch.",
+                fix="Launch again if you still want it.",
+            )
+
+    def update(self, mark: str, **columns: Any) -> None:
+        """Sets columns of a line that is still open; a closed line is a receipt and stays as it is."""
+        self._set("lines", columns, "mark = ? AND destroyed_at IS NULL", mark)
+
+    def close(self, mark: str, *, at: float, spend_usd: Decimal, note: str) -> None:
+        """The receipt. Said once: whoever closes first is right."""
+        self.update(mark, destroyed_at=at, spend_usd=str(spend_usd), state="gone", billing="no", note=note)
+
+    def reopen(self, mark: str, *, instance_id: str, note: str) -> None:
+        """The provider shows what we had closed: the truth is theirs, and it bills."""
+        columns = {
+            "destroyed_at": None,
+            "state": "unknown",
+            "billing": "maybe",
+            "instance_id": instance_id,
+            "note": note,
+        }
+        self._set("lines", columns, "mark = ?", mark)
+
+    def adopt(self, line: LedgerLine) -> None:
+        """A line for an instance that carries our mark and that no line knows."""
+        names = ", ".join(_LINE_COLUMNS)
+        sql = f"INSERT OR IGNORE INTO lines ({names}) VALUES ({', '.join('?' * len(_LINE_COLUMNS))})"
+        self._execute((sql, [getattr(line, name) for name in _LINE_COLUMNS]))
+
+    def set_run(self, run_id: str, **columns: Any) -> None:
+        self._set("runs", columns, "id = ?", run_id)
+
+    # --- reading ---
+
+    def runs(self) -> list[RunRow]:
+        """Newest first."""
+        names = [field.name for field in dataclasses.fields(RunRow)]
+        rows = self._execute((f"SELECT {', '.join(names)} FROM runs ORDER BY created_at DESC, rowid DESC", []))
+        return [RunRow(**row) for row in rows]
+
+    def run(self, run_id: str) -> RunRow | None:
+        return next((run for run in self.runs() if run.id == run_id), None)
+
+    def find(self, name: str | None) -> RunRow:
+        """By id, by name (its newest run), or the newest of all where no name is given."""
+        runs = self.runs()
+        found = [run for run in runs if name is None or name in (run.id, run.name)]
+        if found:
+            return found[0]
+        known = ", ".join(dict.fromkeys(run.name for run in runs[:20]))
+        if not runs:
+            raise UsageError(what="There is no run yet.", fix="homing launch NAME --spend-limit DOLLARS")
+        raise UsageError(what=f"There is no run {name!r}.", why=f"Known: {known}.", fix="homing runs")
+
+    def lines(self, run_id: str | None = None) -> list[LedgerLine]:
+        """Oldest first; with a run, its attempts in order."""
+        where, params = ("WHERE run_id = ?", [run_id]) if run_id is not None else ("", [])
+        names = ", ".join(_LINE_COLUMNS)
+        rows = self._execute((f"SELECT {names} FROM lines {where} ORDER BY intent_at, rowid", params))
+        return [LedgerLine(**row) for row in rows]
+
+    def unconfirmed(self) -> list[LedgerLine]:
+        """Lines whose destroy was asked for and which no provider has shown gone yet."""
+        names = ", ".join(_LINE_COLUMNS)
+        sql = (
+            f"SELECT {names} FROM lines WHERE destroy_asked_at IS NOT NULL AND destroyed_at IS NULL ORDER BY intent_at"
+        )
+        return [LedgerLine(**row) for row in self._execute((sql, []))]
+
+    # --- helpers ---
+
+    def _name_taken(self, name: str) -> UsageError:
+        live = next((run for run in self.runs() if run.name == name and run.is_live), None)
+        which = live.id if live else name
+        return UsageError(
+            what=f"A run named {name} is already live: {which}.",
+            why="Two runs of one name would write over each other's model.",
+            fix=f"homing watch {name}   or end it: homing stop {name}, homing destroy {name}"
+            "   or launch under another name: --name OTHER",
+        )
+
+    def _set(self, table: str, columns: dict[str, Any], where: str, key: str) -> None:
+        assert columns, "nothing to set"
+        sets = ", ".join(f"{name} = ?" for name in columns)
+        self._execute((f"UPDATE {table} SET {sets} WHERE {where}", [*columns.values(), key]))
+
+    def _execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
+        database = self._world.database(self._path)
+        if not self._is_ready:
+            self._world.mkdir(self._path.parent)
+            rows = database.execute(
+                *((sql, ()) for sql in _TABLES),
+                ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)]),
+                ("SELECT value FROM meta WHERE key = 'schema_version'", ()),
+            )
+            if int(rows[0]["value"]) > SCHEMA_VERSION:
+                raise UsageError(
+                    what=f"{self._path} was written by a newer homing.",
+                    why=f"Its schema is {rows[0]['value']}, this homing knows {SCHEMA_VERSION}.",
+                    fix="pip install --upgrade homing",
+                )
+            self._is_ready = True
+        return database.execute(*statements)

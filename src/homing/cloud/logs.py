@@ -1,0 +1,65 @@
+"""What trainer, agent and sync wrote, from the store; followed without losing a line when the store is away a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
+from homing.cloud.reconcile import refresh
+from homing.cloud.signs import Tail
+from homing.errors import HomingError, UsageError
+from homing.store import run_key
+from homing.wire import names
+from homing.wire.codec import WireError
+
+__all__ = ["PROGRAMS", "boot_log", "follow", "read_log"]
+
+PROGRAMS = ("trainer", "agent", "sync")
+_EVERY_S = 2.0
+
+
+def read_log(home: Home, run: RunRow, program: str = "trainer") -> list[str]:
+    return _tail(home, run, program).lines()
+
+
+def follow(
+    home: Home, run: RunRow, program: str = "trainer", *, tell: Callable[[str], None] = lambda text: None
+) -> Iterator[str]:
+    """Until the run ends. The place in the file is kept over failed looks, so nothing is lost and nothing twice."""
+    tail, said = _tail(home, run, program), ""
+    while True:
+        # Asked before the last read: what is written until the end is then read after it.
+        is_over = False
+        try:
+            refresh(home)
+            now = home.ledger.run(run.id)
+            is_over = now is not None and not now.is_live
+            yield from tail.lines()
+            said = ""
+        except (HomingError, WireError, OSError) as exc:
+            problem = str(exc).splitlines()[0]
+            if problem != said:
+                tell(f"{problem} Trying again.")
+            said, is_over = problem, False
+        if is_over:
+            return
+        home.world.sleep(_EVERY_S)
+
+
+def boot_log(home: Home, run: RunRow) -> str:
+    """What the provider itself kept of the first command: all there is of a boot that died early."""
+    lines = [line for line in home.ledger.lines(run.id) if line.instance_id is not None]
+    if not lines:
+        return ""
+    last = lines[-1]
+    assert last.instance_id is not None, last
+    return home.provider(last.provider).log(last.instance_id)
+
+
+def _tail(home: Home, run: RunRow, program: str) -> Tail:
+    if program not in PROGRAMS:
+        raise UsageError(
+            what=f"There is no log of {program!r}.", why=f"Known: {', '.join(PROGRAMS)}.", fix="homing logs RUN trainer"
+        )
+    return Tail(home.store_of(run), run_key(run.id, names.LOGS, f"{program}.log"))

@@ -1,0 +1,65 @@
+"""The mark: how we know our own machines again, on every provider, even when the ledger forgot them.
+
+    homing-<owner6>-<run>-<attempt>        [a-z0-9-], at most 50 characters
+
+The owner is six characters that stay the same for one $HOMING_HOME; we touch only what carries them. A run id that is
+too long keeps its beginning and gets a hash, so that two long ids never share a mark.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from pathlib import Path
+
+from homing.errors import UsageError
+from homing.world import World
+
+__all__ = ["MAX_MARK_CHARS", "make_mark", "new_run_id", "owner_of", "owner_prefix", "plain_name"]
+
+MAX_MARK_CHARS = 50
+_HASH_CHARS = 8
+_OWNER_CHARS = 6
+
+
+def owner_of(home: Path, world: World) -> str:
+    """Six characters, made once per home. Two processes that both find none agree on the first that was written."""
+    path = home / "owner"
+    if not world.exists(path):
+        world.mkdir(home)
+        world.create(path, world.random_hex(_OWNER_CHARS).encode())
+    owner = world.read(path).decode("ascii", "replace").strip()
+    if not re.fullmatch(r"[a-z0-9]{6}", owner):
+        raise UsageError(
+            what=f"{path} is damaged.",
+            why=f"It should hold six characters of a-z and 0-9 and holds {owner!r}.",
+            fix="Restore it: homing knows its own instances by it. The marks in `homing ledger` hold it.",
+        )
+    return owner
+
+
+def owner_prefix(owner: str) -> str:
+    return f"homing-{owner}-"
+
+
+def make_mark(owner: str, run_id: str, attempt: int) -> str:
+    assert attempt >= 1, attempt
+    head, tail = owner_prefix(owner), f"-{attempt}"
+    room = MAX_MARK_CHARS - len(head) - len(tail)
+    run = plain_name(run_id)
+    if len(run) > room or run != run_id:
+        # Changed or cut: the hash of the whole id keeps two ids apart that now look the same.
+        digest = hashlib.sha256(run_id.encode()).hexdigest()[:_HASH_CHARS]
+        run = f"{run[: room - _HASH_CHARS - 1].rstrip('-')}-{digest}"
+    return head + run + tail
+
+
+def plain_name(name: str) -> str:
+    return re.sub(r"-{2,}", "-", re.sub(r"[^a-z0-9]+", "-", name.lower())).strip("-") or "run"
+
+
+def new_run_id(name: str, world: World) -> str:
+    """NAME-yyyymmdd-hhmmss-xxxx in UTC, so that ids sort by age wherever they were made."""
+    at = datetime.datetime.fromtimestamp(world.now(), tz=datetime.UTC)
+    return f"{name}-{at:%Y%m%d-%H%M%S}-{world.random_hex(4)}"

@@ -1,0 +1,214 @@
+"""One way to rent a machine: offers -> plan -> create -> describe -> destroy.
+
+    Needs    what a run asks of a machine          Offer     a machine that would start now, at a rate
+    Place    where it will live there              Order     what to start there, under which mark
+    Request  the create call as data; what --dry-run prints
+    Instance what the provider says about a machine of ours, in our words
+
+Every call is safe to repeat and none outlives its timeout. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Literal, Protocol
+
+from homing.errors import HomingError
+from homing.gpus import find_gpu
+from homing.units import format_bytes, format_usd
+from homing.wire.boot import Boot, EndBilling
+from homing.world import World
+
+__all__ = [
+    "Billing",
+    "Feature",
+    "InputFile",
+    "Instance",
+    "InstanceState",
+    "Needs",
+    "Offer",
+    "Order",
+    "Place",
+    "Provider",
+    "Request",
+    "lack",
+    "mask",
+    "wait_until",
+]
+
+InstanceState = Literal["requested", "booting", "ready", "preempted", "destroying", "gone", "unknown"]
+Billing = Literal["yes", "no", "maybe"]
+# What a person may ask of a provider beyond renting; each provider says which it lacks, in a sentence.
+Feature = Literal["native_deadline", "native_spend_limit", "spot", "ssh", "multi_node"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run asks of a machine. Zero and "" mean that it does not matter."""
+
+    gpu: str = ""
+    num_gpus: int = 1
+    memory_bytes: int = 0  # for training, on one device
+    disk_bytes: int = 0
+    max_rate_usd_per_hour: Decimal | None = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    provider: str
+    name: str  # the provider's own name of it; what create needs to ask for it again
+    device: str  # our name of the card, or the processor's
+    num_gpus: int  # 0: it would train on the processor
+    num_cores: int
+    memory_bytes: int  # of one device: the card's, or the machine's where there is no card
+    rate_usd_per_hour: Decimal
+    disk_bytes: int = 0  # free for a run; 0: as much as is asked for
+    region: str = ""
+    boot_s: float = 60.0  # usual time from create to the agent's first heartbeat
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file at home that must lie in the instance's work folder before its first command."""
+
+    path: str  # relative to the work folder
+    source: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an instance will live and how it ends its own billing: decided before boot, told to the agent as data."""
+
+    work_dir: str
+    python: str  # the interpreter there that has homing and torch
+    end_billing: EndBilling
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to start, under which mark."""
+
+    mark: str
+    run_name: str
+    boot: Boot
+    files: tuple[InputFile, ...] = ()
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # environment of the agent, never written down
+
+
+@dataclass(frozen=True)
+class Request:
+    """One create call as data: pure, so that --dry-run shows exactly what launch would do."""
+
+    provider: str
+    mark: str
+    offer: Offer
+    order: Order
+    argv: tuple[str, ...]  # the instance's first command
+    env: dict[str, str]  # names and values that may be shown
+
+    def to_dict(self) -> dict[str, Any]:
+        """For people and --json: values of secrets are masked, their names are not."""
+        boot = self.order.boot
+        end = boot.end_billing
+        return {
+            "provider": self.provider,
+            "mark": self.mark,
+            "offer": self.offer.name,
+            "rate_usd_per_hour": str(self.offer.rate_usd_per_hour),
+            "argv": list(self.argv),
+            "env": {name: mask(name, value) for name, value in sorted(self.env.items())},
+            "secrets": {name: "****" for name in sorted(self.order.secrets)},
+            "work_dir": boot.work_dir,
+            "files": [f"{file.path} <- {file.source}" for file in self.order.files],
+            "inputs": [f"{item.path} <- {item.key}" for item in boot.inputs],
+            "end_billing": " ".join(end.argv) or f"{end.method} {end.url}",
+            "store": boot.store,
+            "spend_limit_usd": boot.spend_limit_usd,
+            "time_limit_s": boot.time_limit_s,
+        }
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A machine of ours. A state that we do not know is `unknown` and bills; only the provider's word makes it gone."""
+
+    id: str
+    mark: str
+    provider: str
+    state: InstanceState
+    billing: Billing
+    rate_usd_per_hour: Decimal
+    created_at: float | None = None
+    ended_at: float | None = None  # when billing ended, by the provider's own record
+    spend_usd: Decimal | None = None  # the provider's own figure
+    is_running: bool = True  # False only where the provider knows that no program of ours runs on it any more
+    detail: str = ""  # one sentence, or the provider's raw state
+    page: str = ""  # where the provider shows it
+
+
+class Provider(Protocol):
+    name: str
+    page: str  # the provider's own list of instances, printed when something goes wrong
+    cannot: dict[Feature, str]  # feature -> the sentence a person reads on asking for it
+    guard: str  # the provider's own spend guard in a sentence; "" where it has none
+    settle_s: float  # how late its list may be: absent means absent in several looks over this long
+
+    def offers(self, needs: Needs) -> list[Offer]: ...
+
+    def plan(self, offer: Offer, order: Order) -> Request: ...  # pure; what --dry-run prints
+
+    def create(self, request: Request) -> Instance: ...  # idempotent by mark; CreateFailed carries instance_id
+
+    def describe(self, instance_id: str) -> Instance: ...  # gone is a state; an unlisted state is unknown and bills
+
+    def list_owned(self) -> list[Instance]: ...  # all that carries our mark; raises rather than return nothing
+
+    def destroy(self, instance_id: str) -> None: ...  # gone already is success
+
+    def log(self, instance_id: str) -> str: ...  # the end of what its first command wrote, as the provider kept it
+
+    def place(self, mark: str) -> Place: ...  # pure; with how the agent ends billing, as data
+
+
+def lack(offer: Offer, needs: Needs) -> str:
+    """Why this offer does not cover the needs, in a few words; "" when it does."""
+    wanted, has = find_gpu(needs.gpu), find_gpu(offer.device)
+    if needs.gpu and (not offer.num_gpus or (wanted or needs.gpu) != (has or offer.device)):
+        return f"has no {needs.gpu}"
+    if (needs.gpu or needs.num_gpus > 1) and offer.num_gpus < needs.num_gpus:
+        return f"has {offer.num_gpus} of {needs.num_gpus} GPUs"
+    if needs.memory_bytes > offer.memory_bytes:
+        return f"has {format_bytes(offer.memory_bytes)} of {format_bytes(needs.memory_bytes)} memory"
+    if offer.disk_bytes and needs.disk_bytes > offer.disk_bytes:
+        return f"has {format_bytes(offer.disk_bytes)} of {format_bytes(needs.disk_bytes)} disk"
+    rate, most = offer.rate_usd_per_hour, needs.max_rate_usd_per_hour
+    if most is not None and rate > most:
+        return f"costs {format_usd(rate)}/h, over the limit of {format_usd(most)}/h"
+    return ""
+
+
+_SECRET = re.compile(r"(?i)(key|token|secret|passw|credential)")
+
+
+def mask(name: str, value: str) -> str:
+    return "****" if _SECRET.search(name) and value else value
+
+
+def wait_until(
+    check: Callable[[], bool], *, timeout_s: float, every_s: float, world: World, on_timeout: HomingError | None = None
+) -> bool:
+    """True as soon as `check` is; after the deadline raises `on_timeout`, or returns False where none is given."""
+    deadline = world.monotonic() + timeout_s
+    while True:
+        if check():
+            return True
+        left_s = deadline - world.monotonic()
+        if left_s <= 0:
+            break
+        world.sleep(min(every_s, left_s))
+    if on_timeout is not None:
+        raise on_timeout
+    return False

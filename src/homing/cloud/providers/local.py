@@ -1,0 +1,335 @@
+"""This computer as a provider: a process tree per instance, in a folder of its own, at a made-up rate.
+
+    $HOMING_HOME/local/<instance id>/
+    ├── instance.json      mark, rate, created_at: durable before the process starts; billing runs from here
+    ├── started.json       the first process was started
+    ├── destroy.json       somebody asked for the end: nothing may start here any more
+    ├── ended.json         billing ended then
+    ├── end_billing.py     the command with which the agent ends billing by itself
+    ├── boot.log
+    └── work/              boot.json, agent.zip, run/, data/
+
+It behaves like a rented machine, so that the whole control plane can be tried and tested without an account: the tree
+outlives the process that made it, and when all its processes have died it still bills until it is destroyed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import signal
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from homing.cloud.mark import owner_prefix
+from homing.cloud.providers import local_end
+from homing.cloud.providers.base import (
+    Feature,
+    Instance,
+    InstanceState,
+    Needs,
+    Offer,
+    Order,
+    Place,
+    Request,
+    lack,
+    wait_until,
+)
+from homing.errors import CreateFailed, ProviderRefused, UsageError
+from homing.gpus import find_gpu
+from homing.units import parse_usd
+from homing.wire import codec, names
+from homing.wire.boot import EndBilling
+from homing.world import Process, World
+
+__all__ = ["DEFAULT_RATE_USD_PER_HOUR", "RATE_ENV", "Local"]
+
+DEFAULT_RATE_USD_PER_HOUR = Decimal("0.36")  # made up: a cent every hundred seconds, so that a short run shows cents
+RATE_ENV = "HOMING_LOCAL_RATE"
+
+_TERM_GRACE_S = 0.5  # as short as a rented machine gives when it is destroyed
+_LOG_BYTES = 4000
+_DESTROY_DEADLINE_S = 20.0
+# What the instance inherits. A list of what may pass, not of what may not: keys of other services stay at home.
+_ENV_NAMES = re.compile(
+    r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|PYTHONHASHSEED|LD_LIBRARY_PATH|DYLD_\w+"
+    r"|OMP_\w+|MKL_\w+|OPENBLAS_\w+|CUDA_\w+|NVIDIA_\w+|TORCH\w*_CACHE_DIR|TRITON_CACHE_DIR|SSL_CERT_\w+)"
+)
+
+
+class Local:
+    name = "local"
+    page = ""
+    guard = ""
+    settle_s = 0.0
+    cannot: dict[Feature, str] = {  # noqa: RUF012
+        "native_deadline": "This computer has no timer of its own: only the agent's watchdog ends an instance.",
+        "native_spend_limit": "This computer has no spend guard of its own: only the agent's watchdog ends it.",
+        "spot": "This computer has no spot instances.",
+        "ssh": "A local instance is reached without SSH: its folder lies on this computer.",
+        "multi_node": "This computer is one node.",
+    }
+
+    def __init__(self, *, home: Path, owner: str, world: World) -> None:
+        self._root = home / "local"
+        self._prefix = owner_prefix(owner)
+        self._world = world
+
+    # --- what it would rent ---
+
+    def offers(self, needs: Needs) -> list[Offer]:
+        offer = self._offer()
+        return [] if lack(offer, needs) else [offer]
+
+    def place(self, mark: str) -> Place:
+        folder = self._folder(mark)
+        python = self._world.python()
+        argv = [python, "-I", str(folder / "end_billing.py"), str(folder), mark]
+        return Place(str(folder / "work"), python, EndBilling(kind="command", argv=argv))
+
+    def plan(self, offer: Offer, order: Order) -> Request:
+        work_dir = self._folder(order.mark) / "work"
+        env = {k: v for k, v in self._world.environment().items() if _ENV_NAMES.fullmatch(k)}
+        return Request(
+            provider=self.name,
+            mark=order.mark,
+            offer=offer,
+            order=order,
+            argv=(self._world.python(), "-I", str(work_dir / "agent.zip"), str(work_dir / names.BOOT)),
+            env={**env, names.MARK_ENV: order.mark},
+        )
+
+    # --- its life ---
+
+    def create(self, request: Request) -> Instance:
+        """The id is the mark, so that a repeated call finds what the first one made."""
+        folder = self._folder(request.mark)
+        self._world.mkdir(folder / "work")
+        self._record(request)
+        if self._exists(folder, "destroy.json", "ended.json"):
+            raise CreateFailed(
+                what=f"Instance {request.mark} was destroyed while it was being created.",
+                fix="Launch again.",
+                instance_id=request.mark,
+            )
+        if not self._exists(folder, "started.json") and not self._processes(request.mark):
+            self._start(request, folder)
+        if self._exists(folder, "destroy.json"):
+            # Asked for between our look and our start: whoever asked may have looked before we started.
+            self.destroy(request.mark)
+            raise CreateFailed(
+                what=f"Instance {request.mark} was destroyed while it was starting.",
+                fix="Launch again.",
+                instance_id=request.mark,
+            )
+        return self.describe(request.mark)
+
+    def describe(self, instance_id: str) -> Instance:
+        folder = self._folder(instance_id)
+        processes = self._processes(instance_id)
+        made = self._read(folder / "instance.json")
+        if made is None:
+            if not processes:
+                return self._instance(instance_id, "gone", detail="never created here, or its folder was removed")
+            return self._instance(
+                instance_id, "unknown", detail="processes with this mark run, but their folder is gone"
+            )
+        ended = self._read(folder / "ended.json")
+        if processes:
+            state: InstanceState = "ready"
+            if ended or self._exists(folder, "destroy.json"):
+                state = "destroying"
+            return self._instance(instance_id, state, made, detail=f"{len(processes)} processes")
+        if ended:
+            return self._instance(instance_id, "gone", made, ended, detail=f"ended by {ended.get('by', '?')}")
+        if self._exists(folder, "destroy.json"):
+            return self._instance(instance_id, "destroying", made, detail="its end was asked for and not finished")
+        if not self._exists(folder, "started.json"):
+            return self._instance(instance_id, "booting", made, detail="created, not started; bills until destroyed")
+        died = self._instance(instance_id, "ready", made, detail="all its processes have died; bills until destroyed")
+        return dataclasses.replace(died, is_running=False)
+
+    def list_owned(self) -> list[Instance]:
+        folders = self._world.listdir(self._root) if self._world.exists(self._root) else []
+        running = [mark for _, mark in self._world.marked(names.MARK_ENV, self._prefix)]
+        ids = {name for name in (*folders, *running) if name.startswith(self._prefix)}
+        found = [self.describe(instance_id) for instance_id in sorted(ids)]
+        return [instance for instance in found if instance.state != "gone"]
+
+    def destroy(self, instance_id: str) -> None:
+        folder = self._folder(instance_id)
+        is_recorded = self._world.exists(folder / "instance.json")
+        if is_recorded and not self._exists(folder, "destroy.json"):
+            self._write(folder / "destroy.json", {"asked_at": self._world.now()})
+        self._end_processes(instance_id)
+        if is_recorded:
+            # create, not write: if the agent ended billing first, its moment counts.
+            body = {"schema": "homing.local-ended/1", "ended_at": self._world.now(), "by": "destroy"}
+            self._world.create(folder / "ended.json", _json(body))
+
+    def log(self, instance_id: str) -> str:
+        path = self._folder(instance_id) / "boot.log"
+        if not self._world.exists(path):
+            return ""
+        start = max(0, self._world.size(path) - _LOG_BYTES)
+        return self._world.read_from(path, start, _LOG_BYTES).decode("utf-8", "replace")
+
+    # --- helpers, in the order they are called ---
+
+    def _offer(self) -> Offer:
+        gpus = self._gpus()
+        cores = self._world.run(["getconf", "_NPROCESSORS_ONLN"], timeout_s=10)
+        memory_bytes, processor = self._machine()
+        gpu, gpu_memory_bytes = gpus[0] if gpus else ("", 0)
+        # A folder that is not there yet lies on the disk of its nearest parent.
+        parent = next(p for p in (self._root, *self._root.parents) if self._world.exists(p))
+        return Offer(
+            provider=self.name,
+            name="this-computer",
+            device=gpu or processor,
+            num_gpus=len(gpus),
+            num_cores=int(cores.out) if cores.code == 0 and cores.out.strip().isdigit() else 1,
+            memory_bytes=gpu_memory_bytes or memory_bytes,
+            rate_usd_per_hour=self._rate(),
+            disk_bytes=self._world.free_bytes(parent),
+            boot_s=5.0,
+        )
+
+    def _gpus(self) -> list[tuple[str, int]]:
+        query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+        answer = self._world.run(query, timeout_s=20)
+        if answer.code != 0:
+            return []
+        rows = [line.rsplit(",", 1) for line in answer.out.splitlines() if "," in line]
+        known = [(find_gpu(name), name.strip(), mib.strip()) for name, mib in rows]
+        return [(gpu.name if gpu else name, int(mib) * 2**20) for gpu, name, mib in known if mib.isdigit()]
+
+    def _machine(self) -> tuple[int, str]:
+        if self._world.exists("/proc/meminfo"):
+            memory = re.search(rb"MemTotal:\s+(\d+) kB", self._world.read("/proc/meminfo"))
+            model = re.search(rb"model name\s*:\s*(.+)", self._world.read("/proc/cpuinfo"))
+            name = model[1].decode("utf-8", "replace").strip() if model else "processor"
+            return (int(memory[1]) * 1024 if memory else 0), name
+        size = self._world.run(["sysctl", "-n", "hw.memsize"], timeout_s=10)
+        name = self._world.run(["sysctl", "-n", "machdep.cpu.brand_string"], timeout_s=10).out.strip()
+        return (int(size.out) if size.out.strip().isdigit() else 0), name or "processor"
+
+    def _rate(self) -> Decimal:
+        text = self._world.environment().get(RATE_ENV, "")
+        try:
+            return parse_usd(text) if text else DEFAULT_RATE_USD_PER_HOUR
+        except ValueError as exc:
+            raise UsageError(what=f"{RATE_ENV} is wrong.", why=f"{exc}.", fix=f"export {RATE_ENV}=0.36") from exc
+
+    def _folder(self, instance_id: str) -> Path:
+        if not re.fullmatch(r"[a-z0-9-]+", instance_id) or not instance_id.startswith(self._prefix):
+            raise ProviderRefused(
+                what=f"{instance_id!r} is not an instance of this home.",
+                why=f"Ours begin with {self._prefix}",
+                fix="homing runs",
+            )
+        return self._root / instance_id
+
+    def _record(self, request: Request) -> None:
+        """Billing begins here, before anything runs: a crash after this line leaves something that list_owned shows."""
+        body = {
+            "schema": "homing.local-instance/1",
+            "id": request.mark,
+            "mark": request.mark,
+            "run_name": request.order.run_name,
+            "rate_usd_per_hour": str(request.offer.rate_usd_per_hour),
+            "created_at": self._world.now(),
+        }
+        self._world.create(self._folder(request.mark) / "instance.json", _json(body))
+
+    def _start(self, request: Request, folder: Path) -> None:
+        work_dir = Path(request.order.boot.work_dir)
+        self._world.copy(local_end.__file__, folder / "end_billing.py")
+        for file in request.order.files:
+            target = work_dir / file.path
+            self._world.mkdir(target.parent)
+            self._world.copy(file.source, target)
+        self._world.write(work_dir / names.BOOT, codec.dumps(request.order.boot, indent=1).encode())
+        env = {**request.env, **request.order.secrets}
+        self._world.spawn(request.argv, env=env, cwd=work_dir, log=folder / "boot.log")
+        self._write(folder / "started.json", {"started_at": self._world.now()})
+
+    def _processes(self, mark: str) -> list[Process]:
+        # `marked` goes by prefix, and ...-1 is also the beginning of ...-10.
+        found = self._world.marked(names.MARK_ENV, mark)
+        return [process for process, value in found if value == mark and process.pid != self._world.pid()]
+
+    def _end_processes(self, mark: str) -> None:
+        """Looks again after every signal: a tree may grow while it is being felled."""
+        started = self._world.monotonic()
+        num_quiet = 0
+
+        def is_quiet() -> bool:
+            nonlocal num_quiet
+            left = self._processes(mark)
+            # Two empty looks: in the midst of its exec a process has no environment that we could see.
+            num_quiet = 0 if left else num_quiet + 1
+            is_patient = self._world.monotonic() - started < _TERM_GRACE_S
+            for process in left:
+                self._world.signal(process.pid, signal.SIGTERM if is_patient else signal.SIGKILL)
+            return num_quiet == 2
+
+        stubborn = ProviderRefused(
+            what=f"Processes of {mark} do not end.",
+            why=f"They were sent SIGKILL and are still there after {_DESTROY_DEADLINE_S:g} s.",
+            fix="Look at them with: ps axe | grep " + mark,
+        )
+        wait_until(is_quiet, timeout_s=_DESTROY_DEADLINE_S, every_s=0.1, world=self._world, on_timeout=stubborn)
+
+    def _instance(
+        self,
+        instance_id: str,
+        state: InstanceState,
+        made: dict[str, Any] | None = None,
+        ended: dict[str, Any] | None = None,
+        detail: str = "",
+    ) -> Instance:
+        rate = Decimal(made["rate_usd_per_hour"]) if made else Decimal(0)
+        created_at = float(made["created_at"]) if made else None
+        ended_at = float(ended["ended_at"]) if ended else None
+        until = ended_at if ended_at is not None else self._world.now()
+        seconds = Decimal(str(max(0.0, until - created_at))) if created_at is not None else Decimal(0)
+        return Instance(
+            id=instance_id,
+            mark=instance_id,
+            provider=self.name,
+            state=state,
+            billing="no" if state == "gone" else "yes",
+            rate_usd_per_hour=rate,
+            created_at=created_at,
+            ended_at=ended_at,
+            spend_usd=rate * seconds / 3600 if made else None,
+            detail=detail,
+            page=str(self._folder(instance_id)),
+        )
+
+    def _exists(self, folder: Path, *file_names: str) -> bool:
+        return any(self._world.exists(folder / name) for name in file_names)
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        if not self._world.exists(path):
+            return None
+        try:
+            body = json.loads(self._world.read(path))
+        except ValueError as exc:
+            raise ProviderRefused(
+                what=f"{path} is damaged, so nothing can be said about this instance.",
+                why=str(exc),
+                fix=f"Look at its processes with: ps axe | grep {path.parent.name}",
+            ) from exc
+        assert isinstance(body, dict), path
+        return body
+
+    def _write(self, path: Path, body: dict[str, Any]) -> None:
+        self._world.write(path, _json(body))
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()

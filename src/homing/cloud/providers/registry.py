@@ -1,0 +1,40 @@
+"""Providers by name: a table, sorted; a module is imported when its provider is first used."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from pathlib import Path
+from typing import cast
+
+from homing.cloud.providers.base import Provider
+from homing.errors import MissingExtra, UsageError
+from homing.world import World
+
+__all__ = ["PROVIDERS", "open_provider"]
+
+# name -> (module:class, the extra to install or None)
+PROVIDERS: dict[str, tuple[str, str | None]] = {
+    "local": ("homing.cloud.providers.local:Local", None),
+}
+
+
+def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provider:
+    """`owner` bounds what it may see and touch."""
+    if name not in PROVIDERS:
+        near = difflib.get_close_matches(name, PROVIDERS, n=1)
+        raise UsageError(
+            what=f"There is no provider {name!r}.",
+            why=f"Known: {', '.join(sorted(PROVIDERS))}." + (f" Did you mean {near[0]}?" if near else ""),
+            fix="Change cloud.providers in the run file.",
+        )
+    where, extra = PROVIDERS[name]
+    module_name, class_name = where.split(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as exc:
+        # Only a missing package of somebody else's is a matter of extras; one of ours is our own mistake.
+        if extra is None or str(exc.name).startswith("homing"):
+            raise
+        raise MissingExtra("launch", extra, str(exc.name)) from exc
+    return cast(Provider, getattr(module, class_name)(home=home, owner=owner, world=world))

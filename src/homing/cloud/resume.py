@@ -1,0 +1,92 @@
+"""What a new attempt takes over from the one before: its newest whole checkpoints, and its history.
+
+The new instance starts with an empty disk, so the run directory is laid out for it as inputs. Metrics, events and the
+trainer's log come along, because what the new attempt pushes replaces the files in the store; they travel as objects by
+their hash, because that may happen before they were fetched. Agent and sync begin their logs anew; the old ones are
+kept under the number of their attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from homing.cloud.checkpoints import StoredCheckpoint, best_step, damage, list_checkpoints
+from homing.errors import IntegrityError
+from homing.store import NotInStore, Store, run_key
+from homing.wire import codec, names
+from homing.wire.boot import Input
+from homing.wire.control import Request
+from homing.world import World
+
+__all__ = ["clear_wishes", "resume_inputs"]
+
+_KEPT = 2  # newest whole checkpoints, so that the trainer has one to fall back to
+_HISTORY = (names.EVENTS, names.METRICS, names.METRICS_CSV, f"{names.LOGS}/trainer.log")
+_BEGUN_ANEW = ("agent", "sync")
+
+
+def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[Input], list[str]]:
+    """The inputs, and the checkpoints left out because they are damaged, one sentence each."""
+    whole: list[StoredCheckpoint] = []
+    damaged: list[str] = []
+    for checkpoint in list_checkpoints(store, run_id, phases):
+        problem = damage(store, checkpoint)
+        if problem:
+            damaged.append(f"{checkpoint.folder} is damaged and is left out: {problem}.")
+        else:
+            whole.append(checkpoint)
+    if damaged and not whole:
+        raise IntegrityError(
+            what=f"No checkpoint of {run_id} is whole.",
+            why="\n".join(damaged),
+            fix="Start afresh: launch without --resume.",
+        )
+    inputs = [_copy(store, run_id, name) for name in _HISTORY if store.exists(run_key(run_id, name))]
+    for checkpoint in _worth_taking(store, run_id, whole):
+        inputs += [
+            Input(checkpoint.key(file.name), f"run/{checkpoint.folder}/{file.name}", file.num_bytes, file.sha256)
+            for file in checkpoint.manifest.files
+        ]
+        inputs.append(_copy(store, run_id, f"{checkpoint.folder}/{names.MANIFEST}"))
+    taken = {checkpoint.manifest.phase for checkpoint in whole}
+    pointers = [f"{names.CHECKPOINTS}/{phase}/{name}" for phase in phases for name in (names.LATEST, names.BEST)]
+    inputs += [
+        _copy(store, run_id, path)
+        for path in pointers
+        if path.split("/")[1] in taken and store.exists(run_key(run_id, path))
+    ]
+    return inputs, damaged
+
+
+def clear_wishes(store: Store, run_id: str, attempt: int, world: World) -> None:
+    """A stop that ended the last attempt must not end this one, nor its outcome stand for this one's."""
+    for program in _BEGUN_ANEW:
+        old = run_key(run_id, names.LOGS, f"{program}.log")
+        if store.exists(old):
+            store.put_bytes(run_key(run_id, names.LOGS, f"{program}-{attempt - 1}.log"), store.read(old))
+    key = run_key(run_id, names.REQUEST)
+    try:
+        last = codec.loads(Request, store.read(key))
+    except NotInStore:
+        pass
+    else:
+        fresh = Request(serial=last.serial + 1, t=world.now())
+        store.put_bytes(key, codec.dumps(fresh).encode())
+    store.delete(run_key(run_id, names.OUTCOME))
+
+
+def _worth_taking(store: Store, run_id: str, whole: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
+    best = {phase: best_step(store, run_id, phase) for phase in dict.fromkeys(c.manifest.phase for c in whole)}
+    return [
+        checkpoint
+        for number, checkpoint in enumerate(whole)
+        if number < _KEPT or best[checkpoint.manifest.phase] == checkpoint.manifest.step
+    ]
+
+
+def _copy(store: Store, run_id: str, path: str) -> Input:
+    data = store.read(run_key(run_id, path))
+    digest = hashlib.sha256(data).hexdigest()
+    key = f"{names.STORE_OBJECTS}/{digest}"
+    store.create_if_absent(key, data)
+    return Input(key, f"run/{path}", len(data), digest)

@@ -1,0 +1,99 @@
+"""Signs of life: what an instance left in the store about a run, read without ever talking to the instance.
+
+A sign that is not there yet is None. A store that cannot be read raises: silence and blindness are different things.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from homing.store import NotInStore, Store, run_key
+from homing.wire import codec, names
+from homing.wire.control import Heartbeat
+from homing.wire.event import Event, Outcome
+from homing.wire.record import LedgerLine
+
+__all__ = ["Signs", "Tail", "read_signs"]
+
+T = TypeVar("T")
+
+
+# Heartbeat states in which the agent has written its own outcome; before that the trainer's may be of a life that the
+# agent is about to restart.
+_ENDING = ("pushing", "ending", "ended")
+_LIMIT_EVENTS = ("limit_reached", "landing", "landed")
+
+
+@dataclass(frozen=True)
+class Signs:
+    heartbeat: Heartbeat | None
+    outcome: Outcome | None
+    is_limit: bool = False  # it ended because a limit was reached
+
+
+def read_signs(store: Store, run_id: str, line: LedgerLine | None) -> Signs:
+    """Of this attempt only: what an earlier one left behind says nothing about this one."""
+    # The heartbeat first: it is pushed last, so an outcome read after it is at least as new.
+    heartbeat = _read(store, run_key(run_id, names.HEARTBEAT), Heartbeat)
+    if heartbeat is not None and line is not None and heartbeat.mark != line.mark:
+        heartbeat = None
+    is_gone = line is not None and line.destroyed_at is not None
+    outcome = None
+    if is_gone or (heartbeat is not None and heartbeat.state in _ENDING):
+        outcome = _read(store, run_key(run_id, names.OUTCOME), Outcome)
+    since = line.intent_at if line is not None else 0.0
+    return Signs(heartbeat, outcome, outcome is not None and _is_limit(store, run_id, outcome, since))
+
+
+def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool:
+    if outcome.state != "stopped":
+        return False
+    events = Tail(store, run_key(run_id, names.EVENTS)).documents(Event)
+    is_told = any(event.kind in _LIMIT_EVENTS and event.t >= since for event in events)
+    return is_told or "limit" in outcome.reason
+
+
+def _read(store: Store, key: str, cls: type[T]) -> T | None:
+    try:
+        return codec.loads(cls, store.read(key))
+    except NotInStore:
+        return None
+
+
+class Tail:
+    """Lines of a growing file in the store, each given out once.
+
+    The file is pushed whole again and again. A trainer that goes back to a checkpoint cuts it, and a resumed attempt
+    may begin it anew: then it no longer holds what we read last where we read it, and we start over rather than miss
+    lines. A last line without its newline is still being written and waits for the next look.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._offset = 0
+        self._last = b""  # the last line that was given out
+
+    def lines(self) -> list[str]:
+        try:
+            data = self._store.read(self._key)
+        except NotInStore:
+            return []
+        if data[self._offset - len(self._last) : self._offset] != self._last:
+            self._offset = 0
+        end = data.rfind(b"\n") + 1
+        fresh = data[self._offset : end]
+        if fresh:
+            self._offset = end
+            self._last = fresh.splitlines(keepends=True)[-1]
+        return fresh.decode("utf-8", "replace").splitlines()
+
+    def documents(self, cls: type[T]) -> list[T]:
+        """The lines as `cls`. One that cannot be read was cut by a crash of its writer and says nothing."""
+        found = []
+        for text in self.lines():
+            try:
+                found.append(codec.loads(cls, text))
+            except codec.WireError:
+                continue
+        return found

@@ -1,0 +1,105 @@
+"""One run, now: its state, its instances, its dollars, and what it last said. What status, watch and runs print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from homing.cloud import meter
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
+from homing.cloud.signs import Signs, read_signs
+from homing.errors import HomingError
+from homing.units import format_count, format_duration
+from homing.wire import codec
+from homing.wire.codec import WireError
+from homing.wire.control import Heartbeat
+from homing.wire.record import LedgerLine
+
+__all__ = ["STALE_S", "Status", "billing_lines", "dump_line", "look", "progress_line"]
+
+STALE_S = 60.0  # a heartbeat this old is told as old
+
+
+@dataclass(frozen=True)
+class Status:
+    run: RunRow
+    lines: list[LedgerLine]
+    signs: Signs | None  # None: the store could not be read
+    spend_usd: Decimal
+    heartbeat_age_s: float | None
+    problem: str = ""
+
+    @property
+    def limit_usd(self) -> Decimal | None:
+        return None if self.run.spend_limit_usd is None else Decimal(self.run.spend_limit_usd)
+
+    @property
+    def is_billing(self) -> bool:
+        return bool(billing_lines(self.lines))
+
+    def to_dict(self) -> dict[str, Any]:
+        heartbeat = self.signs.heartbeat if self.signs else None
+        outcome = self.signs.outcome if self.signs else None
+        return {
+            "run": self.run.id,
+            "name": self.run.name,
+            "state": self.run.state,
+            "reason": self.run.reason,
+            "exit_code": self.run.exit_code,
+            "created_at": self.run.created_at,
+            "ended_at": self.run.ended_at,
+            "store": self.run.store,
+            "spend_usd": str(self.spend_usd),
+            "spend_limit_usd": self.run.spend_limit_usd,
+            "is_billing": self.is_billing,
+            "fetched_step": self.run.fetched_step,
+            "heartbeat": codec.dump(heartbeat) if heartbeat else None,
+            "heartbeat_age_s": self.heartbeat_age_s,
+            "outcome": codec.dump(outcome) if outcome else None,
+            "instances": [dump_line(line) for line in self.lines],
+            "problem": self.problem,
+        }
+
+
+def look(home: Home, run: RunRow) -> Status:
+    """Reads the ledger and the store. Blindness is a problem in the answer, not an empty answer."""
+    lines = home.ledger.lines(run.id)
+    now = home.world.now()
+    signs, problem = None, ""
+    try:
+        signs = read_signs(home.store_of(run), run.id, lines[-1] if lines else None)
+    except (HomingError, WireError, OSError) as exc:
+        if any(line.created_at is not None for line in lines):
+            problem = f"The store could not be read: {str(exc).splitlines()[0]}"
+    beat = signs.heartbeat if signs else None
+    age_s = max(0.0, now - beat.t) if beat else None
+    return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem)
+
+
+def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
+    """Those that cost money or may: a create call was begun and no provider has shown the end."""
+    return [line for line in lines if line.destroyed_at is None and line.created_at is not None]
+
+
+def dump_line(line: LedgerLine) -> dict[str, Any]:
+    return codec.dump(line)
+
+
+def progress_line(status: Status, beat: Heartbeat | None) -> str:
+    """Fixed order, money always on it."""
+    parts = []
+    if beat is not None and beat.num_steps:
+        parts.append(f"step {beat.step:,}/{beat.num_steps:,}")
+    if beat is not None and beat.loss is not None:
+        parts.append(f"loss {beat.loss:.3f}")
+    if beat is not None and beat.tokens_per_s is not None:
+        parts.append(f"{format_count(beat.tokens_per_s)} tok/s")
+    if beat is not None and beat.mfu is not None:
+        parts.append(f"mfu {beat.mfu:.0%}")
+    limit = f" of {meter.show_usd(status.limit_usd)}" if status.limit_usd is not None else ""
+    parts.append(f"{meter.show_usd(status.spend_usd)}{limit}")
+    if beat is not None and beat.eta_s is not None:
+        parts.append(f"eta {format_duration(beat.eta_s)}")
+    return " | ".join(parts)

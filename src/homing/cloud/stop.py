@@ -1,0 +1,76 @@
+"""End training at the next checkpoint: a wish laid into the store, and the wait until it came true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
+from homing.cloud.reconcile import refresh
+from homing.cloud.status import Status, look
+from homing.errors import HomingError, UsageError
+from homing.store import NotInStore, Store, run_key
+from homing.units import format_duration
+from homing.wire import codec, names
+from homing.wire.control import Request
+
+__all__ = ["ask_to_stop", "wait_for_stop"]
+
+STOP_TIMEOUT_S = 600.0
+_EVERY_S = 1.0
+
+
+def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was asked for from home.") -> int:
+    """Writes the request with a new serial; returns it. Asking twice is asking once."""
+    if not run.is_live:
+        raise UsageError(
+            what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
+        )
+    store = home.store_of(run)
+    last = _last_request(store, run.id)
+    if last is not None and last.stop:
+        return last.serial
+    serial = (last.serial if last else 0) + 1
+    wish = Request(
+        serial=serial,
+        stop=True,
+        reason=reason,
+        spend_limit_usd=last.spend_limit_usd if last else None,
+        time_limit_s=last.time_limit_s if last else None,
+        t=home.world.now(),
+    )
+    store.put_bytes(run_key(run.id, names.REQUEST), codec.dumps(wish).encode())
+    return serial
+
+
+def wait_for_stop(
+    home: Home, run: RunRow, *, timeout_s: float = STOP_TIMEOUT_S, tell: Callable[[str], None] = lambda text: None
+) -> Status:
+    """Until the agent reports the end. A failed look is told and tried again."""
+    deadline = home.world.monotonic() + timeout_s
+    said = ""
+    while True:
+        problems = refresh(home)
+        status = look(home, home.ledger.run(run.id) or run)
+        if not status.run.is_live:
+            return status
+        beat = status.signs.heartbeat if status.signs else None
+        now = f"{beat.state} at step {beat.step:,}" if beat else "no heartbeat yet"
+        for text in [*problems, *([status.problem] if status.problem else []), f"waiting for the agent: {now}"]:
+            if text != said:
+                tell(text)
+                said = text
+        if home.world.monotonic() >= deadline:
+            raise HomingError(
+                what=f"{run.id} did not stop within {format_duration(timeout_s)}.",
+                why=f"The agent's last word: {now}. The request stays in the store and will be obeyed when it is seen.",
+                fix=f"homing watch {run.name}   or at once, losing what is not pushed: homing destroy {run.name}",
+            )
+        home.world.sleep(_EVERY_S)
+
+
+def _last_request(store: Store, run_id: str) -> Request | None:
+    try:
+        return codec.loads(Request, store.read(run_key(run_id, names.REQUEST)))
+    except NotInStore:
+        return None

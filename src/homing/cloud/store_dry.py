@@ -1,0 +1,50 @@
+"""A store that is looked at and never written to: what --dry-run hands to the real path."""
+
+from __future__ import annotations
+
+import hashlib
+
+from homing.errors import StoreError
+from homing.store.base import Entries, Entry, Store
+
+__all__ = ["DryStore"]
+
+
+class DryStore:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.url = store.url
+        self.would_put: list[str] = []
+
+    def put(self, key: str, path: str) -> Entry:
+        self.would_put.append(key)
+        return Entry(key, 0)
+
+    def put_bytes(self, key: str, data: bytes) -> Entry:
+        self.would_put.append(key)
+        return Entry(key, len(data), hashlib.sha256(data).hexdigest())
+
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        self.would_put.append(key)
+        return True
+
+    def delete(self, key: str) -> None:
+        self.would_put.append(key)
+
+    def exists(self, key: str) -> bool:
+        try:
+            return self._store.exists(key)
+        except StoreError:
+            return False  # a store that is not there yet is made by the first real push
+
+    def get(self, key: str, path: str, sha256: str | None = None) -> None:
+        self._store.get(key, path, sha256)
+
+    def read(self, key: str) -> bytes:
+        return self._store.read(key)
+
+    def sha256(self, key: str) -> str:
+        return self._store.sha256(key)
+
+    def list(self, prefix: str) -> Entries:
+        return self._store.list(prefix)

@@ -1,0 +1,237 @@
+"""Heartbeats, metrics and events to what a person sees, until the run ends.
+
+    store --poll--> Report(line | event | sample | alert | problem)  ...  Report(end)
+
+A failed poll is told once and tried again. Reading alone: watching changes nothing on the instance, and leaving off
+watching changes nothing either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from homing.cloud import meter
+from homing.cloud.destroy import open_lines, still_billing
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import RunRow
+from homing.cloud.reconcile import refresh
+from homing.cloud.signs import Tail
+from homing.cloud.speed import remember
+from homing.cloud.status import Status, look, progress_line
+from homing.errors import HomingError, StillBilling, UsageError
+from homing.store import Store, run_key
+from homing.units import format_duration
+from homing.wire import codec, names
+from homing.wire.codec import WireError
+from homing.wire.control import Heartbeat
+from homing.wire.event import Event, Metric
+from homing.wire.run import Run
+
+__all__ = ["DEFAULT_EVERY_S", "Report", "check_interval", "remember_speed", "to_finish", "watch"]
+
+DEFAULT_EVERY_S = 10.0
+_POLL_S = 2.0  # signs of the end are looked for this often, whatever the interval of lines
+_REFRESH_S = 10.0  # the provider is asked this often
+_END_S = 180.0  # from the outcome to the end of billing
+_ALERT_SHARE = Decimal("0.6")  # of the limit: time to think about it
+_FIRST_EVENTS = 20  # of the past, when a watch begins
+
+
+@dataclass(frozen=True)
+class Report:
+    kind: str  # line | event | sample | alert | problem | end
+    text: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def check_interval(every_s: float) -> float:
+    if not 1 <= every_s <= 86400:
+        raise UsageError(
+            what=f"{every_s:g} s is no interval to watch at.", why="It may be 1 second to 1 day.", fix="--every 30"
+        )
+    return every_s
+
+
+def watch(home: Home, run: RunRow, *, every_s: float = DEFAULT_EVERY_S) -> Iterator[Report]:
+    """Ends with a Report `end`, or with StillBilling when nobody is left who could end the instance."""
+    return _Watch(home, run, check_interval(every_s)).reports()
+
+
+def to_finish(status: Status, home: Home) -> Decimal | None:
+    """Dollars that the rest of the run would take at the speed it had; None where that is not known."""
+    beat = status.signs.heartbeat if status.signs else None
+    if beat is None or beat.eta_s is None or not status.lines:
+        return None
+    return meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), beat.eta_s)
+
+
+def remember_speed(home: Home, run: RunRow, store: Store) -> None:
+    """What plan will say next time. A run without its papers at home teaches nothing."""
+    folder = home.run_dir(run.id)
+    try:
+        resolved = codec.loads(Run, home.world.read(folder / names.RUN))
+        offer = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
+        metrics = Tail(store, run_key(run.id, names.METRICS)).documents(Metric)
+    except (OSError, ValueError, KeyError, HomingError):
+        return
+    speeds = sorted(metric.tokens_per_s for metric in metrics if metric.tokens_per_s)
+    if len(speeds) >= 3:
+        remember(resolved, offer["device"], offer["num_gpus"], speeds[len(speeds) // 2], home)
+
+
+class _Watch:
+    def __init__(self, home: Home, run: RunRow, every_s: float) -> None:
+        self.home, self.run, self.every_s = home, run, every_s
+        self.store = home.store_of(run)
+        self.events = Tail(self.store, run_key(run.id, names.EVENTS))
+        self.metrics = Tail(self.store, run_key(run.id, names.METRICS))
+        self.samples: set[str] = set()
+        self.metric: Metric | None = None
+        self.is_first = True
+        self.is_alerted = False
+        self.last_line = ""
+        self.problem = ""
+        self.line_due = self.refresh_due = home.world.monotonic()
+        self.ending_since: float | None = None
+
+    def reports(self) -> Iterator[Report]:
+        while True:
+            try:
+                yield from self._poll()
+                self.problem = ""
+            except StillBilling:
+                raise
+            except (HomingError, WireError, OSError) as exc:
+                problem = (str(exc) or type(exc).__name__).splitlines()[0]
+                if problem != self.problem:
+                    yield Report("problem", f"{problem} Trying again.")
+                self.problem = problem
+            if self._is_over():
+                yield from self._last_words()
+                return
+            self.home.world.sleep(min(self.every_s, _POLL_S))
+
+    def _poll(self) -> Iterator[Report]:
+        now = self.home.world.monotonic()
+        is_ending = self.ending_since is not None
+        if is_ending or now >= self.refresh_due:
+            self.refresh_due = now + _REFRESH_S
+            problems = refresh(self.home)
+            self.run = self.home.ledger.run(self.run.id) or self.run
+            if problems and problems[0] != self.problem:
+                raise HomingError(problems[0])
+        status = look(self.home, self.run)
+        yield from self._new_events()
+        yield from self._new_samples()
+        yield from self._new_metrics(status, now)
+        if status.signs is not None and status.signs.outcome is not None and self.ending_since is None:
+            self.ending_since = now
+        self._check_nobody_is_left(status, now)
+
+    def _new_events(self) -> Iterator[Report]:
+        events = self.events.documents(Event)
+        for event in events[-_FIRST_EVENTS:] if self.is_first else events:
+            if event.kind == "sampled":
+                continue  # the sample itself is shown
+            where = f"step {event.step:,} | " if event.step is not None else ""
+            yield Report("event", f"{where}{event.source}: {event.text}", codec.dump(event))
+        self.is_first = False
+
+    def _new_samples(self) -> Iterator[Report]:
+        prefix = run_key(self.run.id, names.SAMPLES) + "/"
+        for entry in self.store.list(prefix):
+            if entry.key not in self.samples:
+                text = self.store.read(entry.key).decode("utf-8", "replace")
+                self.samples.add(entry.key)
+                yield Report("sample", text.strip(), {"name": entry.key[len(prefix) :], "text": text})
+
+    def _new_metrics(self, status: Status, now: float) -> Iterator[Report]:
+        for metric in self.metrics.documents(Metric):
+            if metric.val_loss is not None:
+                bits = metric.val_bits_per_byte
+                said = f"validation at step {metric.step:,}: loss {metric.val_loss:.3f}" + (
+                    f", {bits:.3f} bits per byte" if bits is not None else ""
+                )
+                yield Report("event", said, codec.dump(metric))
+            if metric.loss is not None:
+                self.metric = metric
+        yield from self._alert(status)
+        if now < self.line_due:
+            return
+        line = progress_line(status, self._beat(status))
+        if line != self.last_line:
+            self.line_due = now + self.every_s
+            self.last_line = line
+            yield Report("line", line, self._line_data(status))
+
+    def _beat(self, status: Status) -> Heartbeat | None:
+        """The heartbeat with the newest metric laid over it, which is newer by up to one beat."""
+        beat = status.signs.heartbeat if status.signs else None
+        metric = self.metric
+        if beat is None or metric is None or metric.step < beat.step:
+            return beat
+        left_s = (metric.num_steps - metric.step) * metric.step_s if metric.step_s is not None else None
+        return dataclasses.replace(
+            beat,
+            phase=metric.phase,
+            step=metric.step,
+            num_steps=metric.num_steps,
+            loss=metric.loss,
+            tokens_per_s=metric.tokens_per_s or beat.tokens_per_s,
+            mfu=metric.mfu if metric.mfu is not None else beat.mfu,
+            eta_s=left_s if left_s is not None else beat.eta_s,
+        )
+
+    def _line_data(self, status: Status) -> dict[str, Any]:
+        beat = self._beat(status)
+        return {
+            "run": self.run.id,
+            "state": self.run.state,
+            "heartbeat": codec.dump(beat) if beat else None,
+            "spend_usd": str(status.spend_usd),
+            "spend_limit_usd": self.run.spend_limit_usd,
+            "heartbeat_age_s": status.heartbeat_age_s,
+        }
+
+    def _alert(self, status: Status) -> Iterator[Report]:
+        limit = status.limit_usd
+        if limit and status.spend_usd >= limit * _ALERT_SHARE and not self.is_alerted and status.is_billing:
+            self.is_alerted = True
+            share = status.spend_usd / limit
+            yield Report("alert", f"{share:.0%} of the limit of {meter.show_usd(limit)} is spent.")
+
+    def _check_nobody_is_left(self, status: Status, now: float) -> None:
+        """An instance on which nothing of ours runs will not end by itself."""
+        lines = [line for line in status.lines if line.destroyed_at is None and line.instance_id is not None]
+        for line in lines:
+            assert line.instance_id is not None, line
+            seen = self.home.provider(line.provider).describe(line.instance_id)
+            is_late = self.ending_since is not None and now - self.ending_since > _END_S
+            if seen.billing != "no" and (not seen.is_running or is_late):
+                said = seen.detail if not seen.is_running else f"it ended {format_duration(_END_S)} ago and still bills"
+                raise still_billing(self.home, [line], {line.mark: f"{said}."})
+
+    def _is_over(self) -> bool:
+        run = self.home.ledger.run(self.run.id)
+        if run is None or run.is_live or open_lines(self.home, run):
+            return False
+        self.run = run
+        return True
+
+    def _last_words(self) -> Iterator[Report]:
+        """What came in between the last look and the end, then how it ended."""
+        try:
+            yield from self._new_events()
+            yield from self._new_samples()
+            self.line_due = self.home.world.monotonic()
+            yield from self._new_metrics(look(self.home, self.run), self.line_due)
+            remember_speed(self.home, self.run, self.store)
+        except (HomingError, WireError, OSError) as exc:
+            yield Report("problem", f"The last lines could not be read: {str(exc).splitlines()[0]}")
+        status = look(self.home, self.run)
+        yield Report("end", f"{self.run.state}: {self.run.reason}", status.to_dict())

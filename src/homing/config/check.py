@@ -1,0 +1,187 @@
+"""Typed values against the schema: every mistake at once, each with its line.
+
+    Source -> no secrets -> no empty keys -> pydantic -> mistakes + what is left of the file
+
+What is wrong is taken out and the rest is validated again, so that later checks (which need a whole RunFile) can still
+look at the parts that are right; `bad` tells them which keys not to trust.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from homing.config.keys import key_at, sections
+from homing.config.names import looks_like_secret_key, looks_like_secret_value, nearest, suggest_key
+from homing.config.schema import RunFile
+from homing.config.source import KeyPath, Source
+from homing.errors import Mistake
+
+__all__ = ["Checked", "check"]
+
+
+@dataclass
+class Checked:
+    file: RunFile  # valid; where a value was wrong, its default stands
+    mistakes: list[Mistake]
+    bad: set[KeyPath]  # keys whose values are not the person's
+
+    def is_sound(self, *paths: KeyPath) -> bool:
+        """Whether none of these keys, nor a section around them, was taken out."""
+        return not any(path[:end] in self.bad for path in paths for end in range(1, len(path) + 1))
+
+
+def check(source: Source) -> Checked:
+    data = copy.deepcopy(source.data)
+    mistakes = list(source.mistakes)
+    bad: set[KeyPath] = set()
+    _refuse_secrets(source, data, mistakes, bad)
+    _refuse_empty(source, data, mistakes, bad)
+    while True:
+        try:
+            return Checked(RunFile.model_validate(data), mistakes, bad)
+        except ValidationError as exc:
+            removed = False
+            for error in exc.errors():
+                path: KeyPath = error["loc"]
+                mistakes.append(_mistake(source, path, dict(error)))
+                bad.add(path)
+                removed = _remove(data, path) or removed
+            assert removed, "a mistake that cannot be taken out of the file"
+
+
+def _refuse_secrets(source: Source, data: Any, mistakes: list[Mistake], bad: set[KeyPath]) -> None:
+    for path, value in list(_leaves(data)):
+        name = str(next((part for part in reversed(path) if isinstance(part, str)), ""))
+        is_unknown = key_at(path) is None
+        if (is_unknown and looks_like_secret_key(name)) or looks_like_secret_value(value):
+            found = source.mistake(
+                path,
+                "looks like a secret; secrets are never in the file.",
+                "Put it into the environment or .env: the file names an environment variable at most.",
+            )
+            if source.setting(path) is not None:  # the words of the --set would print the secret again
+                found = Mistake("--set", None, found.key, found.problem, found.suggestion)
+            mistakes.append(found)
+            bad.add(path)
+            _remove(data, path)
+
+
+def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, (*path, name))
+    elif isinstance(value, list):
+        # From the end, so that taking one out leaves the numbers before it right.
+        for number in reversed(range(len(value))):
+            yield from _leaves(value[number], (*path, number))
+    else:
+        yield path, value
+
+
+def _refuse_empty(source: Source, data: Any, mistakes: list[Mistake], bad: set[KeyPath]) -> None:
+    """`limits:` with only comments under it is an empty section; `spend:` with nothing after it is a mistake."""
+    known = sections()
+    for path, value in list(_leaves(data)):
+        if value is not None:
+            continue
+        as_section = ".".join("N" if isinstance(part, int) else part for part in path)
+        is_section = as_section in known or f"{as_section}.N" in known
+        _remove(data, path)
+        if not is_section and key_at(path) is not None:
+            found = key_at(path)
+            example = f"Such as: {found.name}: {found.example}" if found else ""
+            mistakes.append(source.mistake(path, "has no value.", f"Delete the line or give one. {example}"))
+            bad.add(path)
+        elif not is_section:
+            mistakes.append(source.mistake(path, "unknown key.", suggest_key(path)))
+            bad.add(path)
+
+
+def _mistake(source: Source, path: KeyPath, error: dict[str, Any]) -> Mistake:
+    kind, given, context = error["type"], error.get("input"), error.get("ctx") or {}
+    found = key_at(path) or key_at(path[:-1])
+    shape = f"Expected {found.kind}." if found else ""
+    if found and found.allowed:
+        shape = f"Allowed: {found.allowed}."
+    if kind == "extra_forbidden":
+        return source.mistake(path, "unknown key.", suggest_key(path))
+    if kind in ("model_type", "dict_type", "model_attributes_type"):
+        return source.mistake(path, f"expected a section of `key: value` lines, got {_name_of(given)}.", _inside(path))
+    if kind == "list_type":
+        return source.mistake(path, f"expected a list, got {_name_of(given)}.", _list_example(path))
+    if kind == "literal_error":
+        return source.mistake(path, f"{given!r} is not known here.", _choices(path, given, shape))
+    if kind in ("string_type", "bool_type"):
+        quotes = " Put quotes around it." if kind == "string_type" and not isinstance(given, (list, dict)) else ""
+        wanted = "a text" if kind == "string_type" else "true or false"
+        return source.mistake(path, f"expected {wanted}, got {_name_of(given)}.", quotes.strip())
+    if kind == "string_pattern_mismatch":
+        return source.mistake(path, f"{given!r} cannot be used.", _pattern_words(path, str(given)))
+    if kind in ("too_short", "too_long"):
+        return source.mistake(
+            path, f"holds {context.get('actual_length', 0)} entries.", "Give between 1 and 20 phases."
+        )
+    if kind == "value_error":
+        allowed = f"Allowed: {found.allowed}." if found and found.allowed else ""
+        return source.mistake(path, f"{context.get('error', error['msg'])}.", allowed)
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        return source.mistake(path, f"{given} is out of range.", shape)
+    return source.mistake(path, f"{error['msg']}.", shape)
+
+
+def _name_of(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return "a list"
+    return f"{value!r}"[:60]
+
+
+def _inside(path: KeyPath) -> str:
+    at = ".".join("N" if isinstance(part, int) else part for part in path)
+    return f"`homing explain {at.removesuffix('.N')}` lists its keys."
+
+
+def _list_example(path: KeyPath) -> str:
+    if path == ("phases",):
+        return "Each phase starts with a dash:  - kind: pretrain"
+    found = key_at(path)
+    return f"Such as: {found.example}" if found else ""
+
+
+def _choices(path: KeyPath, given: Any, shape: str) -> str:
+    found = key_at(path)
+    choices = found.kind.removeprefix("one of ").split(", ") if found else []
+    near = nearest(str(given).lower(), choices)
+    return f"{shape}{f' Did you mean {near}?' if near else ''}"
+
+
+def _pattern_words(path: KeyPath, given: str) -> str:
+    if path == ("name",):
+        tidy = re.sub(r"[^a-z0-9]+", "-", given.lower()).strip("-")[:32].strip("-") or "first"
+        return f"Allowed: a-z, 0-9 and -, at most 32 characters. Such as: {tidy}"
+    return "Allowed: file:, s3:, hf: or modal: and a place, such as s3://my-bucket/homing"
+
+
+def _remove(data: Any, path: KeyPath) -> bool:
+    """Takes the value out; in a list something harmless stays in its place, so that numbers stay true."""
+    at: Any = data
+    for part in path[:-1]:
+        try:
+            at = at[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    last = path[-1]
+    if isinstance(at, dict) and last in at:
+        del at[last]
+        return True
+    if isinstance(at, list) and isinstance(last, int) and last < len(at):
+        at[last] = {} if path[:-1] == ("phases",) else ""
+        return True
+    return False

@@ -1,0 +1,81 @@
+"""A run file to a run: read -> --set -> check -> resolve (-> shrink and resolve again for --smoke)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from homing.config.check import check
+from homing.config.paths import find_run_file
+from homing.config.resolve import PrepSettings, Resolved, resolve
+from homing.config.schema import NAME_PATTERN
+from homing.config.sets import apply_sets
+from homing.config.smoke import shrink
+from homing.config.source import Source, read_source
+from homing.config.trace import Trace
+from homing.errors import Mistake, RunFileError
+from homing.wire.run import Run
+
+__all__ = ["Loaded", "load_run", "preset_dir"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    run: Run
+    file: Path
+    text: str  # as written
+    prep: PrepSettings
+    warnings: list[str]
+    is_prepared: bool
+
+
+def load_run(
+    name_or_path: str, sets: Sequence[str] = (), *, is_smoke: bool = False, is_for_prep: bool = False
+) -> Loaded:
+    """The run that NAME (./runs/NAME.yaml) or a path describes, or every mistake in it at once.
+
+    `is_for_prep` leaves what was prepared before out of account: whoever changes the vocabulary and prepares again must
+    not be refused because the old tokenizer does not match.
+    """
+    path = find_run_file(name_or_path)
+    source = read_source(path)
+    source.is_preset = path.resolve().parent == preset_dir().resolve()
+    said = apply_sets(source, sets)
+    trace, resolved = _resolve(source, path, is_for_prep=is_for_prep or is_smoke)
+    if is_smoke:
+        shrink(source, resolved.run, keeps_vocabulary=bool(trace.file.tokenizer.file))
+        trace, resolved = _resolve(source, path, is_for_prep=is_for_prep)
+    return Loaded(resolved.run, path, source.text, resolved.prep, said + trace.warnings, resolved.is_prepared)
+
+
+def _resolve(source: Source, path: Path, *, is_for_prep: bool) -> tuple[Trace, Resolved]:
+    checked = check(source)
+    trace = Trace(source, checked)
+    name = _name(trace, path)
+    resolved = resolve(trace, name, is_for_prep=is_for_prep)
+    if trace.mistakes:
+        raise RunFileError(sorted(dict.fromkeys(trace.mistakes), key=_by_line))
+    return trace, resolved
+
+
+def _name(trace: Trace, path: Path) -> str:
+    typed = trace.file.name
+    if typed:
+        return typed
+    if not re.fullmatch(NAME_PATTERN, path.stem) and trace.is_sound(("name",)):
+        trace.wrong(
+            ("name",), f"is derived from the file's name, and {path.stem!r} cannot be used.", "Give name: my-run."
+        )
+    return path.stem
+
+
+def _by_line(mistake: Mistake) -> tuple[bool, int, str]:
+    return mistake.line is None, mistake.line or 0, mistake.key
+
+
+def preset_dir() -> Path:
+    """Presets are files on disk wherever homing is installed: pip never leaves packages zipped."""
+    return Path(str(files("homing.presets")))

@@ -1,0 +1,230 @@
+"""One phase to its final numbers: length in steps, batch, rates, schedule, and when to look and to save.
+
+tokens | epochs | steps  ->  batch_tokens  ->  num_steps  ->  rates and schedule  ->  evaluation and checkpoints
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from homing.config import dial
+from homing.config.derive import DATA_CONSTRAINED_EPOCHS, num_epochs, steps_for
+from homing.config.sets import LENGTHS
+from homing.config.source import KeyPath
+from homing.config.trace import Trace
+from homing.units import format_count
+from homing.wire.run import Model, Optimizer, Phase, Schedule
+
+__all__ = ["Corpus", "resolve_phase"]
+
+_MOST_EVAL_TOKENS = 500_000
+_WARMUP_SHARE = 0.02
+_MOST_WARMUP_STEPS = 1000
+_DECAY_FRACTION = 0.5
+_FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """How much there is to learn from: counted by prep, or estimated from the size of the text, or not known (0)."""
+
+    num_train_tokens: int
+    num_val_tokens: int
+    source: str  # such as data/goethe/manifest.json
+
+
+def resolve_phase(trace: Trace, number: int, model: Model, corpus: Corpus) -> Phase:
+    at: KeyPath = ("phases", number)
+    wire = f"phases.{number}"
+    _refuse_what_cannot_train(trace, at)
+    num_steps, batch_tokens = _length(trace, at, wire, model, corpus)
+    micro_batch = trace.plain(f"{wire}.micro_batch", (*at, "micro_batch"))
+    _check_batch(trace, at, batch_tokens, micro_batch, model.context)
+    _warn_about_data(trace, number, num_steps, batch_tokens, corpus)
+    when = _When(trace, at, wire)
+    whole = trace.file
+    return Phase(
+        kind=trace.plain(f"{wire}.kind", (*at, "kind")),
+        method=trace.plain(f"{wire}.method", (*at, "method")),
+        num_steps=num_steps,
+        batch_tokens=batch_tokens,
+        micro_batch=micro_batch,
+        optimizer=_optimizer(trace, at, wire, model, batch_tokens),
+        schedule=_schedule(trace, at, wire, num_steps),
+        eval_every=int(
+            when("eval_every", "eval", "every", max(1, num_steps // 20), "derived: a twentieth of the phase")
+        ),
+        eval_tokens=int(when("eval_tokens", "eval", "tokens", *_eval_tokens(model, corpus))),
+        save_every=int(
+            when("save_every", "checkpoint", "every", max(1, num_steps // 10), "derived: a tenth of the phase")
+        ),
+        save_every_s=float(when("save_every_s", "checkpoint", "every_time", whole.checkpoint.every_time)),
+        sample_every=int(when("sample_every", "sample", "every", whole.sample.every)),
+        keep_last=int(when("keep_last", "checkpoint", "keep_last", whole.checkpoint.keep_last)),
+        init_from=_init_from(trace, at, wire),
+    )
+
+
+def _refuse_what_cannot_train(trace: Trace, at: KeyPath) -> None:
+    phase = trace.value(at)
+    if phase.kind != "pretrain":
+        problem = f"{phase.kind} is a known phase, but this version cannot train it yet."
+        trace.wrong((*at, "kind"), problem, "Phases that train: pretrain.")
+    if phase.method != "full":
+        problem = f"{phase.method} is a known method, but this version cannot train with it yet."
+        trace.wrong((*at, "method"), problem, "Methods that train: full.")
+    if phase.optimizer == "adamw" and trace.is_given((*at, "momentum")):
+        trace.wrong((*at, "momentum"), "has no meaning with optimizer: adamw.", "Delete it, or change beta1.")
+    if phase.schedule != "wsd" and trace.is_given((*at, "decay_fraction")):
+        trace.wrong(
+            (*at, "decay_fraction"), f"has no meaning with schedule: {phase.schedule}.", "Delete it, or use wsd."
+        )
+    if phase.schedule == "constant" and trace.is_given((*at, "floor")):
+        trace.wrong((*at, "floor"), "has no meaning with schedule: constant.", "Delete it, or use wsd or cosine.")
+
+
+def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus) -> tuple[int, int]:
+    """Steps and batch. Exactly one of tokens, epochs and steps says how long; the dial stands in for none."""
+    phase = trace.value(at)
+    given = [name for name in LENGTHS if trace.is_given((*at, name))]
+    has_dial = trace.is_given(("model", "depth"))
+    if len(given) > 1:
+        lines = ", ".join(f"{name} ({trace.source.origin((*at, name))})" for name in given)
+        trace.wrong((*at, given[1]), f"more than one length is given: {lines}.", "Keep one of tokens, epochs, steps.")
+    if not given and not has_dial and trace.is_sound(*((*at, name) for name in LENGTHS)):
+        trace.wrong(at, "has no length.", "Give one of tokens, epochs, steps, or turn the dial model.depth.")
+    length = given[0] if given else "dial"
+    why = f"derived from {wire}.{length} and {wire}.batch_tokens" if given else "derived from model.depth"
+    batch_path = (*at, "batch_tokens")
+    if length == "steps":
+        best = dial.batch_for_steps(phase.steps, model.context, model.vocab_size)
+        batch = trace.take(f"{wire}.batch_tokens", batch_path, best, f"derived from {wire}.steps")
+        return trace.take(f"{wire}.num_steps", (*at, "steps"), phase.steps), batch
+    if length == "tokens":
+        num_tokens = float(phase.tokens)
+    elif length == "epochs":
+        num_tokens = phase.epochs * corpus.num_train_tokens
+        why = f"{why} and {corpus.source}"
+    else:
+        num_tokens = float(dial.tokens_for(model))
+    best = dial.batch_for_tokens(max(1.0, num_tokens), model.context, model.vocab_size)
+    batch = trace.take(f"{wire}.batch_tokens", batch_path, best, f"derived from {length if given else 'model.depth'}")
+    trace.note(f"{wire}.num_steps", why)
+    # An epoch of an unknown number of tokens has no steps yet; 0 says so, and the warning says what to do.
+    return (steps_for(num_tokens, batch) if num_tokens else 0), batch
+
+
+def _check_batch(trace: Trace, at: KeyPath, batch_tokens: int, micro_batch: int, context: int) -> None:
+    batch_path, micro_path = (*at, "batch_tokens"), (*at, "micro_batch")
+    if not trace.is_sound(batch_path, ("model", "context")):
+        return
+    if batch_tokens % context:
+        below = batch_tokens - batch_tokens % context
+        near = " or ".join(f"{n:,}" for n in (below, below + context) if n)
+        trace.wrong(batch_path, f"{batch_tokens:,} is no multiple of the context {context:,}.", f"Nearest: {near}.")
+        return
+    rows = batch_tokens // context
+    if micro_batch and rows % micro_batch and trace.is_sound(micro_path):
+        near = ", ".join(str(n) for n in _divisors_near(rows, micro_batch))
+        trace.wrong(
+            micro_path,
+            f"{micro_batch} rows of {context:,} tokens do not divide a batch of {batch_tokens:,} tokens ({rows} rows).",
+            f"Nearest: {near}.",
+        )
+
+
+def _divisors_near(number: int, near: int) -> list[int]:
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    divisors = sorted({*small, *(number // n for n in small)})
+    return [n for n in divisors if n < near][-1:] + [n for n in divisors if n > near][:1]
+
+
+def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: int, corpus: Corpus) -> None:
+    if not corpus.num_train_tokens:
+        if not num_steps:
+            trace.warn(f"phases.{number}: how many steps the epochs are is known after `homing prep`.")
+        return
+    epochs = num_epochs(num_steps, batch_tokens, corpus.num_train_tokens)
+    amount = f"{format_count(corpus.num_train_tokens)} tokens ({corpus.source})"
+    if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.01:
+        trace.warn(
+            f"phases.{number} reads {amount} {epochs:.1f} times; past about {DATA_CONSTRAINED_EPOCHS:.0f} passes"
+            " the same text teaches little. More text or fewer tokens would do."
+        )
+    if batch_tokens > corpus.num_train_tokens:
+        trace.warn(f"phases.{number}.batch_tokens is larger than all of the text: {batch_tokens:,} against {amount}.")
+
+
+def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens: int) -> Optimizer:
+    kind = trace.plain(f"{wire}.optimizer.kind", (*at, "optimizer"))
+    by_batch, by_width = dial.batch_scale(batch_tokens), dial.width_scale(model.width)
+    batch_why = f"derived from {wire}.batch_tokens"
+    both_why = f"derived from model.width and {wire}.batch_tokens"
+    if kind == "muon":
+        rates = {
+            "lr": (dial.MUON_LR * by_batch, batch_why),
+            "lr_embedding": (dial.MUON_LR_EMBEDDING * by_width * by_batch, both_why),
+            "lr_head": (dial.MUON_LR_HEAD * by_width * by_batch, both_why),
+            "lr_norm": (dial.MUON_LR_NORM * by_batch, batch_why),
+        }
+    else:
+        lr = trace.value((*at, "lr")) or dial.adamw_rate(model.width, batch_tokens)
+        rates = {"lr": (lr, both_why)}
+        rates |= {name: (lr, f"derived from {wire}.lr") for name in ("lr_embedding", "lr_head", "lr_norm")}
+    taken = {
+        name: trace.take(f"{wire}.optimizer.{name}", (*at, name), float(f"{value:.4g}"), why)
+        for name, (value, why) in rates.items()
+    }
+    rest = ("weight_decay", "beta1", "beta2", "eps", "momentum", "clip")
+    plain = {name: trace.plain(f"{wire}.optimizer.{name}", (*at, name)) for name in rest}
+    return Optimizer(kind=kind, **taken, **plain)
+
+
+def _schedule(trace: Trace, at: KeyPath, wire: str, num_steps: int) -> Schedule:
+    kind = trace.plain(f"{wire}.schedule.kind", (*at, "schedule"))
+    default_warmup = min(_MOST_WARMUP_STEPS, max(1, round(_WARMUP_SHARE * num_steps)))
+    why = f"derived from {wire}.num_steps"
+    warmup = trace.take(f"{wire}.schedule.warmup_steps", (*at, "warmup_steps"), default_warmup, why)
+    if trace.is_given((*at, "warmup_steps")) and num_steps and warmup >= num_steps:
+        trace.wrong(
+            (*at, "warmup_steps"),
+            f"{warmup:,} is all of the {num_steps:,} steps.",
+            f"Allowed: less than {num_steps:,}.",
+        )
+    floor = trace.take(f"{wire}.schedule.floor", (*at, "floor"), _FLOORS[kind])
+    decay_steps = {"cosine": max(0, num_steps - warmup), "constant": 0}.get(kind)
+    if decay_steps is None:
+        fraction = trace.take(f"{wire}.schedule.decay_steps", (*at, "decay_fraction"), _DECAY_FRACTION, why)
+        decay_steps = round(fraction * num_steps)
+    else:
+        trace.note(f"{wire}.schedule.decay_steps", why)
+    return Schedule(kind=kind, warmup_steps=warmup, decay_steps=decay_steps, floor=floor)
+
+
+class _When:
+    """When to evaluate, save and sample: the phase's own value, else the run's, else what follows from the phase."""
+
+    def __init__(self, trace: Trace, at: KeyPath, wire: str) -> None:
+        self.trace, self.at, self.wire = trace, at, wire
+
+    def __call__(self, name: str, section: str, key: str, otherwise: float, why: str = "default") -> float:
+        own = (*self.at, section, key)
+        path = own if self.trace.is_given(own) else (section, key)
+        return self.trace.take(f"{self.wire}.{name}", path, otherwise, why)
+
+
+def _eval_tokens(model: Model, corpus: Corpus) -> tuple[int, str]:
+    there = min(_MOST_EVAL_TOKENS, corpus.num_val_tokens or _MOST_EVAL_TOKENS)
+    why = "derived: all held-out tokens" if corpus.num_val_tokens == there else "default"
+    return max(there, model.context), why
+
+
+def _init_from(trace: Trace, at: KeyPath, wire: str) -> str:
+    typed = str(trace.plain(f"{wire}.init_from", (*at, "init_from")))
+    if not typed:
+        return ""
+    folder = Path(typed).expanduser().absolute()
+    if not (folder / "model.safetensors").is_file():
+        trace.wrong((*at, "init_from"), f"{typed} holds no model.safetensors.", "Name the folder of a checkpoint.")
+    return str(folder)

@@ -1,0 +1,326 @@
+"""The checked run file to run.json: every value final, in base units, with its origin.
+
+    tokenizer and prepared data -> vocabulary -> model -> phases -> the rest -> Run
+
+All that needs two keys or a look at the data directory is checked here; mistakes join those of the schema, so that a
+person sees the whole list once.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homing import __version__
+from homing.config.derive import bytes_per_token, sizes
+from homing.config.names import nearest
+from homing.config.paths import home
+from homing.config.phases import Corpus, resolve_phase
+from homing.config.prepared import Prepared, read_prepared, tokenizer_vocab_size
+from homing.config.shape import resolve_model
+from homing.config.trace import Trace
+from homing.errors import DataError, HomingError
+from homing.gpus import GPUS, Gpu, nearest_gpus
+from homing.units import format_bytes, format_count
+from homing.wire import names as wire_names
+from homing.wire.codec import dump
+from homing.wire.run import Cloud, Data, Limits, Phase, Run, Sampling, Train
+
+__all__ = ["PROVIDERS", "SPECIALS", "PrepSettings", "Resolved", "resolve"]
+
+PROVIDERS = ("aws", "fake", "local", "modal", "runpod", "shadeform", "ssh")
+SPECIALS = {"standard": 16, "one": 1}
+DEFAULT_VOCAB_SIZE = 32_768
+
+
+@dataclass(frozen=True)
+class PrepSettings:
+    """What `homing prep` needs to know."""
+
+    text: list[str]  # paths, globs, directories
+    validation: list[str]
+    val_fraction: float
+    text_field: str
+    vocab_size: int
+    split: str  # gpt4 | gpt2
+    specials: str  # standard | one
+    tokenizer: str  # "" or the path of an existing tokenizer.json
+    sample_bytes: int
+    shard_tokens: int
+    dir: Path  # absolute
+
+
+@dataclass(frozen=True)
+class Resolved:
+    run: Run
+    prep: PrepSettings
+    is_prepared: bool
+
+
+def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
+    """Mistakes and warnings are left in the trace; the run is only to be used when there are no mistakes."""
+    data_dir = Path(trace.file.data.dir or Path("data") / name).expanduser().absolute()
+    prepared = None if is_for_prep else _prepared(trace, data_dir)
+    vocab_size = _vocab_size(trace, prepared, is_for_prep=is_for_prep)
+    model = resolve_model(trace, vocab_size)
+    corpus = _corpus(trace, prepared, vocab_size)
+    phases = [resolve_phase(trace, number, model, corpus) for number in range(len(trace.file.phases))]
+    _refuse_twice(trace, phases)
+    _note_sizes(trace)
+    run = Run(
+        name=trace.take("name", ("name",), name, "derived from the file's name"),
+        seed=trace.plain("seed", ("seed",)),
+        model=model,
+        sizes=sizes(model),
+        data=_data(trace, data_dir, prepared, corpus),
+        phases=phases,
+        train=_train(trace),
+        sampling=_sampling(trace),
+        limits=_limits(trace),
+        cloud=_cloud(trace),
+        store=_store(trace),
+        code_version=__version__,
+        run_file_sha256=hashlib.sha256(trace.source.text.encode()).hexdigest(),
+        origin=trace.origin,
+    )
+    for path in _leaves(dump(run)):
+        trace.origin.setdefault(path, "default")
+    return Resolved(run, _prep(trace, vocab_size, data_dir), prepared is not None)
+
+
+# --- data and vocabulary ---------------------------------------------------------------------------------------------
+
+
+def _prepared(trace: Trace, data_dir: Path) -> Prepared | None:
+    try:
+        return read_prepared(data_dir)
+    except DataError as exc:
+        trace.wrong(("data", "dir"), f"{exc.what} {exc.why}", exc.fix)
+        return None
+
+
+def _vocab_size(trace: Trace, prepared: Prepared | None, *, is_for_prep: bool) -> int:
+    path = ("tokenizer", "vocab_size")
+    wanted = trace.file.tokenizer.vocab_size
+    existing = _existing_tokenizer(trace)
+    if existing is not None:
+        file, size = existing
+        if wanted is not None and wanted != size:
+            problem = f"{trace.source.file} says {wanted:,}, but {file} has {size:,} entries."
+            trace.wrong(path, problem, f"Set tokenizer.vocab_size to {size}, or delete the key.")
+        trace.note("model.vocab_size", f"tokenizer.file: {file}")
+        return size
+    least = 256 + SPECIALS[trace.file.tokenizer.specials]
+    if wanted is not None and wanted < least:
+        problem = f"{wanted} is too small: 256 bytes and {least - 256} specials need {least}."
+        trace.wrong(path, problem, f"Allowed: at least {least}.")
+    if prepared is not None and not is_for_prep:
+        return _prepared_vocab_size(trace, prepared, wanted)
+    trace.take("model.vocab_size", path, DEFAULT_VOCAB_SIZE)
+    return wanted or DEFAULT_VOCAB_SIZE
+
+
+def _existing_tokenizer(trace: Trace) -> tuple[str, int] | None:
+    file = trace.file.tokenizer.file
+    if not file:
+        return None
+    try:
+        return file, tokenizer_vocab_size(Path(file).expanduser())
+    except HomingError as exc:
+        trace.wrong(("tokenizer", "file"), f"{exc.what} {exc.why}", exc.fix)
+        return None
+
+
+def _prepared_vocab_size(trace: Trace, prepared: Prepared, wanted: int | None) -> int:
+    """The tokenizer that is there decides; a run file that says otherwise is refused, with both numbers."""
+    found = prepared.manifest.vocab_size
+    shown = _shown(prepared.dir / wire_names.TOKENIZER)
+    asked = prepared.manifest.settings.get("vocab_size")
+    if wanted is not None and wanted != found and asked != wanted:
+        trace.wrong(
+            ("tokenizer", "vocab_size"),
+            f"vocabulary mismatch: {trace.source.file} says {wanted:,}, but {shown} has {found:,} entries.",
+            f"Prepare the data again (homing prep {trace.file.name or ''}".rstrip() + f"), or set it to {found}.",
+        )
+    elif wanted is not None and wanted != found:
+        trace.warn(f"The text gave a vocabulary of {found:,} only ({shown}); {trace.source.file} asks for {wanted:,}.")
+    trace.note("model.vocab_size", shown)
+    return found
+
+
+def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
+    if prepared is not None:
+        found = Corpus(prepared.num_train_tokens, prepared.num_val_tokens, _shown(prepared.dir / wire_names.MANIFEST))
+        if not found.num_val_tokens:
+            trace.warn("There is no held-out text, so nothing can be evaluated: raise data.val_fraction.")
+        return found
+    num_bytes = _text_bytes(trace.file.data.text)
+    if not num_bytes:
+        return Corpus(0, 0, "not prepared yet")
+    guess = int(num_bytes / bytes_per_token(vocab_size))
+    source = f"estimated from {format_bytes(num_bytes)} of text"
+    trace.warn(f"Not prepared yet: about {format_count(guess)} tokens, {source}. `homing prep` counts them.")
+    return Corpus(guess, 0, source)
+
+
+def _text_bytes(patterns: list[str]) -> int:
+    """Size of the text as far as it can be seen without opening it; compressed files count three times over."""
+    total = 0
+    for pattern in patterns:
+        for name in glob.glob(str(Path(pattern).expanduser()), recursive=True):
+            path = Path(name)
+            files = [inner for inner in path.rglob("*") if inner.is_file()] if path.is_dir() else [path]
+            total += sum(
+                f.stat().st_size * (3 if f.suffix in (".gz", ".xz", ".zst") else 1) for f in files if f.is_file()
+            )
+    return total
+
+
+def _data(trace: Trace, data_dir: Path, prepared: Prepared | None, corpus: Corpus) -> Data:
+    trace.take("data.dir", ("data", "dir"), "", "derived from name")
+    for name in ("manifest_sha256", "tokenizer_sha256", "num_train_tokens", "num_val_tokens"):
+        trace.note(f"data.{name}", corpus.source if prepared or name == "num_train_tokens" else "not prepared yet")
+    return Data(
+        dir=str(data_dir),
+        manifest_sha256=prepared.manifest_sha256 if prepared else "",
+        tokenizer_sha256=prepared.manifest.tokenizer_sha256 if prepared else "",
+        num_train_tokens=corpus.num_train_tokens if prepared else 0,
+        num_val_tokens=corpus.num_val_tokens,
+    )
+
+
+def _prep(trace: Trace, vocab_size: int, data_dir: Path) -> PrepSettings:
+    data, tokenizer = trace.file.data, trace.file.tokenizer
+    return PrepSettings(
+        text=list(data.text),
+        validation=list(data.validation),
+        val_fraction=data.val_fraction,
+        text_field=data.text_field,
+        vocab_size=vocab_size,
+        split=tokenizer.split,
+        specials=tokenizer.specials,
+        tokenizer=tokenizer.file,
+        sample_bytes=tokenizer.sample,
+        shard_tokens=data.shard_tokens,
+        dir=data_dir,
+    )
+
+
+def _refuse_twice(trace: Trace, phases: list[Phase]) -> None:
+    for number, phase in enumerate(phases):
+        if phase.kind in [earlier.kind for earlier in phases[:number]]:
+            trace.wrong(
+                ("phases", number, "kind"), f"{phase.kind} is there twice.", "Each kind of phase has one place."
+            )
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def _train(trace: Trace) -> Train:
+    limit = trace.file.limits.time
+    why = "derived from limits.time" if limit else "default"
+    return Train(
+        device=trace.plain("train.device", ("train", "device")),
+        precision=trace.plain("train.precision", ("train", "precision")),
+        compile=trace.plain("train.compile", ("train", "compile")),
+        is_deterministic=trace.plain("train.is_deterministic", ("train", "deterministic")),
+        num_threads=trace.plain("train.num_threads", ("train", "threads")),
+        log_every=trace.plain("train.log_every", ("train", "log_every")),
+        max_bad_steps=trace.plain("train.max_bad_steps", ("train", "max_bad_steps")),
+        time_limit_s=trace.take("train.time_limit_s", ("train", "time_limit"), limit, why),
+        writes_csv=trace.plain("train.writes_csv", ("train", "csv")),
+    )
+
+
+def _sampling(trace: Trace) -> Sampling:
+    return Sampling(
+        prompts=list(trace.plain("sampling.prompts", ("sample", "prompts"))),
+        num_tokens=trace.plain("sampling.num_tokens", ("sample", "tokens")),
+        temperature=trace.plain("sampling.temperature", ("sample", "temperature")),
+        top_k=trace.plain("sampling.top_k", ("sample", "top_k")),
+    )
+
+
+def _limits(trace: Trace) -> Limits:
+    spend = trace.plain("limits.spend_usd", ("limits", "spend"))
+    rate = trace.plain("limits.rate_usd_per_hour", ("limits", "rate"))
+    return Limits(
+        spend_usd=None if spend is None else str(spend),
+        time_s=trace.plain("limits.time_s", ("limits", "time")),
+        idle_s=trace.plain("limits.idle_s", ("limits", "idle")),
+        stall_factor=trace.plain("limits.stall_factor", ("limits", "stall_factor")),
+        rate_usd_per_hour=None if rate is None else str(rate),
+    )
+
+
+def _cloud(trace: Trace) -> Cloud:
+    providers = list(trace.plain("cloud.providers", ("cloud", "providers")))
+    for number, provider in enumerate(providers):
+        if provider not in PROVIDERS:
+            near = nearest(provider.lower(), list(PROVIDERS))
+            hint = f"Did you mean {near}? " if near else ""
+            trace.wrong(
+                ("cloud", "providers", number), f"{provider!r} is no provider.", f"{hint}Known: {', '.join(PROVIDERS)}."
+            )
+    typed = trace.plain("cloud.gpu", ("cloud", "gpu"))
+    gpu = _card(typed)
+    if typed and gpu is None:
+        near_gpus = nearest_gpus(typed)
+        hint = f"Did you mean {' or '.join(near_gpus)}?" if near_gpus else "`homing verify` lists the known cards."
+        trace.wrong(("cloud", "gpu"), f"{typed!r} is not a known card.", hint)
+    return Cloud(
+        providers=providers,
+        gpu=gpu.name if gpu else "",
+        num_gpus=trace.plain("cloud.num_gpus", ("cloud", "num_gpus")),
+    )
+
+
+def _card(typed: str) -> Gpu | None:
+    """Exactly a known name: `find_gpu` also reads what drivers print, and would take H1000 for an H100."""
+    wanted = _plain_name(typed)
+    return next((g for g in GPUS.values() if wanted in {_plain_name(name) for name in (g.name, *g.aliases)}), None)
+
+
+def _plain_name(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum()).removeprefix("nvidia").removeprefix("geforce")
+
+
+def _store(trace: Trace) -> str:
+    default = f"file:{(home() / 'store').absolute()}"
+    typed = trace.take("store", ("store",), default, "default")
+    if typed.startswith("file:") and not typed.startswith("file:/"):
+        return f"file:{Path(typed.removeprefix('file:')).expanduser().absolute()}"
+    return typed
+
+
+def _note_sizes(trace: Trace) -> None:
+    for name in ("num_params", "num_matmul_params", "flops_per_token"):
+        trace.note(f"sizes.{name}", "derived from model")
+    trace.note("code_version", "this homing")
+    trace.note("run_file_sha256", "derived from the file")
+    trace.note("id", "given at launch")
+    trace.note("train.needs_gpu", "set at launch")
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[str]:
+    """Dotted names of every value in run.json; a list of plain values is one value."""
+    if isinstance(value, dict) and path != "origin":
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}.{number}")
+    elif path not in ("origin", "schema"):
+        yield path
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,373 @@
+"""The run file, one class per section, one field per key.
+
+A field's description is what `homing explain KEY` prints, with its type, default, range and an example; there is no
+second list of keys anywhere. A field whose default is None is derived when it is left out, and `derived` tells how.
+What needs two keys at once (width and heads, batch and context) is checked in `resolve`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from homing.config.kinds import Bytes, Count, Duration, Flag, Number, Switch, Text, Texts, Usd, Whole
+
+__all__ = ["METHODS", "PHASE_KINDS", "RunFile", "Section"]
+
+PHASE_KINDS = ("pretrain", "mid", "sft", "rl")
+METHODS = ("full", "lora", "qlora")
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+STORE_PATTERN = r"^(file|s3|hf|modal):.+$"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def key(about: str, *, default: Any = None, example: Any, derived: str = "", **limits: Any) -> Any:
+    """A field with all that `explain` prints. `derived` says where the value comes from when the key is left out."""
+    extra: dict[str, Any] = {"derived": derived}
+    if isinstance(default, (list, dict)):
+        copy = default
+        return Field(
+            default_factory=lambda: copy.copy(), description=about, examples=[example], json_schema_extra=extra
+        )
+    return Field(default, description=about, examples=[example], json_schema_extra=extra, **limits)
+
+
+class Data(Section):
+    """The text to learn from, and where its tokens lie."""
+
+    text: Texts = key(
+        "Text files, globs or directories; .gz, .xz and .zst are unpacked, .jsonl gives one document per line.",
+        default=[],
+        example="[books/*.txt, more/]",
+    )
+    validation: Texts = key(
+        "Text kept for evaluation only. Without it a share of the documents is held out, see data.val_fraction.",
+        default=[],
+        example="[held-out.txt]",
+    )
+    val_fraction: Number = key(
+        "Share of the documents held out for evaluation, picked by the hash of each, never the tail of a file.",
+        default=0.01,
+        example="0.5%",
+        ge=0.0,
+        le=0.5,
+    )
+    text_field: Text = key("The field of a .jsonl line that holds the text.", default="text", example="content")
+    shard_tokens: Count = key(
+        "Tokens in one shard file.", default=100_000_000, example="100M", ge=1_000, le=10_000_000_000
+    )
+    dir: Text | None = key(
+        "Where tokenizer, shards and manifest are written and read.", derived="data/NAME", example="data/goethe"
+    )
+
+
+class Tokenizer(Section):
+    """Text to ids: a byte-level BPE trained on the text, or one that exists already."""
+
+    vocab_size: Count | None = key(
+        "Entries of the vocabulary, specials and the 256 bytes included.",
+        derived="32768, or the size of the tokenizer that is there already",
+        example="32768",
+        ge=257,
+        le=1_000_000,
+    )
+    split: Literal["gpt4", "gpt2"] = key(
+        "How text is cut into words before merging: gpt4 is the Llama 3 pattern, gpt2 the older one.",
+        default="gpt4",
+        example="gpt4",
+    )
+    specials: Literal["standard", "one"] = key(
+        "standard: 16 ids for documents, chat turns and tools. one: only <|endoftext|>, as in CS336.",
+        default="standard",
+        example="one",
+    )
+    file: Text = key(
+        "An existing tokenizer.json to use instead of training one.", default="", example="data/other/tokenizer.json"
+    )
+    sample: Bytes = key(
+        "How much of the text the tokenizer is trained on.", default=200_000_000, example="100MB", ge=1_000
+    )
+
+
+class Model(Section):
+    """The decoder. Give the depth alone, or the shape key by key; a key given wins over the dial."""
+
+    depth: Whole | None = key(
+        "The one dial: sets width, heads, tokens, batch and learning rates to what suits a model of so many layers.",
+        example="12",
+        ge=1,
+        le=128,
+    )
+    family: Literal["stock", "swift"] = key(
+        "stock opens in transformers, vLLM, llama.cpp and Ollama; swift is not trainable yet.",
+        default="stock",
+        example="stock",
+    )
+    arch: Literal["llama", "qwen2", "qwen3"] = key(
+        "Which open architecture it is: llama, qwen2 (bias on q, k, v) or qwen3 (norm on q, k).",
+        default="qwen3",
+        example="qwen3",
+    )
+    layers: Whole | None = key("Blocks, one after the other.", derived="model.depth, or 12", example="12", ge=1, le=256)
+    width: Count | None = key(
+        "Size of the residual stream.", derived="64 x layers, in steps of 128", example="768", ge=8, le=65536
+    )
+    heads: Whole | None = key(
+        "Query heads; the width must divide by them unless model.head_size is given.",
+        derived="width / head_size",
+        example="12",
+        ge=1,
+        le=1024,
+    )
+    kv_heads: Whole | None = key(
+        "Key and value heads, shared by groups of query heads.", derived="model.heads", example="4", ge=1, le=1024
+    )
+    head_size: Whole | None = key(
+        "Size of one head; even, because rotary positions turn pairs.",
+        derived="width / heads; 128 with the dial",
+        example="64",
+        ge=2,
+        le=1024,
+    )
+    ffn_width: Count | None = key(
+        "Inner size of the SwiGLU feed-forward.", derived="8/3 of the width, in steps of 64", example="2048", ge=8
+    )
+    context: Count | None = key(
+        "Tokens the model sees at once.", derived="2048 with the dial, else 1024", example="2048", ge=8, le=1_048_576
+    )
+    tied: Flag | None = key(
+        "One matrix for input and output embedding.",
+        derived="false with the dial, else true",
+        example="true",
+    )
+    rope_base: Number = key("Base of the rotary positions.", default=10000.0, example="100000", gt=1.0)
+    norm_eps: Number = key("Epsilon of the RMS norms.", default=1e-6, example="1e-5", gt=0.0, le=0.1)
+
+
+class Eval(Section):
+    """Evaluation on held-out text. Under a phase the same keys hold for that phase."""
+
+    every: Count | None = key(
+        "Steps between two evaluations; 0: only at the end.", derived="a twentieth of the phase", example="250", ge=0
+    )
+    tokens: Count | None = key(
+        "Held-out tokens read each time.", derived="all there are, at most 500k", example="500k", ge=1
+    )
+
+
+class Checkpoint(Section):
+    """When the run can be resumed from. Under a phase the same keys hold for that phase."""
+
+    every: Count | None = key(
+        "Steps between two checkpoints; 0: only at the end.", derived="a tenth of the phase", example="1000", ge=0
+    )
+    every_time: Duration = key(
+        "Also after so much time; 0: never by time.", default=900.0, example="15m", ge=0.0, le=86400.0 * 7
+    )
+    keep_last: Whole = key("Checkpoints kept beside the best one.", default=2, example="3", ge=1, le=1000)
+
+
+class Sample(Section):
+    """Text that the model writes while it learns."""
+
+    every: Count = key("Steps between samples; 0: with each checkpoint.", default=0, example="500", ge=0)
+    prompts: Texts = key("What the model is asked to go on from.", default=[], example='["ROMEO:"]')
+    tokens: Count = key("Tokens in one sample.", default=100, example="200", ge=1, le=100_000)
+    temperature: Number = key("0: always the likeliest token.", default=0.8, example="1.0", ge=0.0, le=10.0)
+    top_k: Count = key("Only the k likeliest tokens; 0: all.", default=50, example="50", ge=0)
+
+
+class PhaseSample(Section):
+    """Samples of one phase."""
+
+    every: Count | None = key("Steps between samples of this phase.", derived="sample.every", example="500", ge=0)
+
+
+class PhaseCheckpoint(Section):
+    """Checkpoints of one phase."""
+
+    every: Count | None = key(
+        "Steps between checkpoints of this phase.", derived="checkpoint.every", example="500", ge=0
+    )
+    every_time: Duration | None = key(
+        "Also after so much time.", derived="checkpoint.every_time", example="15m", ge=0.0, le=86400.0 * 7
+    )
+    keep_last: Whole | None = key(
+        "Checkpoints kept beside the best one.", derived="checkpoint.keep_last", example="3", ge=1, le=1000
+    )
+
+
+class PhaseEval(Section):
+    """Evaluation of one phase."""
+
+    every: Count | None = key("Steps between evaluations of this phase.", derived="eval.every", example="250", ge=0)
+    tokens: Count | None = key("Held-out tokens read each time.", derived="eval.tokens", example="500k", ge=1)
+
+
+class Phase(Section):
+    """One stretch of training with its own length and rates. Length: exactly one of tokens, epochs, steps."""
+
+    kind: Literal["pretrain", "mid", "sft", "rl"] = key(
+        "pretrain; mid, sft and rl are names kept for phases that are not trainable yet.",
+        default="pretrain",
+        example="pretrain",
+    )
+    method: Literal["full", "lora", "qlora"] = key(
+        "full trains every weight; lora and qlora are not trainable yet.", default="full", example="full"
+    )
+    tokens: Count | None = key(
+        "Length in tokens.", derived="12 per parameter when model.depth is given", example="2B", ge=1
+    )
+    epochs: Number | None = key(
+        "Length in passes over the training text; past about 4 they teach little.", example="4", gt=0.0, le=10_000.0
+    )
+    steps: Count | None = key("Length in optimizer steps.", example="7751", ge=1, le=1_000_000_000)
+    batch_tokens: Count | None = key(
+        "Tokens in one optimizer step, a multiple of model.context.",
+        derived="a power of two that grows with the tokens of the phase",
+        example="131072",
+        ge=1,
+    )
+    micro_batch: Count = key(
+        "Rows of model.context tokens at a time; the rest of the batch is accumulated. 0: the trainer takes what fits.",
+        default=0,
+        example="16",
+        ge=0,
+    )
+    optimizer: Literal["muon", "adamw"] = key(
+        "muon for block matrices (AdamW for the rest), or adamw for all.", default="muon", example="adamw"
+    )
+    lr: Number | None = key(
+        "Peak learning rate of the block matrices.",
+        derived="muon 0.02, adamw 6e-4 at width 768; scaled by batch, adamw also by width",
+        example="3e-4",
+        gt=0.0,
+        le=10.0,
+    )
+    lr_embedding: Number | None = key(
+        "Peak rate of the input embedding.", derived="muon: 0.05 scaled by width and batch; adamw: lr", example="0.05",
+        gt=0.0, le=10.0,
+    )  # fmt: skip
+    lr_head: Number | None = key(
+        "Peak rate of the output head, and of a tied matrix.",
+        derived="muon: 0.008 scaled by width and batch; adamw: lr",
+        example="0.008",
+        gt=0.0,
+        le=10.0,
+    )
+    lr_norm: Number | None = key(
+        "Peak rate of the norms.", derived="muon: 0.008 scaled by batch; adamw: lr", example="0.005", gt=0.0, le=10.0
+    )
+    weight_decay: Number = key("Decay of the block matrices.", default=0.1, example="0.1", ge=0.0, le=10.0)
+    beta1: Number = key("AdamW's first moment.", default=0.9, example="0.9", ge=0.0, lt=1.0)
+    beta2: Number = key("AdamW's second moment.", default=0.95, example="0.99", ge=0.0, lt=1.0)
+    eps: Number = key("AdamW's epsilon.", default=1e-8, example="1e-8", gt=0.0, le=0.1)
+    momentum: Number = key("Muon's momentum.", default=0.95, example="0.95", ge=0.0, lt=1.0)
+    clip: Number = key("Largest norm of all gradients together; 0: no clipping.", default=1.0, example="1.0", ge=0.0)
+    schedule: Literal["wsd", "cosine", "constant"] = key(
+        "wsd: warm up, stay, decay in a straight line. cosine: warm up, then half a cosine. constant: warm up, stay.",
+        default="wsd",
+        example="cosine",
+    )
+    warmup_steps: Count | None = key(
+        "Steps over which the rate rises from zero.", derived="2% of the steps, at most 1000", example="100", ge=0
+    )
+    decay_fraction: Number | None = key(
+        "wsd only: the last part of the phase, in which the rate falls.", derived="0.5", example="40%", ge=0.0, le=1.0
+    )
+    floor: Number | None = key(
+        "The rate at the end as a share of the peak.", derived="wsd 0.05, cosine 0.1", example="0.1", ge=0.0, le=1.0
+    )
+    init_from: Text = key("A checkpoint folder to start from.", default="", example="models/base")
+    eval: PhaseEval = Field(default_factory=PhaseEval)
+    checkpoint: PhaseCheckpoint = Field(default_factory=PhaseCheckpoint)
+    sample: PhaseSample = Field(default_factory=PhaseSample)
+
+
+class Train(Section):
+    """How the trainer runs, whatever it trains."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = key("Where to compute.", default="auto", example="cpu")
+    precision: Literal["auto", "fp32", "bf16"] = key(
+        "Of the arithmetic; the weights themselves are kept in fp32.", default="auto", example="bf16"
+    )
+    compile: Annotated[Literal["auto", "on", "off"], Switch] = key(
+        "torch.compile; auto turns it on where it pays.", default="auto", example="off"
+    )
+    deterministic: Flag = key(
+        "Bit for bit the same on the same card and versions, at some speed.", default=False, example="true"
+    )
+    threads: Whole = key("CPU threads; 0: what the machine has.", default=0, example="2", ge=0, le=4096)
+    log_every: Count = key("Steps between two lines of the log.", default=10, example="10", ge=1)
+    max_bad_steps: Count = key(
+        "Steps in a row with a loss or gradient that is no number, before the run stops.",
+        default=10,
+        example="10",
+        ge=1,
+    )
+    time_limit: Duration | None = key(
+        "Wall clock of the trainer; it saves and stops in time. 0: none.", derived="limits.time", example="45m", ge=0.0
+    )
+    csv: Flag = key("Also write metrics.csv.", default=False, example="true")
+
+
+class Limits(Section):
+    """Where the run must end. `homing launch` refuses to rent without limits.spend."""
+
+    spend: Usd | None = key(
+        "Dollars for the whole run over all attempts. No default: nobody rents without saying how much.",
+        example="$12.00",
+        gt=0,
+    )
+    time: Duration = key("How long the instance may live; 0: no limit of time.", default=0.0, example="6h", ge=0.0)
+    idle: Duration = key(
+        "An instance that trains nothing for so long is ended.", default=1800.0, example="30m", ge=1.0, le=86400.0
+    )
+    stall_factor: Number = key(
+        "No step for so many usual step times is a stall.", default=10.0, example="10", ge=2.0, le=10_000.0
+    )
+    rate: Usd | None = key("No offer above so many dollars an hour.", example="$2.50/h", gt=0)
+
+
+class Cloud(Section):
+    """Who may rent out the machine."""
+
+    providers: Texts = key(
+        "Providers to ask for offers: aws, fake, local, modal, runpod, shadeform, ssh.",
+        default=["local"],
+        example="[runpod, shadeform]",
+    )
+    gpu: Text = key("Only this card.", default="", derived="any that fits", example="H100")
+    num_gpus: Whole = key("Cards in the instance.", default=1, example="1", ge=1, le=1024)
+
+
+class RunFile(Section):
+    """One run, from text to model."""
+
+    name: Text | None = key(
+        "What the run is called everywhere: a-z, 0-9 and -, at most 32 characters.",
+        derived="the file's name",
+        example="goethe",
+        pattern=NAME_PATTERN,
+    )
+    seed: Whole = key("Of weights, data order and samples.", default=1337, example="42", ge=0, lt=2**31)
+    data: Data = Field(default_factory=Data)
+    tokenizer: Tokenizer = Field(default_factory=Tokenizer)
+    model: Model = Field(default_factory=Model)
+    phases: list[Phase] = Field(default_factory=lambda: [Phase()], min_length=1, max_length=20)
+    train: Train = Field(default_factory=Train)
+    eval: Eval = Field(default_factory=Eval)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    sample: Sample = Field(default_factory=Sample)
+    limits: Limits = Field(default_factory=Limits)
+    cloud: Cloud = Field(default_factory=Cloud)
+    store: Text | None = key(
+        "Where the run keeps what must not be lost: file:, s3:, hf: or modal:.",
+        derived="file: under $HOMING_HOME",
+        example="s3://my-bucket/homing",
+        pattern=STORE_PATTERN,
+    )

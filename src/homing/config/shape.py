@@ -1,0 +1,116 @@
+"""The model's section to its final shape, with every number that cannot work named beside the nearest that can."""
+
+from __future__ import annotations
+
+from homing.config.derive import round_up
+from homing.config.dial import CONTEXT, HEAD_SIZE, REFERENCE_DEPTH, ffn_width_of
+from homing.config.sets import SHAPE
+from homing.config.trace import Trace
+from homing.wire.run import Model
+
+__all__ = ["resolve_model"]
+
+_OWN_CONTEXT = 1024
+
+
+def resolve_model(trace: Trace, vocab_size: int) -> Model:
+    has_dial = trace.is_given(("model", "depth")) or not any(trace.is_given(("model", name)) for name in SHAPE)
+    depth = trace.file.model.depth or REFERENCE_DEPTH
+    why = "derived from model.depth" if trace.is_given(("model", "depth")) else "default"
+    num_layers = trace.take("model.num_layers", ("model", "layers"), depth, why)
+    why_width = why if has_dial else "derived from model.layers"
+    width = trace.take(
+        "model.width", ("model", "width"), round_up(64 * (depth if has_dial else num_layers), 128), why_width
+    )
+    num_heads, head_size = _heads(trace, width, has_dial, why)
+    num_kv_heads = trace.take("model.num_kv_heads", ("model", "kv_heads"), num_heads, "derived from model.heads")
+    _check(trace, width, num_heads, num_kv_heads, head_size)
+    family = trace.plain("model.family", ("model", "family"))
+    if family != "stock":
+        trace.wrong(
+            ("model", "family"), f"{family} is a known name, but this version cannot train it yet.", "Use stock."
+        )
+    return Model(
+        family="stock",
+        arch=trace.plain("model.arch", ("model", "arch")),
+        num_layers=num_layers,
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        ffn_width=trace.take(
+            "model.ffn_width", ("model", "ffn_width"), ffn_width_of(width), "derived from model.width"
+        ),
+        context=trace.take("model.context", ("model", "context"), CONTEXT if has_dial else _OWN_CONTEXT, why),
+        vocab_size=vocab_size,
+        is_tied=trace.take("model.is_tied", ("model", "tied"), not has_dial, why),
+        rope_base=trace.plain("model.rope_base", ("model", "rope_base")),
+        norm_eps=trace.plain("model.norm_eps", ("model", "norm_eps")),
+    )
+
+
+def _heads(trace: Trace, width: int, has_dial: bool, why: str) -> tuple[int, int]:
+    """Heads and head size, each from the other and the width where it is not given."""
+    heads_path, size_path = ("model", "heads"), ("model", "head_size")
+    if trace.is_given(heads_path):
+        num_heads = trace.take("model.num_heads", heads_path, 1)
+        if width % num_heads and not trace.is_given(size_path) and trace.is_sound(("model", "width"), size_path):
+            near = _nearest_divisors(width, num_heads)
+            trace.wrong(
+                heads_path,
+                f"the width {width} does not divide by {num_heads} heads.",
+                f"Nearest that do: {near}. Or give model.head_size.",
+            )
+        size = max(2, width // num_heads)
+        return num_heads, trace.take("model.head_size", size_path, size, "derived from model.width and model.heads")
+    usual = HEAD_SIZE if has_dial else next((n for n in (64, 32, 16, 8, 4, 2) if width % n == 0), 2)
+    # A person may turn the dial and still choose a width; the heads follow the width then.
+    if width % usual:
+        usual = next((n for n in (64, 32, 16, 8, 4, 2) if width % n == 0), 2)
+    head_size = trace.take("model.head_size", size_path, usual, why if has_dial else "derived from model.width")
+    if width % head_size and trace.is_sound(("model", "width"), heads_path):
+        below = max(head_size, width - width % head_size)
+        near = " or ".join(f"{n}" for n in dict.fromkeys((below, width - width % head_size + head_size)))
+        at = size_path if trace.is_given(size_path) else ("model", "width")
+        trace.wrong(
+            at,
+            f"the width {width} is no multiple of the head size {head_size}.",
+            f"Nearest widths: {near}. Or give model.heads.",
+        )
+    num_heads = max(1, width // head_size)
+    trace.note("model.num_heads", "derived from model.width and model.head_size")
+    return num_heads, head_size
+
+
+def _check(trace: Trace, width: int, num_heads: int, num_kv_heads: int, head_size: int) -> None:
+    kv_path = ("model", "kv_heads")
+    if num_heads % num_kv_heads and trace.is_sound(kv_path, ("model", "heads")):
+        near = _nearest_divisors(num_heads, num_kv_heads)
+        trace.wrong(
+            kv_path,
+            f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly.",
+            f"Nearest that can: {near}.",
+        )
+    is_even_split = width % num_heads == 0 or trace.is_given(("model", "head_size"))  # else that was said already
+    if (
+        head_size % 2
+        and is_even_split
+        and trace.is_sound(("model", "head_size"), ("model", "heads"), ("model", "width"))
+    ):
+        at = ("model", "head_size") if trace.is_given(("model", "head_size")) else ("model", "heads")
+        fix = "Choose an even head size." if at[1] == "head_size" else "Choose heads so that width / heads is even."
+        trace.wrong(at, f"a head of {head_size} is odd; rotary positions turn pairs.", fix)
+    if trace.file.model.arch == "qwen2" and num_heads * head_size != width and trace.is_given(("model", "head_size")):
+        trace.wrong(
+            ("model", "head_size"),
+            f"qwen2 needs heads x head_size = width; {num_heads} x {head_size} is not {width}.",
+            "Delete model.head_size, or use arch: qwen3 or llama.",
+        )
+
+
+def _nearest_divisors(number: int, near: int) -> str:
+    """The divisors on both sides of `near`."""
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    below = [n for n in divisors if n < near][-1:]
+    above = [n for n in divisors if n > near][:1]
+    return " or ".join(str(n) for n in below + above)

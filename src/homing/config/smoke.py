@@ -1,0 +1,109 @@
+"""The smoke profile: the same file shrunk to minutes, and the note that it passed.
+
+    run file + --smoke -> a few narrow layers, short context, small vocabulary, 200 steps, small batch -> NAME-smoke
+
+Whatever else the file says stays as it is, so text, optimizer, schedule, store and providers are really tried. A big
+first run asks whether its smoke profile has passed; the note lies under the home, by the hash of the run file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from homing.config.paths import home
+from homing.config.source import KeyPath, Source
+from homing.wire.run import Run
+
+__all__ = ["PROFILE", "has_smoke_passed", "mark_smoke_passed", "needs_smoke_first", "shrink"]
+
+PROFILE = "smoke profile"
+_LAYERS, _HEADS, _HEAD_SIZE, _CONTEXT, _VOCAB = 4, 4, 32, 128, 2048
+_STEPS, _ROWS = 200, 16
+
+_BIG_PARAMS = 300_000_000
+_BIG_TOKENS = 2_000_000_000
+
+
+def needs_smoke_first(run: Run) -> bool:
+    """Whether the run is dear enough that minutes of trying come first."""
+    num_tokens = sum(phase.num_steps * phase.batch_tokens for phase in run.phases)
+    return run.sizes.num_params >= _BIG_PARAMS or num_tokens > _BIG_TOKENS
+
+
+def mark_smoke_passed(file: Path, figures: dict[str, Any] | None = None) -> Path:
+    """Notes that the smoke profile of exactly this run file went through. Called by whoever saw it end well."""
+    note = _note(file)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    aside = note.with_suffix(f".{os.getpid()}.tmp")
+    document = {"schema": "homing.smoke/1", "file": str(file), "passed_at": time.time(), "figures": figures or {}}
+    aside.write_text(json.dumps(document, default=str), encoding="utf-8")
+    aside.replace(note)
+    return note
+
+
+def has_smoke_passed(file: Path) -> bool:
+    return _note(file).is_file()
+
+
+def _note(file: Path) -> Path:
+    # The text's hash and not the name: a file changed since then has not been tried.
+    return home() / "smoke" / f"{hashlib.sha256(Path(file).read_bytes()).hexdigest()}.json"
+
+
+def shrink(source: Source, run: Run, *, keeps_vocabulary: bool) -> None:
+    """Changes `source` as a row of --set would; `run` is what the file resolves to at full size."""
+    model = run.model
+    heads = min(_HEADS, model.num_heads)
+    share = model.num_heads // model.num_kv_heads
+    kv_heads = max(1, heads // share) if heads % max(1, heads // share) == 0 else 1
+    width = heads * _HEAD_SIZE
+    context = min(_CONTEXT, model.context)
+    changes: dict[KeyPath, Any] = {
+        ("name",): f"{run.name[:26].rstrip('-')}-smoke",
+        ("data", "dir"): f"{run.data.dir}-smoke",
+        ("model", "layers"): min(_LAYERS, model.num_layers),
+        ("model", "width"): width,
+        ("model", "heads"): heads,
+        ("model", "kv_heads"): kv_heads,
+        ("model", "head_size"): _HEAD_SIZE,
+        ("model", "ffn_width"): 3 * width,
+        ("model", "context"): context,
+        ("model", "tied"): model.is_tied,
+        ("tokenizer", "sample"): "10MB",
+    }
+    if not keeps_vocabulary:
+        changes[("tokenizer", "vocab_size")] = min(_VOCAB, model.vocab_size)
+    for number, phase in enumerate(run.phases):
+        steps = min(_STEPS, phase.num_steps or _STEPS)
+        changes |= {
+            ("phases", number, "steps"): steps,
+            ("phases", number, "batch_tokens"): _ROWS * context,
+            ("phases", number, "micro_batch"): 0,
+            ("phases", number, "warmup_steps"): max(1, steps // 20),
+            ("phases", number, "eval"): {"every": max(1, steps // 4), "tokens": 16 * context},
+            ("phases", number, "checkpoint"): {"every": max(1, steps // 2), "keep_last": 2},
+        }
+    if not isinstance(source.data.get("phases"), list):
+        source.data["phases"] = [{}]
+    for number in range(len(run.phases)):
+        for length in ("tokens", "epochs"):
+            source.data["phases"][number].pop(length, None)
+    if isinstance(source.data.get("model"), dict):
+        source.data["model"].pop("depth", None)
+    for path, value in changes.items():
+        _put(source, path, value)
+
+
+def _put(source: Source, path: KeyPath, value: Any) -> None:
+    at: Any = source.data
+    for part in path[:-1]:
+        if isinstance(part, str) and at.get(part) is None:
+            at[part] = {}
+        at = at[part]
+    at[path[-1]] = value
+    source.sets[path] = PROFILE

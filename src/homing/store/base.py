@@ -1,0 +1,84 @@
+"""One way to keep things outside a machine that will be gone: put, get, list, delete, create-if-absent.
+
+    put / put_bytes      whole or absent, never half
+    get / read           whole or absent, checked by sha256 where the caller knows it
+    sha256               of what the store itself holds, so that a push can be verified by reading it back
+    list                 raises when the store cannot be looked at; it is never empty by accident
+    create_if_absent     exactly one of many callers is told True: the lease
+
+Every failure is a StoreError, a hash that does not match an IntegrityError, a key that is not there a NotInStore.
+Knows nothing of runs, and no provider.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from homing.errors import StoreError
+from homing.wire import names
+
+__all__ = ["Entries", "Entry", "NotInStore", "Store", "check_key", "is_aside", "run_key"]
+
+
+class NotInStore(StoreError):
+    """The store answered, and the key is not there. Any other StoreError leaves that open."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    key: str
+    num_bytes: int
+    sha256: str | None = None  # None where telling it would mean reading the whole thing
+
+
+Entries = list[Entry]  # a name outside the classes below, where `list` is a method
+
+
+class Store(Protocol):
+    url: str
+
+    def put(self, key: str, path: str) -> Entry: ...  # the entry's sha256 is of the bytes that were read
+    def put_bytes(self, key: str, data: bytes) -> Entry: ...
+    def get(self, key: str, path: str, sha256: str | None = None) -> None: ...  # the target's folder must exist
+    def read(self, key: str) -> bytes: ...
+    def sha256(self, key: str) -> str: ...
+    def exists(self, key: str) -> bool: ...
+    def list(self, prefix: str) -> Entries: ...  # every key that starts with prefix, sorted; "" is all
+    def delete(self, key: str) -> None: ...  # absent already is success
+    def create_if_absent(self, key: str, data: bytes) -> bool: ...
+
+
+_ASIDE = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")  # what World writes before it renames
+
+
+def is_aside(name: str) -> bool:
+    """A file on its way to becoming whole: never listed, never pushed."""
+    return bool(_ASIDE.search(name))
+
+
+def check_key(key: str) -> str:
+    """A key is a relative path of plain names; anything that could leave the store is refused."""
+    parts = key.split("/")
+    problem = ""
+    if not key:
+        problem = "it is empty"
+    elif any(part in ("", ".", "..") for part in parts):
+        problem = "it is absolute, or has an empty, `.` or `..` part"
+    elif "\\" in key or any(ord(char) < 32 or ord(char) == 127 for char in key):
+        problem = "it has a backslash or a control character"
+    elif any(is_aside(part) for part in parts):
+        problem = "its name is one kept for unfinished files"
+    if problem:
+        raise StoreError(
+            what=f"{key!r} cannot be a key in a store.",
+            why=f"A key is names joined by `/`, and {problem}.",
+            fix="Use a key such as runs/NAME/metrics.jsonl",
+        )
+    return key
+
+
+def run_key(run_id: str, *parts: str) -> str:
+    """The key of a file of a run: runs/<id>/<its path in the run directory>."""
+    return "/".join((names.STORE_RUNS, run_id, *parts))

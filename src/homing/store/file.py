@@ -1,0 +1,144 @@
+"""A store in a folder: `file:/abs/path`. A real store with the promises of base, and the one that needs no account.
+
+A key is a path below the root. The root is made by the first write of a store that was opened to be made; when it is
+gone afterwards (a disk was unmounted, a folder moved) every call raises, because an absent disk is not an empty store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+
+from homing.errors import IntegrityError, StoreError
+from homing.store.base import Entries, Entry, NotInStore, check_key, is_aside
+from homing.world import World
+
+__all__ = ["FileStore"]
+
+
+class FileStore:
+    def __init__(self, root: str, world: World, *, create: bool = True) -> None:
+        self.root = os.path.abspath(os.path.expanduser(root))
+        self.url = f"file:{self.root}"
+        self._world = world
+        # Only a store that has never been seen may be made; once seen, its absence is a failure.
+        self._may_create = create
+
+    def put(self, key: str, path: str) -> Entry:
+        target = self._writable(key)
+        with self._as_store_error("written", key):
+            digest = self._world.copy(path, target)
+            return Entry(key, self._world.size(target), digest)
+
+    def put_bytes(self, key: str, data: bytes) -> Entry:
+        target = self._writable(key)
+        with self._as_store_error("written", key):
+            self._world.write(target, data)
+        return Entry(key, len(data), hashlib.sha256(data).hexdigest())
+
+    def get(self, key: str, path: str, sha256: str | None = None) -> None:
+        source = self._readable(key)
+        # Aside first: a good file that lies at `path` already is not replaced by bytes that nobody checked.
+        aside = f"{path}.part-{self._world.random_hex(8)}"
+        try:
+            with self._as_store_error("fetched", key):
+                digest = self._world.copy(source, aside)
+            if sha256 is not None and digest != sha256:
+                raise IntegrityError(
+                    what=f"{key} in {self.url} is not what it should be.",
+                    why=f"Its sha256 is {digest}, expected {sha256}.",
+                    fix="Push it again from where it is whole, or use an older checkpoint.",
+                )
+            with self._as_store_error("fetched", key):
+                self._world.rename(aside, path)
+        finally:
+            self._world.remove(aside)
+
+    def read(self, key: str) -> bytes:
+        source = self._readable(key)
+        with self._as_store_error("read", key):
+            return self._world.read(source)
+
+    def sha256(self, key: str) -> str:
+        source = self._readable(key)
+        with self._as_store_error("read", key):
+            return self._world.sha256(source)
+
+    def exists(self, key: str) -> bool:
+        path = self._path(key)
+        self._check_root()
+        return self._world.exists(path) and not self._world.is_dir(path)
+
+    def list(self, prefix: str) -> Entries:
+        self._check_root()
+        # Walk only the folder that the prefix names; the rest of the prefix is the start of a name.
+        folder = prefix.rpartition("/")[0]
+        base = os.path.join(self.root, *check_key(folder).split("/")) if folder else self.root
+        with self._as_store_error("listed", prefix):
+            names = self._world.walk(base)
+            keys = [f"{folder}/{name}" if folder else name for name in names if not is_aside(name)]
+            found: Entries = []
+            for key in keys:
+                if key.startswith(prefix):
+                    # A file may be deleted between the walk and the look; then it is simply not there.
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append(Entry(key, self._world.size(os.path.join(self.root, key))))
+        self._check_root()
+        return found
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        self._check_root()
+        with self._as_store_error("deleted", key):
+            self._world.remove(path)
+
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        target = self._writable(key)
+        with self._as_store_error("written", key):
+            return self._world.create(target, data)
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self.root, *check_key(key).split("/"))
+
+    def _readable(self, key: str) -> str:
+        path = self._path(key)
+        if not self.exists(key):
+            raise NotInStore(
+                what=f"{key} is not in {self.url}.",
+                why="The store answered and has nothing under that key.",
+                fix="See what is there: homing store ls",
+            )
+        return path
+
+    def _writable(self, key: str) -> str:
+        path = self._path(key)
+        with self._as_store_error("written", key):
+            if self._may_create and not self._world.is_dir(self.root):
+                self._world.mkdir(self.root)
+        self._check_root()
+        with self._as_store_error("written", key):
+            self._world.mkdir(os.path.dirname(path))
+        return path
+
+    def _check_root(self) -> None:
+        if self._world.is_dir(self.root):
+            self._may_create = False
+            return
+        raise StoreError(
+            what=f"The store {self.url} cannot be reached.",
+            why=f"The folder {self.root} is not there, or is no folder.",
+            fix="Mount or move it back, or name another store in the run file: store: file:/path",
+        )
+
+    @contextlib.contextmanager
+    def _as_store_error(self, done: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise StoreError(
+                what=f"{key or 'The store'} could not be {done} in {self.url}.",
+                why=f"{type(exc).__name__}: {exc}",
+                fix="Check the disk's space and the folder's permissions.",
+            ) from exc

@@ -1,0 +1,165 @@
+"""The program between the run directory and the store; the agent starts it, in the trainer's environment.
+
+    python -m homing.store.sync --boot boot.json --fetch   inputs from the store to the work folder, verified
+                                                 --watch   push what changes and bring requests, until told to end
+                                                 --once    push everything and read it back; exit 0 only if all is there
+
+A process of its own, so that a store that hangs or an SDK that crashes takes neither trainer nor watchdog with it.
+Exit codes: 0 done, 2 called wrongly, 7 the store or a hash failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from homing.errors import HomingError, StoreError
+from homing.store import open_store
+from homing.store.base import NotInStore, Store, check_key, run_key
+from homing.store.push import Pusher
+from homing.wire import codec, names
+from homing.wire.boot import Boot
+from homing.world import World
+
+__all__ = ["bring_request", "fetch_inputs", "main", "push_once", "watch"]
+
+log = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S = 60.0
+_FETCHED = "fetched"  # in the work folder: which boot.json has had its inputs brought
+
+
+def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m homing.store.sync", description="Run directory <-> store.")
+    parser.add_argument("--boot", required=True, help="boot.json of this instance")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--fetch", action="store_true", help="bring the inputs, verified, and end")
+    mode.add_argument("--watch", action="store_true", help="push changes and bring requests until ended")
+    mode.add_argument("--once", action="store_true", help="push everything, read it back, and end")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s sync %(message)s")
+    world = world or World()
+    try:
+        boot = codec.loads(Boot, world.read(args.boot))
+        # A store that is gone must stay gone: making a new empty one here would look like success.
+        store = open_store(boot.store, world, create=False)
+        if args.fetch:
+            fetch_inputs(boot, store, world)
+        elif args.once:
+            push_once(boot, store, world)
+        else:
+            watch(boot, store, world)
+    except (codec.WireError, OSError) as exc:
+        log.error("%s: %s", type(exc).__name__, exc)
+        return StoreError.exit_code
+    except HomingError as exc:
+        log.error("%s", exc)
+        return exc.exit_code
+    return 0
+
+
+def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
+    """Every input at its place with its hash; what is right already is left alone, so a restart costs little.
+
+    What an earlier attempt left in the run directory is brought once: from then on it is this attempt's own, grown or
+    dropped by retention, and bringing it again would undo work.
+    """
+    pusher = _pusher(boot, store, world)
+    world.mkdir(_run_dir(boot))
+    done_path = os.path.join(boot.work_dir, _FETCHED)
+    this = hashlib.sha256(codec.dumps(boot).encode()).hexdigest().encode()
+    was_done = world.exists(done_path) and world.read(done_path) == this
+    for item in boot.inputs:
+        path = os.path.join(boot.work_dir, check_key(item.path))
+        if was_done and _is_living(item.path):
+            continue
+        if world.exists(path) and world.size(path) == item.num_bytes and world.sha256(path) == item.sha256:
+            continue
+        # Agent and sync have begun to append before the history arrives; it goes before their lines, not over them.
+        begun = world.read(path) if item.path == f"run/{names.EVENTS}" and world.exists(path) else b""
+        if begun and hashlib.sha256(begun[: item.num_bytes]).hexdigest() == item.sha256:
+            continue
+        world.mkdir(os.path.dirname(path))
+        store.get(item.key, path, item.sha256)
+        if begun:
+            world.append(path, begun)
+        # An event and not only a log line: to the agent's watchdog a long fetch that moves is not idle.
+        pusher.event("input_fetched", f"{item.path} is here, {item.num_bytes:,} bytes verified.")
+    world.write(done_path, this)
+
+
+def push_once(boot: Boot, store: Store, world: World) -> None:
+    """Everything pushed and read back, or a HomingError that says what is not there."""
+    pusher = _pusher(boot, store, world)
+    try:
+        bring_request(boot, store, world)
+        pusher.push_everything()
+    except HomingError as exc:
+        with contextlib.suppress(OSError):
+            pusher.tell_problem(exc.what)
+        raise
+    log.info("all of %s is in %s, verified", boot.run_id, store.url)
+
+
+def watch(boot: Boot, store: Store, world: World) -> None:
+    """Until ended from outside. A failing store is waited for, longer each time; training goes on meanwhile."""
+    pusher = _pusher(boot, store, world)
+    failures = 0
+    while True:
+        try:
+            bring_request(boot, store, world)
+            pusher.push_changes()
+        except (HomingError, OSError) as exc:
+            failures += 1
+            _tell_failure(pusher, exc, failures)
+        else:
+            if failures:
+                pusher.event("push_recovered", f"The store answers again after {failures} failed tries.")
+            failures = 0
+        world.sleep(min(boot.heartbeat_s * 2 ** min(failures, 10), max(_LONGEST_WAIT_S, boot.heartbeat_s)))
+
+
+def bring_request(boot: Boot, store: Store, world: World) -> None:
+    """What home wants, from the store to where the agent looks."""
+    path = os.path.join(_run_dir(boot), names.REQUEST)
+    try:
+        wanted = store.read(run_key(boot.run_id, names.REQUEST))
+    except NotInStore:
+        return
+    if not world.exists(path) or world.read(path) != wanted:
+        world.write(path, wanted)
+        log.info("brought a request from home")
+
+
+def _is_living(path: str) -> bool:
+    """Whether the run itself goes on writing, or deleting, this input."""
+    return path.startswith("run/") and path not in (f"run/{names.RUN}", f"run/{names.RUN_FILE}")
+
+
+def _tell_failure(pusher: Pusher, exc: HomingError | OSError, failures: int) -> None:
+    problem = exc.what if isinstance(exc, HomingError) else f"{type(exc).__name__}: {exc}"
+    log.warning("try %d failed: %s", failures, exc)
+    with contextlib.suppress(OSError):  # a full disk must not end the one program that could still push
+        if failures == 1:
+            pusher.event("push_failing", f"Pushing fails and is tried again: {problem}")
+        pusher.tell_problem(problem)
+
+
+def _pusher(boot: Boot, store: Store, world: World) -> Pusher:
+    return Pusher(run_dir=_run_dir(boot), run_id=boot.run_id, run_name=boot.run_name, store=store, world=world)
+
+
+def _run_dir(boot: Boot) -> str:
+    return os.path.join(boot.work_dir, "run")
+
+
+if __name__ == "__main__":
+    # The agent ends --watch with SIGTERM: leave by the front door, so that no half-written file stays in the store.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    raise SystemExit(main())

@@ -1,0 +1,214 @@
+"""The watchdog's arithmetic, on a clock of our own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from homing.agent.watchdog import END, KILL, LAND, Watchdog
+from homing.wire import codec, names
+from homing.wire.boot import Boot, EndBilling
+from homing.wire.control import Request
+from homing.wire.event import Event, Metric
+from homing.world import World
+
+HOUR = 3600.0
+
+
+class Clock(World):
+    def __init__(self) -> None:
+        self.wall, self.mono = 1_000_000.0, 50.0
+
+    def now(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.mono
+
+    def pass_s(self, seconds: float) -> None:
+        self.wall += seconds
+        self.mono += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make_boot(**changes: object) -> Boot:
+    boot = Boot(
+        run_id="r", run_name="r", mark="m", attempt=1, work_dir="", store="", inputs=[], trainer_argv=[], sync_argv=[],
+        end_billing=EndBilling(kind="command"), started_at=1_000_000.0, rate_usd_per_hour="2.49",
+        spent_before_usd="0", spend_limit_usd="12.00", time_limit_s=0.0, idle_limit_s=0.0, stall_factor=10.0,
+    )  # fmt: skip
+    return dataclasses.replace(boot, **changes)  # type: ignore[arg-type]
+
+
+def make_dog(clock: Clock, run_dir: Path, known_until: float = 0.0, **changes: object) -> Watchdog:
+    return Watchdog(make_boot(**changes), clock, str(run_dir), known_until)
+
+
+def train(clock: Clock, run_dir: Path, steps: range, step_s: float = 1.0, phase: str = "pretrain") -> None:
+    for step in steps:
+        clock.pass_s(step_s)
+        metric = Metric(clock.now(), phase, step, 1000, step * 10, step_s=step_s)
+        clock.append(run_dir / names.METRICS, (codec.dumps(metric) + "\n").encode())
+
+
+def test_spend_is_exact_decimal_arithmetic(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, spent_before_usd="1.10")
+    clock.pass_s(2 * HOUR)
+    assert dog.spend() == Decimal("1.10") + Decimal("4.98")
+
+
+def test_landing_begins_before_the_limit_and_the_end_comes_inside_it(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="2")
+    clock.pass_s(2 * HOUR - 241)
+    assert dog.why_stop() == ""
+    clock.pass_s(1)
+    assert "spend limit of $2" in dog.why_stop()
+    assert dog.left_s(LAND) == 0
+    assert dog.left_s(KILL) == 120
+    assert dog.left_s(END) == 210
+    clock.pass_s(210)
+    assert dog.spend() < Decimal(2)
+
+
+def test_a_small_limit_keeps_a_small_reserve(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="0.01")
+    assert dog.left_s(LAND) == pytest.approx(36 * 0.9)
+    assert dog.left_s(END) == pytest.approx(36 - 3.6 / 8)
+
+
+def test_the_nearer_of_money_and_time_counts(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="2", time_limit_s=HOUR)
+    assert dog.nearest() == (HOUR, "time limit of 3600 s")
+    dog.change_limits(Request(serial=1, time_limit_s=9 * HOUR))
+    assert dog.nearest() == (2 * HOUR, "spend limit of $2")
+    dog.change_limits(Request(serial=2, spend_limit_usd="3.5"))
+    assert dog.nearest()[0] == 3.5 * HOUR
+
+
+def test_what_earlier_attempts_spent_counts(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="2", spent_before_usd="2.01")
+    assert dog.nearest()[0] == 0
+    assert dog.why_stop()
+
+
+@pytest.mark.parametrize("changes", [{"spend_limit_usd": None}, {"rate_usd_per_hour": "0"}])
+def test_without_a_limit_there_is_for_ever_left(clock: Clock, tmp_path: Path, changes: dict[str, object]) -> None:
+    dog = make_dog(clock, tmp_path, **changes)
+    clock.pass_s(1e9)
+    assert dog.left_s(LAND) == math.inf
+    assert dog.why_stop() == ""
+
+
+@pytest.mark.parametrize("jump_s", [-48 * HOUR, -1.0, 0.0, 48 * HOUR])
+def test_a_clock_that_jumps_never_makes_it_cheaper(clock: Clock, tmp_path: Path, jump_s: float) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="1")
+    clock.pass_s(HOUR)
+    clock.wall += jump_s
+    assert dog.elapsed_s() == max(HOUR, HOUR + jump_s)
+    clock.pass_s(HOUR)
+    assert dog.spend() >= 2
+
+
+def test_a_clock_set_back_while_no_agent_lived_does_not_undo_what_was_known(clock: Clock, tmp_path: Path) -> None:
+    clock.wall = 1_000_000.0 - 5 * HOUR
+    dog = make_dog(clock, tmp_path, known_until=1_000_000.0 + 2 * HOUR)
+    clock.pass_s(60)
+    assert dog.elapsed_s() == 2 * HOUR + 60
+
+
+def test_idle_is_no_news_of_any_kind(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, idle_limit_s=100.0)
+    clock.pass_s(99)
+    assert dog.why_stop() == ""
+    for source, kind, is_news in (
+        ("trainer", "compiling", True),
+        ("sync", "checkpoint_pushed", True),
+        ("sync", "input_fetched", True),
+        ("trainer", "step_skipped", False),
+        ("agent", "sync_restarted", False),
+        ("sync", "push_failing", False),
+    ):
+        dog.begin()
+        clock.pass_s(99)
+        clock.append(tmp_path / names.EVENTS, (codec.dumps(Event(clock.now(), source, kind, "")) + "\n").encode())
+        dog.read()
+        clock.pass_s(2)
+        assert (dog.why_stop() == "") == is_news, kind
+
+
+def test_the_same_step_again_is_no_progress(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, idle_limit_s=100.0)
+    train(clock, tmp_path, range(1, 3))
+    dog.read()
+    train(clock, tmp_path, range(2, 3), step_s=101)
+    dog.read()
+    assert "idle limit" in dog.why_stop()
+
+
+def test_a_stall_is_many_usual_steps_and_at_least_two_minutes(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path)
+    train(clock, tmp_path, range(1, 12))
+    dog.read()
+    clock.pass_s(119)
+    assert dog.why_stalled() == ""
+    clock.pass_s(1)
+    assert "no step for 120 s, where 1.0 s is usual" in dog.why_stalled()
+    train(clock, tmp_path, range(12, 62), step_s=30)
+    dog.read()
+    clock.pass_s(299)
+    assert dog.why_stalled() == ""
+    clock.pass_s(1)
+    assert dog.why_stalled()
+
+
+def test_no_stall_before_ten_steps_of_this_trainer_and_phase(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path)
+    train(clock, tmp_path, range(1, 11))
+    dog.read()
+    clock.pass_s(1000)
+    assert dog.why_stalled() == ""
+    train(clock, tmp_path, range(11, 30))
+    dog.begin()  # a new trainer, which loads and compiles first
+    train(clock, tmp_path, range(25, 28))
+    dog.read()
+    clock.pass_s(1000)
+    assert dog.why_stalled() == ""
+    train(clock, tmp_path, range(28, 60))
+    train(clock, tmp_path, range(1, 5), phase="mid")
+    dog.read()
+    clock.pass_s(1000)
+    assert dog.why_stalled() == ""
+
+
+def test_a_torn_or_foreign_line_is_read_over(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path)
+    clock.append(tmp_path / names.METRICS, b"not json\n{}\n[1]\n")
+    train(clock, tmp_path, range(1, 3))
+    whole = codec.dumps(Metric(clock.now(), "pretrain", 3, 10, 30)).encode()
+    clock.append(tmp_path / names.METRICS, whole[:20])
+    dog.read()
+    assert dog.metric is not None
+    assert dog.metric.step == 2
+    clock.append(tmp_path / names.METRICS, whole[20:] + b"\n")
+    dog.read()
+    assert dog.metric.step == 3
+
+
+def test_metrics_cut_back_to_a_checkpoint_are_read_again(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path)
+    train(clock, tmp_path, range(1, 21))
+    dog.read()
+    (tmp_path / names.METRICS).unlink()
+    train(clock, tmp_path, range(1, 8))
+    dog.read()
+    assert dog.metric is not None
+    assert dog.metric.step == 7
+    assert dog.furthest == (0, 20)

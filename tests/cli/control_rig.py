@@ -1,0 +1,49 @@
+"""A folder with a run file and prepared data, and `homing` to type in it; the trainer is the small one of the rig."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cloud.rig import Said, homing, look_more_often, make_data, trainer_argv
+
+from homing.cloud.home import Home
+from homing.world import World
+
+Homing = Callable[..., Said]
+
+RUN_FILE = """
+name: moss
+data: {text: [moss.txt]}
+tokenizer: {vocab_size: 512}
+model: {arch: llama, layers: 2, width: 64, heads: 4, ffn_width: 128, context: 64, tied: true}
+phases:
+  - {kind: pretrain, steps: 20, batch_tokens: 128, lr: 0.01, warmup_steps: 1}
+train: {device: cpu}
+"""
+
+
+def lay_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, steps: int, step_s: float, how: str = "ok") -> Path:
+    folder = tmp_path / "project"
+    (folder / "runs").mkdir(parents=True)
+    (folder / "runs/moss.yaml").write_text(RUN_FILE)
+    (folder / "moss.txt").write_text("moss grows on stones\n")
+    make_data(folder / "data/moss")
+    monkeypatch.chdir(folder)
+    look_more_often(monkeypatch)
+    monkeypatch.setattr(
+        "homing.cloud.boot.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=steps, step_s=step_s, how=how),
+    )
+    return folder
+
+
+def typing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Homing:
+    return lambda *argv: homing(capsys, monkeypatch, *argv)
+
+
+def clear(home_path: Path) -> None:
+    provider = Home(home_path, World()).provider("local")
+    for instance in provider.list_owned():
+        provider.destroy(instance.id)

@@ -1,0 +1,74 @@
+"""`homing destroy`: asks only if something would be lost, and is loud when it is not sure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, clear, lay_out, typing
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Homing]:
+    lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
+    yield typing(capsys, monkeypatch)
+    clear(homing_home)
+
+
+def test_it_asks_when_something_would_be_lost_and_ends_it_with_yes(cli: Homing) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    refused = cli("destroy", "moss")
+    assert refused.code == 2
+    assert "not pushed" in refused.err
+    said = cli("destroy", "moss", "--yes", "--json")
+    assert said.code == 0, said.err
+    (receipt,) = said.json["receipts"]
+    assert (receipt["billing"], receipt["state"]) == ("no", "gone")
+    assert float(receipt["spend_usd"]) > 0
+    again = cli("destroy", "moss")
+    assert again.code == 0
+    assert "nothing bills" in again.err
+
+
+def test_it_never_guesses(cli: Homing) -> None:
+    assert cli("destroy").code == 2
+    assert cli("destroy", "moss", "--all").code == 2
+    assert cli("destroy", "nobody").code == 2
+
+
+def test_all_ends_everything_also_what_no_run_knows(cli: Homing, homing_home: Path) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    for path in homing_home.glob("ledger.sqlite*"):
+        path.unlink()
+    forgotten = cli("runs", "--json").json["forgotten"]
+    assert len(forgotten) == 1
+    said = cli("destroy", "--all", "--yes", "--json")
+    assert said.code == 0, said.err
+    assert [line["mark"] for line in said.json["receipts"]] == [forgotten[0]["mark"]]
+    assert cli("runs", "--json").json["billing"] == []
+
+
+def test_an_end_that_is_not_confirmed_exits_6_and_every_later_verb_says_so(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homing.cloud.providers.local import Local
+
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    monkeypatch.setattr(Local, "destroy", lambda self, instance_id: None)
+    monkeypatch.setattr("homing.cli.destroy.destroy_run", lambda home, row: fast_destroy(home, row))
+    said = cli("destroy", "moss", "--yes")
+    assert said.code == 6
+    assert "$0.36/h" in said.err
+    assert "homing destroy moss-" in said.err
+    for verb in ("status", "runs", "ledger"):
+        assert cli(verb).code == 6
+    monkeypatch.undo()
+
+
+def fast_destroy(home: object, row: object) -> object:
+    from homing.cloud.destroy import destroy_run
+
+    return destroy_run(home, row, deadline_s=0.1)  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from homing.cli import main as cli
+from homing.config.keys import all_keys, sections
+
+
+def homing(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["homing", *argv])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_every_key_has_words_a_type_a_default_and_an_example() -> None:
+    for found in all_keys().values():
+        assert found.about.endswith((".", "yet.")), found.path
+        assert found.kind, found.path
+        assert found.default, found.path
+        assert found.example, found.path
+    assert all(about.endswith(".") for about in sections().values())
+
+
+def test_a_key_is_explained_by_any_way_of_writing_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for way in ("phases.0.lr", "phases[0].lr", "phases.N.lr", "phases.lr", "lr"):
+        assert homing(monkeypatch, "explain", way) == 0
+        said = capsys.readouterr().out
+        assert "phases.0.lr" in said
+        assert "more than 0" in said
+        assert "--set phases.0.lr=3e-4" in said
+
+
+def test_a_name_that_several_sections_have_shows_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "every", "--json") == 0
+    paths = {entry["path"] for entry in json.loads(capsys.readouterr().out)["keys"]}
+    assert {"eval.every", "checkpoint.every", "sample.every"} <= paths
+
+
+def test_alone_it_lists_all_sections_and_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain") == 0
+    said = capsys.readouterr().out
+    assert all(section in said for section in sections())
+    assert all(found.name in said for found in all_keys().values())
+
+
+@pytest.mark.parametrize("section", ["limits", "phases", "phases.0", "phases.0.eval", "model"])
+def test_a_section_lists_its_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], section: str
+) -> None:
+    assert homing(monkeypatch, "explain", section) == 0
+    assert "what it is" in capsys.readouterr().out
+
+
+def test_another_trainers_name_is_answered_with_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "num_train_epochs") == 0
+    said = capsys.readouterr()
+    assert "is called phases.0.epochs here" in said.err
+    assert "phases.0.epochs" in said.out
+
+
+@pytest.mark.parametrize(("typed", "ours"), [("model.widht", "model.width"), ("limts", "limits"), (".", ""), ("", "")])
+def test_an_unknown_key_is_refused_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, ours: str
+) -> None:
+    assert homing(monkeypatch, "explain", typed) == 2
+    assert ours in capsys.readouterr().err

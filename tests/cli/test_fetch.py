@@ -1,0 +1,43 @@
+"""`homing fetch`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, clear, lay_out, typing
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Homing]:
+    lay_out(tmp_path, monkeypatch, steps=12, step_s=0.02)
+    yield typing(capsys, monkeypatch)
+    clear(homing_home)
+
+
+def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_home: Path) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    cli("watch", "moss")
+    said = cli("fetch")
+    assert said.code == 0
+    assert said.out == "models/moss\n"
+    assert Path("models/moss/model.safetensors").read_bytes() == b"weights at 12"
+    assert "homing chat moss" in said.err
+    again = cli("fetch", "moss", "--json").json
+    assert (again["schema"], again["step"], again["is_new"]) == ("homing.fetch/1", 12, False)
+    older = cli("fetch", "moss", "--checkpoint", "10", "--json")
+    assert older.code == 2
+    assert "another model" in json.loads(older.out)["what"]
+    assert cli("fetch", "moss", "--checkpoint", "10", "--to", "older", "--json").json["step"] == 10
+    newest = next((homing_home / "store/runs").glob("*/checkpoints/pretrain/step-00000012/model.safetensors"))
+    newest.write_bytes(b"flipped")
+    damaged = cli("fetch", "moss", "--to", "third")
+    assert damaged.code == 7
+    assert not Path("third").exists()
+    aloud = cli("fetch", "moss", "--to", "third", "--or-older")
+    assert aloud.code == 0
+    assert "passed over" in aloud.err

@@ -1,0 +1,100 @@
+"""`homing launch`: what it asks, refuses and says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, clear, lay_out, typing
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Homing]:
+    lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
+    yield typing(capsys, monkeypatch)
+    clear(homing_home)
+
+
+def test_without_a_spend_limit_it_exits_2_also_with_yes(cli: Homing) -> None:
+    said = cli("launch", "moss", "--yes")
+    assert said.code == 2
+    assert "--spend-limit" in said.err
+
+
+@pytest.mark.parametrize("limit", ["nothing", "0", "-3", "$0.0001"])
+def test_a_limit_that_is_none_is_refused(cli: Homing, limit: str) -> None:
+    assert cli("launch", "moss", "--yes", f"--spend-limit={limit}").code == 2
+
+
+def test_with_no_terminal_and_no_yes_it_refuses_and_names_the_money(cli: Homing) -> None:
+    said = cli("launch", "moss", "--spend-limit", "1")
+    assert said.code == 2
+    assert "at $0.36/h, limit $1.00?" in said.err
+    assert cli("runs", "--json").json["runs"] == []
+
+
+def test_a_dry_run_prints_the_request_and_leaves_nothing(
+    cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", "canary-7f3a")
+    said = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--json")
+    assert said.code == 0
+    assert said.json["request"]["mark"].startswith("homing-")
+    assert said.json["worst_case_usd"] == "1"
+    assert "canary-7f3a" not in said.out + said.err
+    assert not (homing_home / "store").exists()
+    assert not (homing_home / "local").exists()
+    assert cli("launch", "moss", "--dry-run").code == 2
+
+
+def test_it_launches_and_a_second_of_that_name_is_refused(cli: Homing) -> None:
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--json")
+    assert said.code == 0, said.err
+    assert said.json["name"] == "moss"
+    assert "Worst case: $1.00" in said.err
+    assert "not armed" in said.err
+    assert "homing watch moss" in said.err
+    again = cli("launch", "moss", "--spend-limit", "1", "--yes")
+    assert again.code == 2
+    assert "already live" in again.err
+    other = cli("launch", "moss", "--spend-limit", "1", "--yes", "--name", "fern", "--json")
+    assert other.json["name"] == "fern"
+
+
+def test_the_limit_may_stand_in_the_run_file_and_the_flag_wins(cli: Homing) -> None:
+    in_file = cli("launch", "moss", "--dry-run", "--json", "--set", "limits.spend=$3")
+    assert in_file.json["request"]["spend_limit_usd"] == "3"
+    both = cli("launch", "moss", "--dry-run", "--json", "--set", "limits.spend=$3", "--spend-limit", "5")
+    assert both.json["request"]["spend_limit_usd"] == "5"
+
+
+def test_unprepared_data_is_refused_with_the_steps_that_are_missing(cli: Homing) -> None:
+    Path("data/moss/manifest.json").unlink()
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes")
+    assert said.code == 2
+    assert "homing prep moss" in said.err
+
+
+def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homing.cli.launch.needs_smoke_first", lambda run: True)
+    said = cli("launch", "moss", "--spend-limit", "1")
+    assert said.code == 2
+    assert "smoke profile has not passed" in said.err
+
+
+@pytest.mark.parametrize("name", ["Moss!", "../x", ""])
+def test_a_name_that_cannot_be_one_is_refused(cli: Homing, name: str) -> None:
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes", "--name", name).code == 2
+
+
+def test_nothing_to_resume_is_said(cli: Homing) -> None:
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--resume")
+    assert said.code == 2
+    assert "no run" in said.err
+
+
+def test_without_a_run_it_exits_2(cli: Homing) -> None:
+    assert cli("launch").code == 2

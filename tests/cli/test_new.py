@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from homing.cli import main as cli
+from homing.config import load_run
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def homing(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["homing", *argv])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_a_new_run_file_is_commented_named_and_has_its_size_computed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        homing(monkeypatch, "new", "faust", "--from", "goethe-75m", "--text", "a b.txt", "--text", "books/*.txt") == 0
+    )
+    text = Path("runs/faust.yaml").read_text()
+    assert "# 75,547,776 parameters" in text
+    assert "{sizes}" not in text
+    assert "name: faust" in text
+    loaded = load_run("faust")
+    assert loaded.prep.text == ["a b.txt", "books/*.txt"]
+    assert "homing prep faust" in capsys.readouterr().err
+    assert [path.name for path in Path("runs").iterdir()] == ["faust.yaml"]
+
+
+@pytest.mark.parametrize("odd", ["*.txt", "a: b.txt", "#x", "it's.txt", "[x].txt", 'q"uote.txt', "-dash", "ümlaut.txt"])
+def test_any_path_survives_the_way_into_the_file(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    assert homing(monkeypatch, "new", "odd", "--from", "cs336", f"--text={odd}", f"--validation={odd}") == 0
+    assert load_run("odd").prep.text == [odd]
+    assert load_run("odd").prep.validation == [odd]
+
+
+def test_own_text_leaves_the_presets_held_out_file_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert homing(monkeypatch, "new", "mine", "--from", "cs336", "--text", "my.txt") == 0
+    assert load_run("mine").prep.validation == []
+
+
+def test_an_existing_file_is_written_over_only_with_force(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "new", "a", "--from", "tiny") == 0
+    Path("runs/a.yaml").write_text("precious")
+    assert homing(monkeypatch, "new", "a", "--from", "tiny") == 2
+    assert Path("runs/a.yaml").read_text() == "precious"
+    assert "--force" in capsys.readouterr().err
+    assert homing(monkeypatch, "new", "a", "--from", "tiny", "--force") == 0
+    Path("runs/b.toml").write_text("x")
+    assert homing(monkeypatch, "new", "b", "--from", "tiny", "--force") == 2
+
+
+def test_an_unknown_preset_is_answered_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "new", "a", "--from", "goethe") == 2
+    said = capsys.readouterr().err
+    assert "Did you mean goethe-75m?" in said
+    assert "shakespeare" in said
+    assert homing(monkeypatch, "new", "a") == 2
+    assert homing(monkeypatch, "new") == 2
+    assert homing(monkeypatch, "new", "Bad_Name", "--from", "tiny") == 2
+    assert "homing new bad-name" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_the_list_of_presets_has_computed_sizes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "new", "--list", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "homing.presets/1"
+    sizes = {row["preset"]: row["num_params"] for row in document["presets"]}
+    assert {"tiny", "shakespeare", "goethe-75m", "cs336", "gpt-124m", "medium-22m", "1b", "2b", "4b"} == set(sizes)
+    assert sizes["goethe-75m"] == 75_547_776
+    assert homing(monkeypatch, "new", "--list") == 0
+    assert "75,547,776" in capsys.readouterr().out
+
+
+def test_json_says_what_was_written_and_what_comes_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "new", "a", "--from", "tiny", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["file"] == "runs/a.yaml"
+    assert document["next"] == "homing prep a"
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("runs").write_text("a file, not a folder")
+    assert homing(monkeypatch, "new", "a", "--from", "tiny") == 2
+    assert "Cannot write" in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""`homing runs` and what it shows of money."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, clear, lay_out, typing
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Homing]:
+    lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
+    yield typing(capsys, monkeypatch)
+    clear(homing_home)
+
+
+def test_with_nothing_there_nothing_bills(cli: Homing) -> None:
+    said = cli("runs")
+    assert said.code == 0
+    assert "Nothing bills." in said.err
+
+
+def test_every_run_is_listed_with_its_instance_and_dollars(cli: Homing) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    said = cli("runs")
+    assert "moss-" in said.out
+    assert "$1.00" in said.out
+    assert "1 billing or maybe billing" in said.err
+    document = cli("runs", "--json").json
+    assert document["schema"] == "homing.runs/1"
+    assert document["runs"][0]["state"] == "running"
+    assert [line["billing"] for line in document["billing"]] == ["yes"]
+
+
+def test_a_provider_that_cannot_be_asked_is_not_shown_as_nothing(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    from homing.cloud.providers.local import Local
+    from homing.errors import ProviderRefused
+
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    with monkeypatch.context() as patch:
+
+        def away(self: Local) -> list[object]:
+            raise ProviderRefused("key refused")
+
+        patch.setattr(Local, "list_owned", away)
+        said = cli("runs")
+    assert "could not be asked" in said.err
+    assert "maybe" in said.out

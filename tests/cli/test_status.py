@@ -1,0 +1,49 @@
+"""`homing status`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, clear, lay_out, typing
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Homing]:
+    lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
+    yield typing(capsys, monkeypatch)
+    clear(homing_home)
+
+
+def test_one_run_now_with_its_instance_and_dollars(cli: Homing) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    said = cli("status")
+    assert said.code == 0
+    for word in ("running", "billing yes", "$0.36/h", "of $1.00"):
+        assert word in said.out
+    assert "homing watch moss" in said.err
+    status = cli("status", "moss", "--json").json
+    assert status["schema"] == "homing.status/1"
+    assert status["is_billing"] is True
+    assert status["instances"][0]["billing"] == "yes"
+    assert status["heartbeat"]["state"] in ("booting", "fetching", "training")
+
+
+def test_a_store_that_is_away_is_said_and_not_shown_as_nothing(cli: Homing, homing_home: Path) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    (homing_home / "store").rename(homing_home / "gone")
+    said = cli("status", "moss")
+    (homing_home / "gone").rename(homing_home / "store")
+    assert "could not be read" in said.err
+    assert "billing yes" in said.out
+
+
+def test_an_unknown_run_lists_those_known(cli: Homing) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    said = cli("status", "fern", "--json")
+    assert said.code == 2
+    assert json.loads(said.out)["why"] == "Known: moss."

@@ -1,0 +1,39 @@
+"""`homing stop`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, clear, lay_out, typing
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Homing]:
+    lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
+    yield typing(capsys, monkeypatch)
+    clear(homing_home)
+
+
+def test_it_stops_with_a_checkpoint_and_can_be_gone_on_with(cli: Homing) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    asked = cli("stop", "moss", "--no-wait", "--json").json
+    assert asked == {"schema": "homing.stop/1", "run": asked["run"], "serial": 1, "is_stopped": False}
+    said = cli("stop", "moss", "--json")
+    assert said.code == 0, said.err
+    assert said.json["state"] == "stopped"
+    assert cli("watch", "moss").code == 0
+    again = cli("stop", "moss")
+    assert again.code == 2
+    assert "not running" in again.err
+    resumed = cli("launch", "moss", "--resume", "--spend-limit", "1", "--yes", "--json")
+    assert resumed.json["attempt"] == 2
+    assert "spent by earlier attempts" in resumed.err
+
+
+def test_it_never_guesses_the_run(cli: Homing) -> None:
+    assert cli("stop").code == 2
+    assert cli("stop", "moss", "--timeout", "soon").code == 2

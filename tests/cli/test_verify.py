@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from homing.cli import main as cli
+from homing.wire.codec import dumps
+from homing.wire.data import DataManifest, Shard, SourceFile, Split
+
+RUN = """\
+name: base
+model: {layers: 2, width: 64, heads: 2, context: 32}
+phases: [{steps: 100, batch_tokens: 256}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "base.yaml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def homing(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["homing", *argv])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def put_data(folder: Path, vocab_size: int = 300) -> Path:
+    place = folder / "data" / "base"
+    place.mkdir(parents=True)
+    (place / "tokenizer.json").write_bytes(b"{}")
+    splits = {}
+    for split, count in (("train", 5000), ("val", 500)):
+        tokens = b"".join((n % vocab_size).to_bytes(2, "little") for n in range(count))
+        index = (0).to_bytes(8, "little") + count.to_bytes(8, "little")
+        (place / f"{split}-00000.bin").write_bytes(tokens)
+        (place / f"{split}-00000.idx").write_bytes(index)
+        hashes = (hashlib.sha256(tokens).hexdigest(), hashlib.sha256(index).hexdigest())
+        splits[split] = Split(
+            count, 1, 4 * count, [Shard(f"{split}-00000.bin", f"{split}-00000.idx", count, 1, len(tokens), *hashes)]
+        )
+    manifest = DataManifest(
+        "uint16", vocab_size, hashlib.sha256(b"{}").hexdigest(), ["<|endoftext|>"], splits, [SourceFile("a", 1, "")], ""
+    )
+    (place / "manifest.json").write_text(dumps(manifest))
+    return place
+
+
+def test_without_data_it_shows_sizes_memory_and_the_next_verb(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "verify", "--no-run") == 0
+    said = capsys.readouterr()
+    for words in ("embedding", "feed-forward", "H100", "RTX4090"):
+        assert words in said.out
+    assert "FLOPs per token" in said.err
+    assert "homing prep base" in said.err
+
+
+def test_it_needs_no_torch_without_the_step(folder: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['homing', 'verify', '--no-run', '-q']\n"
+        "from homing.cli import main as m\n"
+        "try: m.main()\n"
+        "except SystemExit as e: assert not e.code, e.code\n"
+        "print('LOADED', [x for x in ('torch', 'numpy', 'tokenizers', 'homing.lm') if x in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
+    assert "LOADED []" in done.stdout
+
+
+def test_every_missing_and_empty_file_is_listed_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    place = put_data(folder)
+    assert homing(monkeypatch, "verify", "--no-run") == 0
+    said = capsys.readouterr().err
+    assert "300 in runs/base.yaml, 300 in" in said
+    assert "homing plan base" in said
+    (place / "train-00000.bin").unlink()
+    (place / "val-00000.idx").write_bytes(b"")
+    (place / "val-00000.bin").write_bytes(b"12")
+    assert homing(monkeypatch, "verify", "--no-run") == 2
+    said = capsys.readouterr().err
+    for words in (
+        "train-00000.bin is missing",
+        "val-00000.idx is empty",
+        "val-00000.bin has 2 bytes",
+        "homing prep base",
+    ):
+        assert words in said
+
+
+def test_hashes_are_checked_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    place = put_data(folder)
+    assert homing(monkeypatch, "verify", "--no-run", "--hash") == 0
+    raw = bytearray((place / "train-00000.bin").read_bytes())
+    raw[77] ^= 1
+    (place / "train-00000.bin").write_bytes(raw)
+    assert homing(monkeypatch, "verify", "--no-run") == 0
+    assert homing(monkeypatch, "verify", "--no-run", "--hash") == 2
+    assert "train-00000.bin has changed" in capsys.readouterr().err
+
+
+def test_a_vocabulary_that_does_not_match_is_refused_with_both_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    put_data(folder)
+    assert homing(monkeypatch, "verify", "--no-run", "--set", "tokenizer.vocab_size=999") == 2
+    said = capsys.readouterr().err
+    for words in ("999", "300", "runs/base.yaml", "data/base/tokenizer.json"):
+        assert words in said
+
+
+def test_a_chosen_card_that_is_too_small_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    big = ("--set", "model.depth=40", "--set", "phases.0.tokens=1B", "--set", "phases.0.batch_tokens=2048")
+    assert homing(monkeypatch, "verify", "--no-run", "--set", "cloud.gpu=T4", *big) == 2
+    assert "does not fit" in capsys.readouterr().err
+
+
+def test_json_is_one_document_also_with_problems(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    place = put_data(folder)
+    assert homing(monkeypatch, "verify", "--no-run", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "homing.verify/1"
+    assert document["num_params"] == sum(part["num_params"] for part in document["parameters"])
+    assert document["phases"][0]["num_epochs"] == pytest.approx(25600 / 5000)
+    assert document["problems"] == []
+    (place / "train-00000.bin").unlink()
+    assert homing(monkeypatch, "verify", "--no-run", "--json") == 2
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["problems"]) == 1
+
+
+def test_smoke_is_verified_under_its_own_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "verify", "--no-run", "--smoke", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["run"] == "base-smoke"
+    assert document["next"] == "homing prep base --smoke"
+
+
+def test_the_real_step_agrees_with_the_arithmetic(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    assert (
+        homing(monkeypatch, "verify", "--set", "tokenizer.vocab_size=300", "--set", "train.device=cpu", "--json") == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert document["step"]["num_params"] == document["num_params"]
+    assert document["step"]["loss"] == pytest.approx(document["step"]["expected_loss"], abs=0.75)

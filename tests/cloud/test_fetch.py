@@ -1,0 +1,176 @@
+"""Store to home, verified by hash; and stop and logs, which read the same store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cloud.rig import make_draft, read_json
+
+from homing.cloud.fetch import fetch
+from homing.cloud.home import Home
+from homing.cloud.launch import launch
+from homing.cloud.ledger import RunRow
+from homing.cloud.logs import boot_log, follow, read_log
+from homing.cloud.stop import ask_to_stop, wait_for_stop
+from homing.cloud.watch import watch
+from homing.errors import HomingError, IntegrityError, StoreError, UsageError
+from homing.store import FileStore
+
+
+@pytest.fixture
+def done(home: Home, tmp_path: Path) -> RunRow:
+    """A run of twelve steps that has come home: checkpoints at 5, 10 and 12."""
+    launched = launch(make_draft(home, tmp_path, steps=12), home)
+    list(watch(home, launched.run, every_s=1))
+    return home.ledger.find("moss")
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_the_newest_whole_checkpoint_comes_home_with_its_papers(home: Home, tmp_path: Path, done: RunRow) -> None:
+    got = fetch(home, done, tmp_path / "models/moss")
+    assert weights(got.model_dir) == b"weights at 12"
+    assert got.manifest.is_final
+    assert (got.model_dir / "tokenizer.json").exists()
+    assert "step 12" in (got.run_dir / "logs/trainer.log").read_text()
+    assert (got.run_dir / "metrics.jsonl").exists()
+    assert (got.run_dir / "samples/pretrain-00000005.txt").exists()
+    assert home.ledger.find("moss").fetched_step == 12
+
+
+def test_fetching_twice_is_fetching_once(home: Home, tmp_path: Path, done: RunRow) -> None:
+    assert fetch(home, done, tmp_path / "models/moss").is_new
+    assert not fetch(home, done, tmp_path / "models/moss").is_new
+    (tmp_path / "models/moss/model.safetensors").write_bytes(b"damaged here")
+    with pytest.raises(UsageError, match="another model"):
+        fetch(home, done, tmp_path / "models/moss")
+
+
+def test_another_model_is_not_written_over_unless_forced(home: Home, tmp_path: Path, done: RunRow) -> None:
+    target = tmp_path / "models/moss"
+    target.mkdir(parents=True)
+    (target / "model.safetensors").write_bytes(b"somebody's work")
+    with pytest.raises(UsageError, match="another model"):
+        fetch(home, done, target)
+    assert weights(target) == b"somebody's work"
+    fetch(home, done, target, force=True)
+    assert weights(target) == b"weights at 12"
+    assert sorted(path.name for path in target.parent.iterdir()) == ["moss"]
+
+
+def test_a_step_can_be_named_and_a_wrong_one_lists_those_there(home: Home, tmp_path: Path, done: RunRow) -> None:
+    there = {path.name for path in (tmp_path / "store/runs" / done.id / "checkpoints/pretrain").glob("step-*")}
+    step = sorted(int(name[5:]) for name in there)[0]
+    got = fetch(home, done, tmp_path / "m", which=str(step))
+    assert weights(got.model_dir) == b"weights at %d" % step
+    with pytest.raises(UsageError) as caught:
+        fetch(home, done, tmp_path / "m", which="7777")
+    assert "pretrain 12" in caught.value.why
+    with pytest.raises(UsageError):
+        fetch(home, done, tmp_path / "m", which="newest please")
+
+
+def damage_newest(tmp_path: Path, run: RunRow) -> Path:
+    path = tmp_path / "store/runs" / run.id / "checkpoints/pretrain/step-00000012/model.safetensors"
+    path.write_bytes(b"weights at 13")
+    return path
+
+
+def test_a_damaged_checkpoint_is_refused_and_leaves_nothing_behind(home: Home, tmp_path: Path, done: RunRow) -> None:
+    damage_newest(tmp_path, done)
+    with pytest.raises(IntegrityError) as caught:
+        fetch(home, done, tmp_path / "models/moss")
+    assert caught.value.exit_code == 7
+    assert "--or-older" in caught.value.fix
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_when_asked_the_one_before_is_taken_aloud(home: Home, tmp_path: Path, done: RunRow) -> None:
+    damage_newest(tmp_path, done)
+    said: list[str] = []
+    got = fetch(home, done, tmp_path / "m", or_older=True, tell=said.append)
+    assert got.manifest.step == 10
+    assert len(got.passed_over) == 1
+    assert any("damaged" in text for text in said)
+
+
+def test_a_missing_file_of_a_checkpoint_is_damage_too(home: Home, tmp_path: Path, done: RunRow) -> None:
+    damage_newest(tmp_path, done).unlink()
+    with pytest.raises(IntegrityError):
+        fetch(home, done, tmp_path / "m")
+
+
+def test_a_manifest_with_a_name_that_leads_elsewhere_is_refused(home: Home, tmp_path: Path, done: RunRow) -> None:
+    path = tmp_path / "store/runs" / done.id / "checkpoints/pretrain/step-00000012/manifest.json"
+    manifest = read_json(path)
+    manifest["files"] = [{"name": "../../../evil", "num_bytes": 1, "sha256": "0" * 64}]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(IntegrityError, match="no checkpoint has"):
+        fetch(home, done, tmp_path / "m")
+
+
+def test_a_checkpoint_without_its_manifest_is_none(home: Home, tmp_path: Path, done: RunRow) -> None:
+    (tmp_path / "store/runs" / done.id / "checkpoints/pretrain/step-00000012/manifest.json").unlink()
+    assert fetch(home, done, tmp_path / "m").manifest.step == 10
+
+
+def test_a_run_without_a_checkpoint_says_so(home: Home, tmp_path: Path) -> None:
+    launched = launch(make_draft(home, tmp_path, how="fail"), home)
+    list(watch(home, launched.run, every_s=1))
+    with pytest.raises(UsageError, match="no checkpoint") as caught:
+        fetch(home, home.ledger.find("moss"), tmp_path / "m")
+    assert caught.value.fix == "homing logs moss"
+
+
+def test_stop_leaves_a_checkpoint_and_ends_by_itself(home: Home, tmp_path: Path) -> None:
+    launched = launch(make_draft(home, tmp_path, steps=100_000), home)
+    serial = ask_to_stop(home, launched.run)
+    assert ask_to_stop(home, launched.run) == serial
+    status = wait_for_stop(home, launched.run, timeout_s=60)
+    assert status.run.state == "stopped"
+    assert "from home" in status.run.reason
+    with pytest.raises(UsageError, match="not running"):
+        ask_to_stop(home, home.ledger.find("moss"))
+
+
+def test_a_stop_that_nobody_answers_has_a_deadline(home: Home, tmp_path: Path) -> None:
+    launched = launch(make_draft(home, tmp_path, steps=100_000), home)
+    store = tmp_path / "store"
+    with pytest.raises(HomingError, match="did not stop within"):
+        wait_for_stop(home, launched.run, timeout_s=0.0)
+    assert store.exists()
+
+
+def test_logs_are_read_from_the_store_and_followed_to_the_end(home: Home, tmp_path: Path) -> None:
+    launched = launch(make_draft(home, tmp_path, steps=30, step_s=0.02), home)
+    lines = list(follow(home, launched.run, "trainer"))
+    assert lines[0] == "trainer begins at step 1"
+    assert lines[1:] == [f"step {number}" for number in range(1, 31)]
+    assert read_log(home, launched.run, "trainer") == lines
+    assert read_log(home, launched.run, "agent")
+    assert boot_log(home, launched.run) == ""
+    with pytest.raises(UsageError, match="no log"):
+        read_log(home, launched.run, "kernel")
+
+
+def test_following_logs_survives_a_store_that_is_away(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = launch(make_draft(home, tmp_path, steps=30, step_s=0.05), home)
+    read, failures = FileStore.read, []
+
+    def flaky(self: FileStore, key: str) -> bytes:
+        if key.endswith("trainer.log") and len(failures) < 2:
+            failures.append(key)
+            raise StoreError("away")
+        return read(self, key)
+
+    monkeypatch.setattr(FileStore, "read", flaky)
+    said: list[str] = []
+    lines = list(follow(home, launched.run, "trainer", tell=said.append))
+    assert lines[1:] == [f"step {number}" for number in range(1, 31)]
+    assert said == ["away Trying again."]

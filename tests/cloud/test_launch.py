@@ -1,0 +1,237 @@
+"""Offer to instance to started agent, and the way back when something fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from tests.cloud.rig import make_draft, marked_now
+
+from homing.cloud.destroy import destroy_lines, destroy_run
+from homing.cloud.home import Home
+from homing.cloud.launch import guards, launch, rehearse
+from homing.cloud.providers.base import wait_until
+from homing.cloud.reconcile import refresh
+from homing.cloud.status import billing_lines, look
+from homing.cloud.stop import ask_to_stop, wait_for_stop
+from homing.cloud.watch import watch
+from homing.errors import CreateFailed, DataError, HomingError, StartTimeout, StillBilling, UsageError
+from homing.wire.run import Limits
+from homing.world import World
+
+
+def test_a_run_trains_ends_its_own_billing_and_leaves_a_receipt(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path), home)
+    assert done.run.state == "running"
+    assert done.heartbeat.mark == done.instance.mark
+    reports = list(watch(home, done.run, every_s=1))
+    assert reports[-1].kind == "end"
+    row = home.ledger.find("moss")
+    assert (row.state, row.exit_code) == ("done", 0)
+    (line,) = home.ledger.lines(row.id)
+    assert (line.state, line.billing) == ("gone", "no")
+    assert line.destroyed_at is not None
+    assert line.created_at is not None
+    assert Decimal(line.spend_usd) > 0
+    provider = home.provider("local").describe(line.instance_id or "")
+    assert provider.spend_usd is not None
+    # Ours counts from the create call: never below the provider's, above it by less than the stated margin.
+    assert provider.spend_usd <= Decimal(line.spend_usd) < provider.spend_usd + Decimal("0.36") * 180 / 3600
+    assert marked_now(home) == []
+
+
+def test_the_run_directory_at_home_and_the_record_in_the_store_tell_of_it(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path), home)
+    folder = home.run_dir(done.run.id)
+    assert (folder / "run.yaml").read_text() == "name: moss\n"
+    assert json.loads((folder / "run.json").read_text())["id"] == done.run.id
+    record = json.loads((tmp_path / "store/runs" / done.run.id / "record.json").read_text())
+    assert record["attempts"][0]["instance_id"] == done.instance.id
+    assert record["spend_limit_usd"] == "1.00"
+
+
+def test_no_spend_limit_is_refused(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="spend limit"):
+        make_draft(home, tmp_path, limit=None)
+
+
+def test_a_limit_below_the_minimum_is_refused_and_says_how_much_is_enough(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too small") as caught:
+        make_draft(home, tmp_path, limit="0.001")
+    assert "--spend-limit" in caught.value.fix
+
+
+def test_unprepared_data_is_refused_with_the_missing_steps(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        make_draft(home, tmp_path, is_prepared=False)
+    assert "homing prep moss" in caught.value.fix
+
+
+def test_a_rate_over_the_limit_is_refused(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="more than allowed"):
+        make_draft(home, tmp_path, limits=Limits(rate_usd_per_hour="0.10"))
+
+
+def test_a_name_that_is_live_is_refused_and_nothing_is_written_over(home: Home, tmp_path: Path) -> None:
+    first = launch(make_draft(home, tmp_path, steps=10_000), home)
+    with pytest.raises(UsageError, match="already live"):
+        make_draft(home, tmp_path)
+    assert [run.id for run in home.ledger.runs()] == [first.run.id]
+
+
+def test_of_two_launches_of_one_name_at_once_the_ledger_lets_one_through(home: Home, tmp_path: Path) -> None:
+    first, second = make_draft(home, tmp_path, steps=10_000), make_draft(home, tmp_path)
+    launch(first, home)
+    with pytest.raises(UsageError, match="already live"):
+        launch(second, home)
+    assert len(home.ledger.lines()) == 1
+
+
+def test_a_dry_run_touches_nothing(home: Home, tmp_path: Path, homing_home: Path) -> None:
+    ready = make_draft(home, tmp_path)
+    before = sorted(path for path in tmp_path.rglob("*"))
+    request = rehearse(ready, home).to_dict()
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert request["mark"] == ready.mark
+    assert any("data/train-00000.bin" in item for item in request["inputs"])
+    assert home.ledger.lines() == []
+
+
+def test_launch_says_which_guards_are_armed_and_that_local_has_none_of_its_own(home: Home, tmp_path: Path) -> None:
+    armed, absent = guards(make_draft(home, tmp_path), home)
+    assert armed.startswith("armed")
+    assert "$1.00" in armed
+    assert absent.startswith("not armed")
+
+
+def test_the_worst_case_is_the_nearer_of_both_limits(home: Home, tmp_path: Path) -> None:
+    assert make_draft(home, tmp_path, limit="5").worst_case_usd == 5
+    timed = make_draft(home, tmp_path, limit="5", limits=Limits(time_s=3600))
+    assert Decimal("0.36") < timed.worst_case_usd < Decimal("0.40")
+
+
+def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(home: Home, tmp_path: Path) -> None:
+    ready = make_draft(home, tmp_path)
+
+    class BadZip(World):
+        def copy(self, source: object, target: object) -> str:
+            digest = super().copy(source, target)  # type: ignore[arg-type]
+            if str(target).endswith("agent.zip"):
+                Path(str(target)).write_text("raise SystemExit('no such module')")
+            return digest
+
+    broken = Home(home.path, BadZip())
+    with pytest.raises(StartTimeout, match="before its first heartbeat") as caught:
+        launch(ready, broken)
+    assert "no such module" in caught.value.why
+    assert billing_lines(home.ledger.lines()) == []
+    assert home.ledger.find("moss").state == "failed"
+    assert marked_now(home) == []
+
+
+def test_a_launch_that_cannot_push_its_inputs_never_creates(home: Home, tmp_path: Path) -> None:
+    ready = make_draft(home, tmp_path)
+    (tmp_path / "data" / "train-00000.bin").write_bytes(b"changed")
+    with pytest.raises(HomingError):
+        launch(ready, home)
+    (line,) = home.ledger.lines()
+    assert (line.created_at, line.billing, line.note) == (None, "no", "never created")
+    assert home.provider("local").list_owned() == []
+
+
+def test_another_rate_than_offered_is_sent_back(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = make_draft(home, tmp_path)
+    provider = home.provider("local")
+    create = provider.create
+    dearer = lambda request: dataclasses.replace(create(request), rate_usd_per_hour=Decimal("0.72"))  # noqa: E731
+    monkeypatch.setattr(provider, "create", dearer)
+    with pytest.raises(CreateFailed, match=r"\$0.72"):
+        launch(ready, home)
+    assert marked_now(home) == []
+
+
+def test_when_undoing_fails_too_it_is_the_loudest_error(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = make_draft(home, tmp_path)
+    provider = home.provider("local")
+
+    def refuse(instance_id: str) -> None:
+        raise HomingError("the provider is away")
+
+    def raise_(*args: object) -> None:
+        raise StartTimeout("no sign of life")
+
+    monkeypatch.setattr(provider, "destroy", refuse)
+    monkeypatch.setattr("homing.cloud.launch._first_heartbeat", raise_)
+    monkeypatch.setattr("homing.cloud.launch.destroy_lines", lambda home, lines: destroy_fast(home, lines))
+    with pytest.raises(StillBilling) as caught:
+        launch(ready, home)
+    assert ready.mark in caught.value.why
+    assert "homing destroy" in caught.value.fix
+    assert "$0.36/h" in caught.value.why
+    monkeypatch.undo()
+    assert home.ledger.unconfirmed()
+    destroy_run(home, home.ledger.find("moss"))
+    assert home.ledger.unconfirmed() == []
+
+
+def destroy_fast(home: Home, lines: list) -> object:  # type: ignore[type-arg]
+    return destroy_lines(home, lines, deadline_s=0.1)
+
+
+def test_a_failed_run_is_resumed_from_its_checkpoint_with_what_it_spent_before(home: Home, tmp_path: Path) -> None:
+    first = launch(make_draft(home, tmp_path, steps=10_000, step_s=0.01), home)
+    store = tmp_path / "store/runs" / first.run.id
+    assert wait_until(lambda: is_training(home, 5), timeout_s=30, every_s=0.1, world=home.world)
+    ask_to_stop(home, first.run)
+    status = wait_for_stop(home, first.run, timeout_s=60)
+    assert status.run.state == "stopped"
+    assert status.run.exit_code == 0
+    list(watch(home, status.run, every_s=1))
+    spent = Decimal(home.ledger.lines()[0].spend_usd)
+
+    ready = make_draft(home, tmp_path, resume=True, steps=10_000, step_s=0.01)
+    assert ready.run.id == first.run.id
+    assert ready.attempt == 2
+    assert ready.spent_before_usd == spent
+    again = launch(ready, home)
+    assert Decimal(again.heartbeat.spend_usd) >= spent
+    assert wait_until(lambda: is_training(home, 5), timeout_s=30, every_s=0.1, world=home.world)
+    ask_to_stop(home, again.run)
+    status = wait_for_stop(home, again.run, timeout_s=60)
+    refresh(home)
+    metrics = [json.loads(line) for line in (store / "metrics.jsonl").read_text().splitlines()]
+    steps = [metric["step"] for metric in metrics]
+    # Nothing of the first attempt's history was lost, and the second went on where it had stopped.
+    assert steps == list(range(1, len(steps) + 1))
+    begun = [text for text in (store / "logs/trainer.log").read_text().splitlines() if "begins" in text]
+    assert begun[0] == "trainer begins at step 1"
+    assert len(begun) == 2
+    assert begun[1] != begun[0]
+    assert (store / "logs/agent-1.log").exists()
+
+
+def is_training(home: Home, step: int) -> bool:
+    signs = look(home, home.ledger.find("moss")).signs
+    return bool(signs and signs.heartbeat and signs.heartbeat.step >= step)
+
+
+def test_a_run_that_is_done_or_unknown_cannot_be_resumed(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run"):
+        make_draft(home, tmp_path, resume=True)
+    done = launch(make_draft(home, tmp_path, steps=2), home)
+    list(watch(home, done.run, every_s=1))
+    with pytest.raises(UsageError, match="is done"):
+        make_draft(home, tmp_path, resume=True)
+
+
+def test_two_homes_never_touch_each_other(home: Home, tmp_path: Path) -> None:
+    other = Home(tmp_path / "other-home", World())
+    assert other.owner != home.owner
+    launch(make_draft(home, tmp_path, steps=10_000), home)
+    assert other.provider("local").list_owned() == []
+    make_draft(other, tmp_path)

@@ -1,0 +1,140 @@
+"""Every instance ever asked for, from the intent to the receipt."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import threading
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from homing.cloud.ledger import Ledger, RunRow
+from homing.errors import HomingError, UsageError
+from homing.wire.record import LedgerLine
+from homing.world import World
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "home" / "ledger.sqlite", World())
+
+
+def row(name: str = "moss", number: int = 1, **changes: object) -> RunRow:
+    run = RunRow(f"{name}-{number}", name, "launching", 1000.0 + number, "file:/s", "ff")
+    return dataclasses.replace(run, **changes)  # type: ignore[arg-type]
+
+
+def line(run: RunRow, attempt: int = 1) -> LedgerLine:
+    mark = f"homing-abc123-{run.id}-{attempt}"
+    return LedgerLine(mark, run.id, run.name, attempt, "local", "this-computer", "0.36", "1.00", intent_at=1000.0)
+
+
+def test_the_intent_is_there_before_anything_else(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    (found,) = ledger.lines()
+    assert (found.state, found.billing, found.instance_id, found.created_at) == ("requested", "maybe", None, None)
+    assert ledger.find("moss").state == "launching"
+
+
+def test_one_live_run_per_name(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    with pytest.raises(UsageError, match="already live"):
+        ledger.intend(row(number=2), line(row(number=2)))
+    assert len(ledger.runs()) == 1
+    assert len(ledger.lines()) == 1
+    ledger.set_run("moss-1", state="done")
+    ledger.intend(row(number=2), line(row(number=2)))
+    assert ledger.find("moss").id == "moss-2"
+
+
+def test_of_many_racing_launches_of_one_name_one_wins(ledger: Ledger) -> None:
+    won: list[int] = []
+
+    def race(number: int) -> None:
+        mine = Ledger(ledger._path, World())
+        try:
+            mine.intend(row(number=number), line(row(number=number)))
+            won.append(number)
+        except UsageError:
+            pass
+
+    ledger.runs()
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert len(ledger.lines()) == 1
+
+
+def test_an_ended_run_goes_on_with_another_attempt(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    ledger.set_run("moss-1", state="stopped", reason="limit", exit_code=5, ended_at=1.0)
+    ledger.intend(row(), line(row(), attempt=2))
+    found = ledger.find("moss")
+    assert (found.state, found.reason, found.exit_code, found.ended_at) == ("launching", "", None, None)
+    assert [each.attempt for each in ledger.lines("moss-1")] == [1, 2]
+
+
+def test_create_is_refused_once_the_end_was_asked_for(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    mark = line(row()).mark
+    ledger.update(mark, destroy_asked_at=5.0)
+    with pytest.raises(HomingError, match="destroyed before"):
+        ledger.begin_create(mark, 10.0)
+    assert ledger.lines()[0].created_at is None
+
+
+def test_a_receipt_is_not_written_twice(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    mark = line(row()).mark
+    ledger.begin_create(mark, 10.0)
+    ledger.close(mark, at=20.0, spend_usd=Decimal("0.5"), note="first")
+    ledger.close(mark, at=30.0, spend_usd=Decimal("0.9"), note="second")
+    ledger.update(mark, state="ready", billing="yes")
+    (found,) = ledger.lines()
+    assert (found.destroyed_at, found.spend_usd, found.note, found.billing) == (20.0, "0.5", "first", "no")
+
+
+def test_rows_cannot_be_deleted(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    connection = sqlite3.connect(ledger._path)
+    for table in ("lines", "runs"):
+        with pytest.raises(sqlite3.DatabaseError, match="never deleted"):
+            connection.execute(f"DELETE FROM {table}")
+    connection.close()
+
+
+def test_a_destroy_that_nobody_confirmed_is_remembered(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    mark = line(row()).mark
+    assert ledger.unconfirmed() == []
+    ledger.update(mark, destroy_asked_at=5.0)
+    assert [each.mark for each in ledger.unconfirmed()] == [mark]
+    ledger.close(mark, at=6.0, spend_usd=Decimal(0), note="")
+    assert ledger.unconfirmed() == []
+
+
+def test_a_name_means_its_newest_run_and_no_name_the_newest_of_all(ledger: Ledger) -> None:
+    for number, name in enumerate(("moss", "fern", "moss"), start=1):
+        ledger.intend(row(name, number), line(row(name, number)))
+        ledger.set_run(f"{name}-{number}", state="done")
+    assert ledger.find("moss").id == "moss-3"
+    assert ledger.find("moss-1").id == "moss-1"
+    assert ledger.find(None).id == "moss-3"
+    with pytest.raises(UsageError, match="no run 'oak'") as caught:
+        ledger.find("oak")
+    assert "moss, fern" in caught.value.why
+
+
+def test_a_ledger_of_a_newer_homing_is_not_touched(ledger: Ledger) -> None:
+    ledger.runs()
+    connection = sqlite3.connect(ledger._path)
+    connection.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(UsageError, match="newer homing"):
+        Ledger(ledger._path, World()).runs()

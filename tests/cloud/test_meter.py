@@ -1,0 +1,54 @@
+"""Dollars so far, and the worst case."""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.cloud import meter
+from homing.wire.record import LedgerLine
+
+LINE = LedgerLine("m", "r", "moss", 1, "local", "this-computer", "3.60", "12.00", intent_at=1000.0, created_at=1010.0)
+
+
+def test_an_open_line_costs_from_the_create_call_until_now() -> None:
+    assert meter.line_spend(LINE, 1110.0) == Decimal("0.1")
+
+
+def test_before_the_create_call_nothing_is_spent() -> None:
+    assert meter.line_spend(dataclasses.replace(LINE, created_at=None), 5000.0) == 0
+
+
+def test_a_closed_line_is_a_receipt_and_no_longer_grows() -> None:
+    closed = dataclasses.replace(LINE, destroyed_at=1110.0, spend_usd="0.1")
+    assert meter.line_spend(closed, 99999.0) == Decimal("0.1")
+
+
+def test_the_larger_of_the_providers_figure_and_ours_counts() -> None:
+    assert meter.line_spend(dataclasses.replace(LINE, spend_usd="5.00"), 1110.0) == Decimal("5.00")
+
+
+def test_a_clock_that_went_back_costs_nothing_less_than_nothing() -> None:
+    assert meter.line_spend(LINE, 0.0) == 0
+
+
+def test_all_attempts_count() -> None:
+    closed = dataclasses.replace(LINE, destroyed_at=1110.0, spend_usd="2.00")
+    assert meter.total_spend([closed, LINE], 1110.0) == Decimal("2.10")
+
+
+@given(st.decimals(0, 10_000, places=6))
+def test_what_is_shown_is_never_less_than_what_is_paid(amount: Decimal) -> None:
+    shown = Decimal(meter.show_usd(amount).removeprefix("$").replace(",", ""))
+    assert shown >= amount - Decimal("0.0001")
+    assert shown - amount < Decimal("0.01")
+
+
+def test_the_worst_case_is_the_limit_or_less_with_a_time_limit() -> None:
+    assert meter.worst_case(Decimal("2.00"), Decimal("12.00"), 0) == 12
+    assert meter.worst_case(Decimal("2.00"), Decimal("12.00"), 3600) == Decimal("2.1")
+    assert meter.worst_case(Decimal("2.00"), Decimal("1.00"), 3600) == 1
+    assert meter.worst_case(Decimal("2.00"), Decimal("12.00"), 3600, Decimal(5)) == Decimal("7.1")

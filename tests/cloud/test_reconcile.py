@@ -1,0 +1,229 @@
+"""What the ledger says against what the provider and the store say."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from tests.cloud.rig import make_draft, marked_now
+
+from homing.cloud.destroy import destroy_lines, destroy_run, open_lines, would_be_lost
+from homing.cloud.home import Home
+from homing.cloud.launch import launch
+from homing.cloud.providers.base import Instance, wait_until
+from homing.cloud.reconcile import CREATE_GRACE_S, refresh
+from homing.cloud.status import billing_lines, look
+from homing.errors import HomingError, ProviderRefused, StillBilling
+from homing.world import World
+
+
+def wait_until_gone(home: Home) -> None:
+    assert wait_until(lambda: not home.provider("local").list_owned(), timeout_s=60, every_s=0.1, world=home.world)
+
+
+def test_an_instance_that_ended_itself_gets_its_receipt_on_the_next_look(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path, steps=3), home)
+    wait_until_gone(home)
+    assert home.ledger.lines()[0].destroyed_at is None
+    assert refresh(home) == []
+    (line,) = home.ledger.lines()
+    seen = home.provider("local").describe(done.instance.id)
+    assert line.destroyed_at == seen.ended_at
+    assert Decimal(line.spend_usd) >= (seen.spend_usd or 0)
+    assert home.ledger.find("moss").state == "done"
+
+
+def test_a_failed_run_is_told_apart_from_a_good_one_after_the_instance_is_gone(home: Home, tmp_path: Path) -> None:
+    launch(make_draft(home, tmp_path, how="fail"), home)
+    wait_until_gone(home)
+    refresh(home)
+    row = home.ledger.find("moss")
+    assert (row.state, row.exit_code) == ("failed", 1)
+    assert "not finite" in row.reason
+
+
+def test_a_provider_that_cannot_be_asked_is_said_and_its_instances_stay_maybe(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(make_draft(home, tmp_path, steps=100_000), home)
+
+    def away() -> list[Instance]:
+        raise ProviderRefused("the provider is away")
+
+    monkeypatch.setattr(home.provider("local"), "list_owned", away)
+    (problem,) = refresh(home)
+    assert "away" in problem
+    (line,) = billing_lines(home.ledger.lines())
+    assert (line.state, line.billing) == ("unknown", "maybe")
+    assert home.ledger.find("moss").state == "running"
+    monkeypatch.undo()
+    assert refresh(home) == []
+    assert home.ledger.lines()[0].billing == "yes"
+
+
+def test_a_store_that_cannot_be_read_is_said_and_the_run_stays_as_it_was(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    assert any("could not be read" in problem for problem in refresh(home))
+    assert home.ledger.find("moss").state == "running"
+    assert look(home, done.run).problem
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    assert refresh(home) == []
+
+
+def test_an_instance_that_the_ledger_forgot_is_found_and_destroyed(home: Home, tmp_path: Path) -> None:
+    launch(make_draft(home, tmp_path, steps=100_000), home)
+    for path in home.path.glob("ledger.sqlite*"):
+        path.unlink()
+    fresh = Home(home.path, World())
+    refresh(fresh)
+    (line,) = billing_lines(fresh.ledger.lines())
+    assert (line.run_id, line.run_name) == ("", "?")
+    destroy_lines(fresh, open_lines(fresh, None))
+    assert marked_now(home) == []
+    assert Decimal(fresh.ledger.lines()[0].spend_usd) > 0
+
+
+def test_what_was_closed_too_early_is_opened_again(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+    home.ledger.close(done.instance.mark, at=1.0, spend_usd=Decimal(0), note="wrong")
+    refresh(home)
+    (line,) = billing_lines(home.ledger.lines())
+    assert line.billing == "yes"
+
+
+def test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over(home: Home, tmp_path: Path) -> None:
+    ready = make_draft(home, tmp_path)
+    from homing.cloud.launch import _line, _row
+
+    home.ledger.intend(_row(ready, home), _line(ready, home))
+    home.ledger.begin_create(ready.mark, home.world.now())
+    refresh(home)
+    assert [line.billing for line in billing_lines(home.ledger.lines())] == ["maybe"]
+
+    class Later(World):
+        def now(self) -> float:
+            return super().now() + CREATE_GRACE_S + 1
+
+    refresh(Home(home.path, Later()))
+    (line,) = home.ledger.lines()
+    assert (line.billing, line.note, line.spend_usd) == ("no", "never seen at the provider", "0")
+    assert home.ledger.find("moss").state == "failed"
+
+
+def test_an_agent_that_was_killed_leaves_an_instance_that_is_shown_as_billing(home: Home, tmp_path: Path) -> None:
+    launch(make_draft(home, tmp_path, steps=100_000), home)
+    while marked_now(home):
+        for pid, _ in marked_now(home):
+            os.kill(pid, signal.SIGKILL)
+    refresh(home)
+    (line,) = billing_lines(home.ledger.lines())
+    assert line.billing == "yes"
+    assert "died" in line.note
+    destroy_run(home, home.ledger.find("moss"))
+    assert billing_lines(home.ledger.lines()) == []
+
+
+def test_destroy_asks_only_when_something_would_be_lost(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+    assert "not pushed" in would_be_lost(home, done.run)
+    destroy_run(home, done.run)
+    assert would_be_lost(home, done.run) == ""
+
+
+def test_destroying_what_is_gone_is_success_and_says_the_run_was_ended_by_hand(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+    first = destroy_run(home, done.run)
+    assert [line.billing for line in first.lines] == ["no"]
+    assert first.spend_usd > 0
+    assert destroy_run(home, done.run).lines == []
+    row = home.ledger.find("moss")
+    assert (row.state, row.reason) == ("stopped", "destroyed by hand")
+
+
+def test_destroy_is_retried_until_the_provider_shows_it_absent(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+    provider = home.provider("local")
+    really, tries = provider.destroy, []
+
+    def late(instance_id: str) -> None:
+        tries.append(instance_id)
+        if len(tries) == 1:
+            raise HomingError("500")
+        if len(tries) == 3:
+            really(instance_id)
+
+    monkeypatch.setattr(provider, "destroy", late)
+    destroy_run(home, done.run)
+    assert len(tries) == 3
+    assert marked_now(home) == []
+
+
+def test_a_destroy_that_is_not_confirmed_in_time_is_still_billing_and_remembered(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+    monkeypatch.setattr(home.provider("local"), "destroy", lambda instance_id: None)
+    with pytest.raises(StillBilling) as caught:
+        destroy_run(home, done.run, deadline_s=0.1)
+    assert caught.value.exit_code == 6
+    assert done.instance.id in caught.value.why
+    assert caught.value.fix == f"homing destroy {done.run.id}"
+    assert [line.mark for line in home.ledger.unconfirmed()] == [done.instance.mark]
+    refresh(home)
+    assert home.ledger.unconfirmed()
+
+
+def test_all_are_destroyed_before_the_first_failure_is_told(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = launch(make_draft(home, tmp_path, name="stuck", steps=100_000), home)
+    launch(make_draft(home, tmp_path, name="moss", steps=100_000), home)
+    provider = home.provider("local")
+    really = provider.destroy
+    monkeypatch.setattr(provider, "destroy", lambda id_: None if id_ == stuck.instance.id else really(id_))
+    with pytest.raises(StillBilling):
+        destroy_lines(home, open_lines(home, None), deadline_s=0.1)
+    assert [line.run_name for line in billing_lines(home.ledger.lines())] == ["stuck"]
+
+
+def test_a_launch_destroyed_before_its_create_call_creates_nothing(home: Home, tmp_path: Path) -> None:
+    ready = make_draft(home, tmp_path)
+
+    class Meddler(World):
+        def walk(self, path: object) -> list[str]:
+            # While the launcher builds the agent's zip, somebody else destroys the run.
+            if str(path).endswith("agent") and not done:
+                done.append(True)
+                destroy_run(home, home.ledger.find("moss"))
+            return super().walk(path)  # type: ignore[arg-type]
+
+    done: list[bool] = []
+    with pytest.raises(HomingError, match="destroyed before"):
+        launch(ready, Home(home.path, Meddler()))
+    assert done
+    assert home.provider("local").list_owned() == []
+
+
+def test_a_launch_destroyed_during_its_create_call_ends_what_it_made(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = make_draft(home, tmp_path)
+    provider = home.provider("local")
+    create = provider.create
+
+    def slow(request: object) -> Instance:
+        destroy_run(Home(home.path, World()), home.ledger.find("moss"))
+        return dataclasses.replace(create(request))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(provider, "create", slow)
+    with pytest.raises(HomingError, match="destroyed while"):
+        launch(ready, home)
+    assert marked_now(home) == []
+    assert billing_lines(home.ledger.lines()) == []

@@ -1,0 +1,64 @@
+"""Arithmetic against the real decoder, and against figures worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from homing.config.derive import bytes_per_token, parameter_table, sizes
+from homing.config.dial import batch_for_steps, batch_for_tokens, batch_scale, shape_of_depth
+from homing.config.load import load_run, preset_dir
+from homing.wire.run import Model
+
+
+def shape(arch: str = "qwen3", *, is_tied: bool = True, num_kv_heads: int = 2, **changes: int) -> Model:
+    base = {
+        "num_layers": 3, "width": 48, "num_heads": 4, "head_size": 12, "ffn_width": 112, "context": 16,
+        "vocab_size": 301,
+    }  # fmt: skip
+    return Model(family="stock", arch=arch, is_tied=is_tied, num_kv_heads=num_kv_heads, **{**base, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arch", "is_tied", "num_kv_heads"), list(itertools.product(("llama", "qwen2", "qwen3"), (True, False), (1, 2, 4)))
+)
+def test_the_parameter_table_is_the_decoders_own_count(arch: str, is_tied: bool, num_kv_heads: int) -> None:
+    pytest.importorskip("torch")
+    from homing.lm.model import Decoder
+
+    model = shape(arch, is_tied=is_tied, num_kv_heads=num_kv_heads)
+    assert sizes(model).num_params == Decoder(model).num_params()
+
+
+def test_goethes_table_is_what_one_works_out_by_hand() -> None:
+    model = load_run(str(preset_dir() / "goethe-75m.yaml")).run.model
+    table = {part.name: part.num_params for part in parameter_table(model)}
+    assert table["embedding"] == 32768 * 640
+    assert table["attention k, v"] == 12 * 2 * 640 * 320
+    assert table["feed-forward"] == 12 * 3 * 640 * 1728
+    assert table["head"] == 0
+    found = sizes(model)
+    assert found.num_matmul_params == 12 * (2 * 640 * 640 + 2 * 640 * 320 + 3 * 640 * 1728) + 32768 * 640
+    assert found.flops_per_token == 6 * found.num_matmul_params + 12 * 12 * 640 * 512
+
+
+def test_the_dial_gives_shapes_in_whole_heads() -> None:
+    for depth in range(1, 65):
+        found = shape_of_depth(depth)
+        assert found.width % 128 == 0
+        assert found.num_heads * 128 == found.width
+        assert found.ffn_width % 64 == 0
+
+
+def test_the_batch_rule_starts_at_its_reference_and_stays_in_whole_rows() -> None:
+    for tokens, context in itertools.product((10_000, 1e6, 1e9, 1e11), (128, 1000, 2048)):
+        assert batch_for_tokens(tokens, context, 32768) % context == 0
+    assert batch_for_steps(1000, 128, 2048) % 128 == 0
+    assert batch_scale(2**19) == 1.0
+    assert batch_scale(2**17) == 0.5
+
+
+def test_the_estimate_of_bytes_per_token_is_near_what_was_measured() -> None:
+    # CS336's TinyStories: 2048 MB are 587M tokens at 10,000 entries.
+    assert bytes_per_token(10_000) == pytest.approx(2048 * 1.048576 / 587.4, rel=0.1)

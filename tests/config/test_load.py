@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homing.config import (
+    Loaded,
+    has_smoke_passed,
+    load_run,
+    mark_smoke_passed,
+    needs_smoke_first,
+    preset_dir,
+)
+from homing.errors import Mistake
+from homing.wire.codec import dump, dumps, loads
+from homing.wire.run import Run
+
+from .conftest import BASE, put_data
+
+Load = Callable[..., Loaded]
+PRESETS = sorted(path.stem for path in preset_dir().glob("*.yaml"))
+
+
+def test_human_units_become_base_units(load: Load) -> None:
+    run = load(
+        BASE.replace("steps: 100", "tokens: 2.5k") + "limits: {spend: $12.50, idle: 45m, rate: $2.49/h, time: 1h30m}\n"
+        "data: {val_fraction: 5%, shard_tokens: 10M}\ntokenizer: {sample: 1.5MB}\ncheckpoint: {every_time: 10m}\n"
+    )
+    assert run.run.limits.spend_usd == "12.50"
+    assert run.run.limits.rate_usd_per_hour == "2.49"
+    assert (run.run.limits.idle_s, run.run.limits.time_s) == (2700.0, 5400.0)
+    assert run.run.train.time_limit_s == 5400.0
+    assert run.run.phases[0].num_steps == 9
+    assert run.run.phases[0].save_every_s == 600.0
+    assert (run.prep.val_fraction, run.prep.shard_tokens, run.prep.sample_bytes) == (0.05, 10_000_000, 1_500_000)
+
+
+def test_every_value_says_where_it_came_from(load: Load) -> None:
+    run = load(BASE, "phases[0].lr=0.01", "limits.spend=$3").run
+    origin = run.origin
+    assert origin["model.width"] == "run file, line 4"
+    assert origin["phases.0.optimizer.lr"] == "--set"
+    assert origin["limits.spend_usd"] == "--set"
+    assert origin["seed"] == "default"
+    assert origin["model.ffn_width"] == "derived from model.width"
+    leaves = {path for path in _leaves(dump(run)) if not path.startswith("origin")}
+    assert leaves <= set(origin)
+    assert load_run(str(preset_dir() / "tiny.yaml")).run.origin["model.width"].startswith("preset tiny, line")
+
+
+def _leaves(value: object, path: str = "") -> list[str]:
+    if isinstance(value, dict):
+        inside = [(f"{path}.{name}".strip("."), inner) for name, inner in value.items() if name != "schema"]
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        inside = [(f"{path}.{number}", inner) for number, inner in enumerate(value)]
+    else:
+        return [path]
+    return [leaf for name, inner in inside for leaf in _leaves(inner, name)]
+
+
+def test_the_dial_derives_the_rest_and_the_file_overrides_it(load: Load) -> None:
+    run = load("name: base\nmodel:\n  depth: 12\n").run
+    assert (run.model.arch, run.model.width, run.model.num_heads, run.model.head_size) == ("qwen3", 768, 6, 128)
+    assert (run.model.context, run.model.is_tied, run.model.ffn_width) == (2048, False, 2048)
+    assert run.phases[0].batch_tokens == 2**19
+    assert run.phases[0].num_steps == 12 * run.sizes.num_matmul_params // 2**19
+    assert run.phases[0].optimizer.lr == pytest.approx(0.02)
+    assert run.phases[0].schedule.kind == "wsd"
+    assert run.origin["model.width"] == "derived from model.depth"
+    wider = load("name: base\nmodel: {depth: 12, width: 1024, context: 512}\nphases: [{tokens: 1B}]\n").run
+    assert (wider.model.num_layers, wider.model.width, wider.model.num_heads, wider.model.context) == (12, 1024, 8, 512)
+    assert wider.phases[0].num_steps == 10**9 // wider.phases[0].batch_tokens
+
+
+def test_a_deeper_dial_means_more_tokens_a_larger_batch_and_lower_head_rates(load: Load) -> None:
+    runs = [load(f"name: base\nmodel: {{depth: {depth}}}\n").run for depth in (4, 12, 24, 32)]
+    assert [r.model.width for r in runs] == [256, 768, 1536, 2048]
+    assert sorted(r.phases[0].batch_tokens for r in runs) == [r.phases[0].batch_tokens for r in runs]
+    batches = {r.phases[0].batch_tokens for r in runs}
+    assert all(batch & (batch - 1) == 0 for batch in batches)
+    assert len(batches) > 2
+
+
+def test_a_length_on_the_command_line_replaces_the_files(load: Load) -> None:
+    loaded = load(BASE, "phases.0.tokens=5120")
+    assert loaded.run.phases[0].num_steps == 20
+    assert "sets aside phases.0.steps" in loaded.warnings[0]
+
+
+def test_the_dial_on_the_command_line_replaces_the_files_shape(load: Load) -> None:
+    loaded = load(BASE, "model.depth=2", "phases.0.batch_tokens=2048")
+    assert (loaded.run.model.width, loaded.run.model.num_layers, loaded.run.model.context) == (128, 2, 32)
+    assert "model.width" in loaded.warnings[0]
+
+
+def test_a_phases_own_keys_win_over_the_runs(load: Load) -> None:
+    text = (
+        BASE
+        + "    eval: {every: 7}\n    checkpoint: {keep_last: 9}\neval: {every: 3, tokens: 64}\ncheckpoint: {every: 5}\n"
+    )
+    phase = load(text).run.phases[0]
+    assert (phase.eval_every, phase.eval_tokens, phase.save_every, phase.keep_last) == (7, 64, 5, 9)
+
+
+def test_prepared_data_gives_counts_hashes_and_vocabulary(load: Load, folder: Path) -> None:
+    put_data(folder, vocab_size=512, num_tokens=10_000)
+    loaded = load(BASE.replace("steps: 100", "epochs: 4"))
+    assert loaded.is_prepared
+    assert loaded.run.model.vocab_size == 512
+    assert loaded.run.data.num_train_tokens == 10_000
+    assert loaded.run.data.num_val_tokens == 1_000
+    assert len(loaded.run.data.manifest_sha256) == 64
+    assert loaded.run.data.dir == str(folder / "data" / "base")
+    assert loaded.run.phases[0].num_steps == 40_000 // 256
+    assert not loaded.warnings
+
+
+def test_more_than_four_passes_over_the_text_are_pointed_out(load: Load, folder: Path) -> None:
+    put_data(folder)
+    assert any("20.0 times" in warning for warning in load(BASE.replace("steps: 100", "epochs: 20")).warnings)
+
+
+def test_a_vocabulary_mismatch_names_both_numbers_and_both_files(
+    load: Load, mistakes: Callable[..., list[Mistake]], folder: Path
+) -> None:
+    put_data(folder, vocab_size=512)
+    text = BASE + "tokenizer: {vocab_size: 600}\n"
+    (found,) = mistakes(text)
+    for part in ("600", "512", "runs/base.yaml", "data/base/tokenizer.json"):
+        assert part in str(found)
+    assert found.line == 10
+    assert load(text, is_for_prep=True).prep.vocab_size == 600
+
+
+def test_a_text_too_small_for_its_vocabulary_is_a_note_and_no_mistake(load: Load, folder: Path) -> None:
+    put_data(folder, vocab_size=512, asked=600)
+    loaded = load(BASE + "tokenizer: {vocab_size: 600}\n")
+    assert loaded.run.model.vocab_size == 512
+    assert "512 only" in loaded.warnings[0]
+
+
+def test_a_manifest_that_cannot_be_read_is_not_the_same_as_none(
+    mistakes: Callable[..., list[Mistake]], folder: Path
+) -> None:
+    place = put_data(folder)
+    (place / "manifest.json").write_text("{")
+    assert "not a manifest" in mistakes(BASE)[0].problem
+
+
+def test_an_existing_tokenizer_decides_the_vocabulary(
+    load: Load, mistakes: Callable[..., list[Mistake]], folder: Path
+) -> None:
+    place = put_data(folder, name="other", vocab_size=777)
+    text = BASE + f"tokenizer: {{file: {place / 'tokenizer.json'}}}\n"
+    assert load(text).run.model.vocab_size == 777
+    assert "777" in mistakes(text.replace("{file", "{vocab_size: 700, file"))[0].problem
+
+
+def test_before_prep_the_tokens_are_estimated_and_said_to_be(load: Load) -> None:
+    Path("a.txt").write_text("word " * 20_000)
+    loaded = load(BASE.replace("steps: 100", "epochs: 2") + "data: {text: a.txt}\n")
+    assert not loaded.is_prepared
+    assert loaded.run.data.num_train_tokens == 0
+    assert 50 < loaded.run.phases[0].num_steps < 400
+    assert "estimated" in loaded.warnings[0]
+
+
+def test_goethes_four_epochs_are_7751_steps(folder: Path) -> None:
+    from homing.config.derive import steps_for
+
+    assert steps_for(254_000_000 * 4, 131_072) == 7751
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_each_preset_resolves_smokes_and_survives_the_wire(preset: str) -> None:
+    loaded = load_run(str(preset_dir() / f"{preset}.yaml"))
+    assert loads(Run, dumps(loaded.run)) == loaded.run
+    assert loaded.run.name == preset
+    small = load_run(str(preset_dir() / f"{preset}.yaml"), is_smoke=True).run
+    assert small.name == f"{preset}-smoke"
+    assert small.data.dir.endswith(f"data/{preset}-smoke")
+    assert small.sizes.num_params < 2_000_000
+    assert small.phases[0].num_steps <= 200
+    assert small.phases[0].optimizer.kind == loaded.run.phases[0].optimizer.kind
+    assert small.origin["model.width"] == "smoke profile"
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_params"),
+    [("goethe-75m", 75e6), ("gpt-124m", 124e6), ("medium-22m", 22e6), ("1b", 1e9), ("2b", 1.97e9), ("4b", 4e9)],
+)
+def test_each_preset_is_within_two_percent_of_the_size_in_its_name(preset: str, num_params: float) -> None:
+    found = load_run(str(preset_dir() / f"{preset}.yaml")).run.sizes.num_params
+    assert found == pytest.approx(num_params, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("preset", "shape"),
+    [
+        ("goethe-75m", (640, 12, 10, 5, 1728, 512, 32768, True)),
+        ("cs336", (512, 6, 8, 8, 1344, 1024, 10000, False)),
+        ("medium-22m", (384, 6, 6, 6, 896, 512, 32000, True)),
+        ("1b", (2048, 20, 32, 32, 4864, 2048, 32768, True)),
+        ("2b", (2560, 24, 40, 40, 6848, 2048, 32768, True)),
+        ("4b", (3072, 32, 48, 48, 9152, 2048, 32768, True)),
+    ],
+)
+def test_presets_keep_the_shapes_people_know(preset: str, shape: tuple[object, ...]) -> None:
+    m = load_run(str(preset_dir() / f"{preset}.yaml")).run.model
+    heads = (m.num_heads, m.num_kv_heads)
+    assert (m.width, m.num_layers, *heads, m.ffn_width, m.context, m.vocab_size, m.is_tied) == shape
+
+
+def test_a_smoke_of_the_dial_and_of_an_existing_tokenizer_works_too(load: Load, folder: Path) -> None:
+    place = put_data(folder, name="other", vocab_size=777)
+    text = f"name: base\nmodel: {{depth: 20}}\ntokenizer: {{file: {place / 'tokenizer.json'}}}\n"
+    small = load(text, is_smoke=True).run
+    assert small.model.vocab_size == 777
+    assert small.model.width == 128
+
+
+def test_big_runs_ask_for_a_smoke_first_and_remember_that_it_passed(load: Load, folder: Path) -> None:
+    assert not needs_smoke_first(load(BASE).run)
+    assert needs_smoke_first(load(BASE, "phases.0.tokens=3B").run)
+    assert needs_smoke_first(load_run(str(preset_dir() / "1b.yaml")).run)
+    file = folder / "runs" / "base.yaml"
+    assert not has_smoke_passed(file)
+    mark_smoke_passed(file, {"loss": 1.0})
+    assert has_smoke_passed(file)
+    file.write_text(BASE + "# changed\n")
+    assert not has_smoke_passed(file)
+
+
+def test_stores_and_cards_are_spelled_out(load: Load, folder: Path, homing_home: Path) -> None:
+    assert load(BASE).run.store == f"file:{homing_home / 'store'}"
+    run = load(BASE + "store: file:there\ncloud: {gpu: a100-80gb}\n").run
+    assert run.store == f"file:{folder / 'there'}"
+    assert run.cloud.gpu == "A100"
+
+
+def test_toml_and_json_say_the_same_as_yaml(load: Load) -> None:
+    yaml = load(BASE).run
+    toml = load(
+        'name = "base"\n[model]\nlayers = 2\nwidth = 64\nheads = 2\ncontext = 32\n'
+        "[[phases]]\nsteps = 100\nbatch_tokens = 256\n",
+        name="base.toml",
+    ).run
+    json = load(
+        '{"name": "base", "model": {"layers": 2, "width": 64, "heads": 2, "context": 32},'
+        ' "phases": [{"steps": 100, "batch_tokens": 256}]}',
+        name="base.json",
+    ).run
+    assert yaml.model == toml.model == json.model
+    assert yaml.phases == toml.phases == json.phases

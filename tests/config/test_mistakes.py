@@ -1,0 +1,145 @@
+"""Every mistake at once, with its line, its key and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from homing.config import Loaded
+from homing.errors import Mistake
+
+from .conftest import BASE
+
+Mistakes = Callable[..., list[Mistake]]
+
+
+def test_all_mistakes_are_listed_in_the_order_of_their_lines(mistakes: Mistakes) -> None:
+    found = mistakes(
+        "name: base\nseed: many\nmodel:\n  widht: 64\n  heads: 3\n  width: 64\n"
+        "phases:\n  - kind: pretrian\n    steps: 0\n"
+    )
+    assert [m.line for m in found] == [2, 4, 5, 8, 9]
+    assert [m.key for m in found] == ["seed", "model.widht", "model.heads", "phases.0.kind", "phases.0.steps"]
+    assert "model.width" in found[1].suggestion
+    assert "2 or 4" in found[2].suggestion
+    assert "pretrain" in found[3].suggestion
+    assert "at least 1" in found[4].suggestion
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("model.heads", "5", "does not divide"),
+        ("model.kv_heads", "3", "cannot share"),
+        ("model.head_size", "31", "odd"),
+        ("model.family", "swift", "cannot train it yet"),
+        ("phases.0.batch_tokens", "250", "Nearest: 224 or 256"),
+        ("phases.0.micro_batch", "3", "Nearest: 2, 4"),
+        ("phases.0.epochs", "-1", "out of range"),
+        ("phases.0.warmup_steps", "100", "all of the 100 steps"),
+        ("phases.0.kind", "sft", "cannot train it yet"),
+        ("phases.0.kind", "midd", "one of pretrain, mid, sft, rl"),
+        ("phases.0.method", "qlora", "cannot train with it yet"),
+        ("phases.0.decay_fraction", "2", "at most 1"),
+        ("phases.0.lr", "fast", "not a number"),
+        ("phases.0.init_from", "nowhere", "holds no model.safetensors"),
+        ("tokenizer.vocab_size", "260", "at least 272"),
+        ("tokenizer.vocab_size", "true", "not a count"),
+        ("tokenizer.file", "nowhere.json", "no tokenizer"),
+        ("limits.spend", "0", "more than $0.00"),
+        ("limits.idle", "soon", "not a duration"),
+        ("limits.spend", "'9e999999'", "past all measure"),
+        ("cloud.gpu", "H1000", "Did you mean H100"),
+        ("cloud.providers", "[runpood]", "Did you mean runpod"),
+        ("cloud.providers", "5", "expected a list"),
+        ("store", "ftp://x", "file:, s3:"),
+        ("name", "My Run", "my-run"),
+        ("train.deterministic", "maybe", "true or false"),
+        ("data.text", "[1]", "expected a text"),
+        ("data.val_fraction", ".nan", "not a number"),
+        ("model", "12", "expected a section"),
+        ("phases", "[]", "between 1 and 20"),
+        ("phases", "{steps: 3}", "expected a list"),
+        ("phases.0", "pretrain", "expected a section"),
+        ("train.compile", "perhaps", "one of auto, on, off"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_what_can(mistakes: Mistakes, key: str, value: str, words: str) -> None:
+    found = mistakes(BASE, f"{key}={value}")
+    assert any(words in f"{m.problem} {m.suggestion}" and m.key.startswith(key) for m in found), found
+
+
+def test_exactly_one_length_is_needed(mistakes: Mistakes) -> None:
+    without = BASE.replace("steps: 100\n    ", "")
+    (missing,) = mistakes(without)
+    assert "has no length" in missing.problem
+    (double,) = mistakes(BASE + "    epochs: 2\n")
+    assert "steps (run file, line 8)" in double.problem or "line 8" in double.problem
+    assert "epochs" in double.problem
+
+
+def test_a_key_that_would_do_nothing_is_refused(mistakes: Mistakes) -> None:
+    text = (
+        BASE
+        + "    optimizer: adamw\n    momentum: 0.9\n    schedule: constant\n    floor: 0.1\n    decay_fraction: 0.2\n"
+    )
+    assert [m.key.split(".")[-1] for m in mistakes(text)] == ["momentum", "floor", "decay_fraction"]
+
+
+def test_a_key_without_a_value_is_a_mistake_and_an_empty_section_is_not(
+    load: Callable[..., Loaded], mistakes: Mistakes
+) -> None:
+    assert load(BASE + "limits:\n  # spend: $3\ncloud:\n").run.limits.spend_usd is None
+    (found,) = mistakes(BASE + "limits:\n  spend:\n")
+    assert "has no value" in found.problem
+    assert found.line == 11
+
+
+def test_secrets_are_refused_and_never_printed(mistakes: Mistakes) -> None:
+    secret = "hf_" + "s" * 30
+    found = mistakes(BASE + f"cloud:\n  api_key: abc123\nsample:\n  prompts: [{secret}]\n", f"store={secret}")
+    assert len(found) == 3
+    assert all("secret" in m.problem for m in found)
+    assert not any(secret in str(m) or "abc123" in str(m) for m in found)
+
+
+def test_the_same_kind_of_phase_twice_is_refused(mistakes: Mistakes) -> None:
+    (found,) = mistakes(BASE + "  - steps: 5\n    batch_tokens: 256\n")
+    assert found.key == "phases.1.kind"
+
+
+def test_a_file_whose_own_name_cannot_be_a_run_needs_one(mistakes: Mistakes) -> None:
+    (found,) = mistakes(BASE.replace("name: base\n", ""), name="My_Run.yaml")
+    assert found.key == "name"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("nothing", "has no `=`"),
+        ("=3", "is not a key"),
+        ("a..b=3", "is not a key"),
+        ("phases.3.lr=1", "there is no phases.3"),
+        ("phases.lr=1", "Write its number"),
+        ("name.x=1", "is not a section"),
+        ("model.0.x=1", "is not a list"),
+        ("model.width=[1", "cannot be read"),
+        ("model.widht=64", "Did you mean model.width?"),
+        ("d_model=64", "Did you mean model.width?"),
+    ],
+)
+def test_a_wrong_set_names_itself(mistakes: Mistakes, setting: str, words: str) -> None:
+    (found,) = mistakes(BASE, setting)
+    assert found.file == f"--set {setting}"
+    assert words in f"{found.problem} {found.suggestion}"
+
+
+def test_toml_and_json_have_lines_too(mistakes: Mistakes) -> None:
+    toml = "[model]\nwidth = 63\nheads = 2\n[[phases]]\nsteps = 1\nlearning_rate = 1\n"
+    assert [(m.line, m.key) for m in mistakes(toml, name="t.toml")] == [
+        (3, "model.heads"),
+        (6, "phases.0.learning_rate"),
+    ]
+    json = '{\n"model": {\n"widht": 64},\n"phases": [\n{"steps": 1,\n"lr": "x"}]}'
+    assert [(m.line, m.key) for m in mistakes(json, name="j.json")] == [(3, "model.widht"), (6, "phases.0.lr")]

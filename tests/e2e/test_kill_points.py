@@ -1,0 +1,244 @@
+"""Kill -9 at every point of a launch, and of what it started: afterwards nothing runs that `runs` does not show and
+`destroy` does not end.
+
+Points are found by counting: every call of the World, and every transaction, is one; fault number N hits the Nth, until
+a launch comes through untouched.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cloud.rig import look_more_often, make_draft, marked_now
+
+from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
+from homing.cloud.home import Home
+from homing.cloud.launch import launch
+from homing.cloud.providers.base import wait_until
+from homing.cloud.reconcile import refresh
+from homing.cloud.status import billing_lines
+from homing.cloud.watch import watch
+from homing.errors import HomingError
+from homing.world import Database, World
+
+ENDLESS = 1_000_000
+_METHODS = [name for name in vars(World) if not name.startswith("_")]
+
+
+class FaultyWorld(World):
+    """Does `fault` at the Nth call, before it takes effect. `count` goes on counting."""
+
+    def __init__(self, at: int, fault: Callable[[], None]) -> None:
+        self.at, self.fault, self.count = at, fault, 0
+
+    def point(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            self.fault()
+
+    def database(self, path: Any) -> Database:
+        self.point()
+        world = self
+
+        class Counted(Database):
+            def execute(self, *statements: Any) -> list[dict[str, Any]]:
+                world.point()
+                rows = super().execute(*statements)
+                world.point()
+                return rows
+
+        return Counted(path)
+
+
+def _counted(name: str) -> Callable[..., Any]:
+    real = getattr(World, name)
+
+    def call(self: FaultyWorld, *args: Any, **kwargs: Any) -> Any:
+        self.point()
+        return real(self, *args, **kwargs)
+
+    return call
+
+
+for _name in _METHODS:
+    if _name != "database":
+        setattr(FaultyWorld, _name, _counted(_name))
+
+
+@pytest.fixture
+def home(homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    look_more_often(monkeypatch)
+    found = Home(homing_home, World())
+    yield found
+    for instance in found.provider("local").list_owned():
+        found.provider("local").destroy(instance.id)
+
+
+def launch_and_die(tmp_path: Path, home: Home, at: int) -> bool:
+    """In a forked child: launch, and SIGKILL it at its Nth call. True if it was killed, False if it came through."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            # Drafting is free of side effects and is not counted.
+            ready = make_draft(home, tmp_path, steps=ENDLESS)
+            world = FaultyWorld(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            launch(ready, Home(home.path, world))
+            code = 0
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0, f"launch failed by itself, point {at}"
+    return False
+
+
+def check_nothing_is_hidden(home: Home) -> None:
+    """The invariant: whatever runs is shown as billing, and destroy ends all of it and says so in the ledger."""
+    assert refresh(home) == []
+    shown = {line.mark for line in billing_lines(home.ledger.lines())}
+    assert {mark for _, mark in marked_now(home)} <= shown
+    for row in home.ledger.runs():
+        destroy_run(home, row)
+    destroy_lines(home, open_lines(home, None))
+    assert marked_now(home) == []
+    assert home.provider("local").list_owned() == []
+    assert billing_lines(home.ledger.lines()) == []
+    assert not any(row.is_live for row in home.ledger.runs())
+    assert refresh(home) == []
+
+
+def sweep(tmp_path: Path, home: Home, points: Iterator[int]) -> int:
+    """Kills at each point in turn until one lies behind the end; returns how many killed."""
+    home.owner  # noqa: B018 (made once: a killed child must not decide it)
+    killed = 0
+    for at in points:
+        was_killed = launch_and_die(tmp_path, home, at)
+        check_nothing_is_hidden(home)
+        if not was_killed:
+            break
+        killed += 1
+    return killed
+
+
+def test_a_launch_killed_here_and_there_leaves_nothing_hidden(home: Home, tmp_path: Path) -> None:
+    # Around the intent, among the pushes, before and after begin_create, the record, the start, the id, in the wait.
+    points = (8, 60, 122, 126, 130, 141, 156)
+    assert sweep(tmp_path, home, iter(points)) == len(points)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(4))
+def test_a_launch_killed_at_any_point_leaves_nothing_hidden(home: Home, tmp_path: Path, first: int) -> None:
+    """Every point, dealt out over four tests; the stop is the first launch that came through."""
+    assert sweep(tmp_path, home, itertools.count(1 + first, 4)) >= 30
+
+
+def fail_at(tmp_path: Path, home: Home, at: int) -> bool:
+    def fault() -> None:
+        raise OSError(errno.EIO, "the disk is ill")
+
+    world = FaultyWorld(at, fault)
+    ready = make_draft(home, tmp_path, steps=ENDLESS)
+    try:
+        launch(ready, Home(home.path, world))
+    except (HomingError, OSError):
+        # It has undone itself: nothing is left for destroy to do.
+        assert marked_now(home) == [], f"point {at}"
+        refresh(home)
+        assert billing_lines(home.ledger.lines()) == [], f"point {at}"
+        check_nothing_is_hidden(home)
+        return True
+    check_nothing_is_hidden(home)
+    return world.count >= at
+
+
+def test_a_launch_that_fails_here_and_there_undoes_itself(home: Home, tmp_path: Path) -> None:
+    for at in (7, 90, 127, 140, 160):
+        assert fail_at(tmp_path, home, at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(4))
+def test_a_launch_that_fails_at_any_point_undoes_itself(home: Home, tmp_path: Path, first: int) -> None:
+    for at in itertools.count(1 + first, 4):
+        if not fail_at(tmp_path, home, at):
+            break
+    assert at > 120
+
+
+def end_some(home: Home, run_id: str, what: str) -> None:
+    """SIGKILL to the agent, the trainer or the sync of the run, by what their command lines say."""
+    words = {"agent": "agent.zip", "trainer": "trainer.py", "sync": "homing.store.sync"}[what]
+    for pid, _ in marked_now(home):
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+            if words in line:
+                os.kill(pid, signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+
+
+@pytest.mark.parametrize("what", ["agent", "trainer", "sync"])
+def test_killing_a_part_of_the_instance_hides_nothing(home: Home, tmp_path: Path, what: str) -> None:
+    done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    end_some(home, done.run.id, what)
+    check_nothing_is_hidden(home)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_killing_parts_at_random_moments_hides_nothing(home: Home, tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    for _ in range(random_.randint(1, 4)):
+        home.world.sleep(random_.uniform(0, 1.0))
+        end_some(home, done.run.id, random_.choice(["agent", "trainer", "sync"]))
+    check_nothing_is_hidden(home)
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_under_way_is_restarted_and_the_run_comes_home(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path, steps=150, step_s=0.03), home)
+    trainer_log = tmp_path / "store/runs" / done.run.id / "metrics.jsonl"
+    assert wait_until(
+        lambda: trainer_log.exists() and trainer_log.read_bytes().count(b"\n") > 20,
+        timeout_s=30,
+        every_s=0.1,
+        world=home.world,
+    )
+    end_some(home, done.run.id, "trainer")
+    reports = list(watch(home, done.run, every_s=1))
+    assert reports[-1].text.startswith("done")
+    assert any("Restart" in report.text for report in reports)
+    assert marked_now(home) == []
+
+
+def test_a_watching_client_that_is_killed_changes_nothing(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path, steps=60, step_s=0.02), home)
+    child = os.fork()
+    if child == 0:
+        try:
+            for _ in watch(home, done.run, every_s=1):
+                pass
+        finally:
+            os._exit(0)
+    home.world.sleep(0.5)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert list(watch(home, done.run, every_s=1))[-1].text.startswith("done")
+    assert marked_now(home) == []

@@ -1,0 +1,173 @@
+"""The sync program: fetch, watch, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import pytest
+from tests.doubles.trainer import write_checkpoint
+
+from homing.store import Store, open_store
+from homing.store import sync as sync_module
+from homing.wire import codec, names
+from homing.wire.boot import Boot, EndBilling, Input
+from homing.wire.control import Request
+from homing.wire.event import Event
+from homing.world import World
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = open_store(f"file:{tmp_path}/store", World())
+    store.put_bytes("marker", b"")
+    return store
+
+
+@pytest.fixture
+def boot(tmp_path: Path, store: Store) -> Boot:
+    (tmp_path / "work/run").mkdir(parents=True)
+    boot = Boot(
+        run_id="amber-1", run_name="amber", mark="m", attempt=1, work_dir=str(tmp_path / "work"), store=store.url,
+        inputs=[], trainer_argv=[], sync_argv=[], end_billing=EndBilling(kind="command", argv=["true"]), started_at=0.0,
+        rate_usd_per_hour="1", spent_before_usd="0", spend_limit_usd=None, time_limit_s=0.0, idle_limit_s=0.0,
+        stall_factor=0.0, heartbeat_s=0.05,
+    )  # fmt: skip
+    return boot
+
+
+def run_sync(boot: Boot, flag: str, world: World | None = None) -> int:
+    path = Path(boot.work_dir) / names.BOOT
+    path.write_text(codec.dumps(boot))
+    return sync_module.main(["--boot", str(path), flag], world)
+
+
+def with_inputs(boot: Boot, store: Store, **files: bytes) -> Boot:
+    inputs = []
+    for name, data in files.items():
+        digest = hashlib.sha256(data).hexdigest()
+        store.put_bytes(f"objects/{digest}", data)
+        inputs.append(Input(f"objects/{digest}", f"data/{name}", len(data), digest))
+    return dataclasses.replace(boot, inputs=inputs)
+
+
+def kinds(boot: Boot) -> list[str]:
+    path = Path(boot.work_dir) / "run" / names.EVENTS
+    return [codec.loads(Event, line).kind for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_fetch_brings_every_input_and_leaves_right_ones_alone(boot: Boot, store: Store) -> None:
+    boot = with_inputs(boot, store, a=b"aaa", b=b"bbb")
+    assert run_sync(boot, "--fetch") == 0
+    assert (Path(boot.work_dir) / "data/b").read_bytes() == b"bbb"
+    before = (Path(boot.work_dir) / "data/a").stat().st_mtime_ns
+    (Path(boot.work_dir) / "data/b").write_bytes(b"bad")
+    assert run_sync(boot, "--fetch") == 0
+    assert (Path(boot.work_dir) / "data/a").stat().st_mtime_ns == before
+    assert (Path(boot.work_dir) / "data/b").read_bytes() == b"bbb"
+    assert kinds(boot) == ["input_fetched"] * 3
+
+
+def test_fetch_of_a_damaged_or_missing_object_exits_7_and_leaves_nothing(boot: Boot, store: Store) -> None:
+    boot = with_inputs(boot, store, a=b"aaa")
+    store.put_bytes(boot.inputs[0].key, b"flipped")
+    assert run_sync(boot, "--fetch") == 7
+    store.delete(boot.inputs[0].key)
+    assert run_sync(boot, "--fetch") == 7
+    assert list((Path(boot.work_dir) / "data").iterdir()) == []
+
+
+def test_a_half_done_fetch_is_finished_and_a_history_is_brought_only_once(boot: Boot, store: Store) -> None:
+    run_dir = Path(boot.work_dir) / "run"
+    boot = with_inputs(boot, store, shard=b"aaa", old=b'{"old": 1}\n', weights=b"www")
+    moved = ["data/shard", f"run/{names.EVENTS}", "run/checkpoints/pretrain/step-00000010/model.safetensors"]
+    boot = dataclasses.replace(
+        boot, inputs=[dataclasses.replace(i, path=p) for i, p in zip(boot.inputs, moved, strict=True)]
+    )
+    (run_dir / names.EVENTS).write_text('{"begun": 1}\n')
+    weights = store.read(boot.inputs[2].key)
+    store.delete(boot.inputs[2].key)
+    assert run_sync(boot, "--fetch") == 7  # the last one is not there: the fetch is not done
+    store.put_bytes(boot.inputs[2].key, weights)
+    assert run_sync(boot, "--fetch") == 0
+    lines = (run_dir / names.EVENTS).read_text().splitlines()
+    assert lines[0] == '{"old": 1}'
+    assert len(lines) == len({*lines}) == 5  # old, begun, and one for each input
+    assert '{"begun": 1}' in lines
+    # Later: the run has gone on, retention dropped the old checkpoint here and there, and a shard was lost.
+    with open(run_dir / names.EVENTS, "a") as file:
+        file.write('{"new": 1}\n')
+    (run_dir.parent / moved[2]).unlink()
+    store.delete(boot.inputs[2].key)
+    (run_dir.parent / moved[0]).unlink()
+    assert run_sync(boot, "--fetch") == 0
+    assert '{"new": 1}' in (run_dir / names.EVENTS).read_text()
+    assert not (run_dir.parent / moved[2]).exists()
+    assert (run_dir.parent / moved[0]).read_bytes() == b"aaa"
+
+
+def test_an_input_cannot_be_written_outside_the_work_folder(boot: Boot, store: Store, tmp_path: Path) -> None:
+    boot = with_inputs(boot, store, a=b"aaa")
+    boot = dataclasses.replace(boot, inputs=[dataclasses.replace(boot.inputs[0], path="../outside")])
+    assert run_sync(boot, "--fetch") == 7
+    assert not (tmp_path / "outside").exists()
+
+
+def test_once_exits_0_only_when_everything_is_in_the_store(boot: Boot, store: Store, tmp_path: Path) -> None:
+    run_dir = Path(boot.work_dir) / "run"
+    write_checkpoint(run_dir, "pretrain", 10)
+    (tmp_path / "store").rename(tmp_path / "away")
+    assert run_sync(boot, "--once") == 7
+    assert not (tmp_path / "store").exists()  # a store that is gone is not made anew
+    assert "cannot be reached" in (run_dir / names.PUSHED).read_text()
+    (tmp_path / "away").rename(tmp_path / "store")
+    assert run_sync(boot, "--once") == 0
+    assert store.exists("runs/amber-1/checkpoints/pretrain/step-00000010/manifest.json")
+
+
+class Patient(World):
+    """Ends the endless watch after so many passes, and acts between them."""
+
+    def __init__(self, *between: object) -> None:
+        self.between = list(between)
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        if not self.between:
+            raise KeyboardInterrupt
+        self.between.pop(0)()  # type: ignore[operator]
+
+
+def test_watch_waits_longer_for_a_store_that_is_away_and_goes_on_when_it_is_back(
+    boot: Boot, store: Store, tmp_path: Path
+) -> None:
+    run_dir = Path(boot.work_dir) / "run"
+    world = Patient(
+        lambda: (tmp_path / "store").rename(tmp_path / "away"),
+        lambda: write_checkpoint(run_dir, "pretrain", 10),
+        lambda: None,
+        lambda: (tmp_path / "away").rename(tmp_path / "store"),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_sync(boot, "--watch", world)
+    assert kinds(boot) == ["push_failing", "checkpoint_pushed", "push_recovered"]
+    assert world.slept == [0.05, 0.1, 0.2, 0.4, 0.05]
+    assert store.exists("runs/amber-1/checkpoints/pretrain/step-00000010/manifest.json")
+
+
+def test_watch_brings_requests_down_and_never_pushes_them_back(boot: Boot, store: Store) -> None:
+    local = Path(boot.work_dir) / "run" / names.REQUEST
+    request = codec.dumps(Request(serial=3, stop=True)).encode()
+    world = Patient(lambda: store.put_bytes("runs/amber-1/request.json", request), lambda: local.write_bytes(b"old"))
+    with pytest.raises(KeyboardInterrupt):
+        run_sync(boot, "--watch", world)
+    assert local.read_bytes() == request
+    assert store.read("runs/amber-1/request.json") == request
+
+
+def test_an_unreadable_boot_file_is_told_without_a_traceback(tmp_path: Path) -> None:
+    assert sync_module.main(["--boot", str(tmp_path / "absent.json"), "--once"]) == 7
+    (tmp_path / "bad.json").write_text("{")
+    assert sync_module.main(["--boot", str(tmp_path / "bad.json"), "--once"]) == 7

@@ -1,0 +1,215 @@
+"""What World promises to those who touch the machine only through it."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from homing.world import HttpRequest, NetworkError, World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def wait_for(is_true: object, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_true():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+# --- disk ---
+
+
+def test_a_killed_writer_leaves_the_old_file_or_the_new_one_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    code = (
+        "import sys; from homing.world import World; w = World(); n = 0\n"
+        f"while True: n += 1; w.write({str(path)!r}, bytes([n % 251]) * 400_000)"
+    )
+    for _ in range(5):
+        writer = subprocess.Popen([sys.executable, "-c", code])
+        wait_for(path.exists)
+        time.sleep(0.05)
+        writer.kill()
+        writer.wait()
+        data = path.read_bytes()
+        assert len(data) == 400_000
+        assert len(set(data)) == 1
+
+
+def test_a_failed_write_leaves_nothing_aside(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        world.write(tmp_path / "file", b"new")
+    with pytest.raises(OSError, match="No space"):
+        world.copy(tmp_path / "file", tmp_path / "copy")
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_write_sets_the_mode_from_the_start(world: World, tmp_path: Path) -> None:
+    world.write(tmp_path / "secret", b"x", mode=0o600)
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_exactly_one_of_many_processes_creates_a_file(tmp_path: Path) -> None:
+    code = (
+        "import sys, os, time; from homing.world import World; w = World()\n"
+        f"go = {str(tmp_path / 'go')!r}\n"
+        "while not os.path.exists(go): time.sleep(0.001)\n"
+        f"print(w.create({str(tmp_path / 'lease')!r}, str(os.getpid()).encode()))"
+    )
+    racers = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    time.sleep(0.5)
+    (tmp_path / "go").touch()
+    answers = {racer.pid: racer.communicate(timeout=30)[0].strip() for racer in racers}
+    winners = [pid for pid, answer in answers.items() if answer == "True"]
+    assert sorted(answers.values()) == ["False"] * 5 + ["True"]
+    assert (tmp_path / "lease").read_text() == str(winners[0])
+
+
+def test_copy_gives_the_hash_of_what_it_read(world: World, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(os.urandom(3_000_000))
+    assert world.copy(tmp_path / "a", tmp_path / "b") == world.sha256(tmp_path / "a") == world.sha256(tmp_path / "b")
+
+
+def test_append_and_read_from_speak_of_the_same_bytes(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    world.append(path, b"one\n")
+    world.append(path, b"two\n")
+    assert world.read_from(path, 4) == b"two\n"
+    assert world.read_from(path, 4, max_bytes=1) == b"t"
+
+
+def test_an_absent_folder_is_not_an_empty_one(world: World, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        world.listdir(tmp_path / "absent")
+    world.remove(tmp_path / "absent")
+    world.rmtree(tmp_path / "absent")
+
+
+# --- database ---
+
+
+def test_a_transaction_happens_whole_or_not_at_all(world: World, tmp_path: Path) -> None:
+    database = world.database(tmp_path / "db.sqlite")
+    database.execute(("CREATE TABLE t (x INTEGER PRIMARY KEY)", ()))
+    with pytest.raises(Exception, match="UNIQUE"):
+        database.execute(("INSERT INTO t VALUES (1)", ()), ("INSERT INTO t VALUES (1)", ()))
+    assert database.execute(("SELECT * FROM t", ())) == []
+    database.execute(("INSERT INTO t VALUES (?)", (7,)))
+    assert world.database(tmp_path / "db.sqlite").execute(("SELECT x FROM t", ())) == [{"x": 7}]
+
+
+# --- processes ---
+
+
+def test_a_spawned_program_has_its_own_session_and_tells_its_end(world: World, tmp_path: Path) -> None:
+    code = "import os, sys; print(os.getsid(0) == os.getpid(), os.environ['A'], os.getcwd()); sys.exit(7)"
+    pid = world.spawn([sys.executable, "-c", code], {"A": "b"}, tmp_path, tmp_path / "log")
+    wait_for(lambda: world.poll(pid) is not None)
+    assert world.poll(pid) == 7
+    assert (tmp_path / "log").read_text().split() == ["True", "b", str(tmp_path)]
+
+
+def test_marked_finds_live_processes_by_a_variable_and_never_the_dead(world: World, tmp_path: Path) -> None:
+    mark = f"test-{world.random_hex(12)}"
+    code = (
+        "import time, subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).wait()"
+    )
+    pid = world.spawn(
+        [sys.executable, "-c", code], {**os.environ, "HOMING_MARK": f"{mark}-1"}, tmp_path, tmp_path / "l"
+    )
+    wait_for(lambda: len(world.marked("HOMING_MARK", mark)) == 2)
+    found = world.marked("HOMING_MARK", mark)
+    assert {value for _, value in found} == {f"{mark}-1"}
+    assert pid in {process.pid for process, _ in found}
+    assert all(process.started for process, _ in found)
+    assert world.signal(pid, signal.SIGKILL, is_group=True)
+    wait_for(lambda: world.marked("HOMING_MARK", mark) == [])
+    wait_for(lambda: world.poll(pid) is not None)
+    assert world.poll(pid) == -signal.SIGKILL
+    assert not world.signal(pid, signal.SIGTERM)
+
+
+def test_run_says_why_a_program_gave_no_answer(world: World) -> None:
+    assert world.run([sys.executable, "-c", "print('a'); exit(3)"], timeout_s=30).code == 3
+    assert world.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.2).code == 124
+    assert world.run(["/no/such/program"], timeout_s=1).code == 127
+
+
+# --- network ---
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(int(self.path.strip("/").split("?")[0]))
+            self.send_header("X-Key", self.headers.get("Authorization", ""))
+            self.send_header("Location", "/200")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 429, 503])
+def test_any_status_is_an_answer_and_redirects_are_not_followed(world: World, server: str, status: int) -> None:
+    reply = world.http(HttpRequest("POST", f"{server}/{status}", {"Authorization": "k"}, b"hello"))
+    assert (reply.status, reply.headers["x-key"], reply.body) == (status, "k", b"hello")
+
+
+def test_no_answer_is_a_network_error_that_does_not_tell_the_query(world: World) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    with pytest.raises(NetworkError) as caught:
+        world.http(HttpRequest("GET", f"http://127.0.0.1:{port}/x?key=hidden", timeout_s=2))
+    assert "hidden" not in str(caught.value)
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(NetworkError):
+        world.http(HttpRequest("GET", f"http://127.0.0.1:{mute.getsockname()[1]}/", timeout_s=0.2))
+
+
+@pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut", b""])
+def test_half_an_answer_is_no_answer(world: World, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reply_once() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply_once)
+        thread.start()
+        with pytest.raises(NetworkError):
+            world.http(HttpRequest("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout_s=5))
+        thread.join()
