@@ -1,7 +1,7 @@
 """How fast, how exact and how lean `homing prep` is, against the libraries called bare.
 
     python benchmarks/prep.py            100 MB for speed, 10 MB to 1 GB for memory
-    python benchmarks/prep.py --quick    10 MB, 5 and 20 MB: under a minute
+    python benchmarks/prep.py --quick    10 MB, 5 and 20 MB: under a minute, and keeps no result
 
 speed     text file to finished shards, against tiktoken's batch encoder on all cores, file to file
 training  tokenizer.json from the text, against rustbpe alone
@@ -9,9 +9,9 @@ ids       shards against `tokenizers`, document by document
 memory    peak of a process that prepares ever more text
 
 Each figure comes from a process of its own, and the two sides of a ratio take turns on the same text; interpreter
-start and imports are counted on neither side. The text is what Debian and PyPI put on any machine, each file once,
-mixed by hash; where that runs out, sentences are made from its own word pairs with new words in between, never
-repeated text, which would flatter a cache.
+start and imports are counted on neither side. The text is the prose that Debian and PyPI put on any machine (manuals,
+read-me files, pages of documentation), each file once, mixed by hash; where that runs out, sentences are made from its
+own word pairs with new words in between, never repeated text, which would flatter a cache.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import sys
 import sysconfig
 import tempfile
 import time
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -39,68 +41,78 @@ MARKER = "<|endoftext|>"
 VOCAB_SIZE = 32768
 SPECIALS = 16
 MB = 1_000_000
-ENDINGS = (".py", ".pyi", ".md", ".txt", ".rst", ".pod", ".pm", ".h", ".html")
-ROOTS = ["/usr/share/doc", "/usr/share/man", "/usr/share/perl", "/usr/share/perl5", "/usr/include"]
+# Under the size from which prep cuts a document in two: both sides of a comparison see the same documents.
+MAX_DOCUMENT_BYTES = 1_000_000
+PROSE = (".md", ".txt", ".rst", ".pod", ".html")
+# Under these nearly all is prose, whatever its name ends in; examples in a programming language are the exception.
+MANUALS = ("/usr/share/doc/", "/usr/share/man/")
+CODE = (".c", ".h", ".cc", ".cpp", ".hpp", ".py", ".pl", ".pm", ".js", ".css", ".svg", ".json", ".xml", ".sh", ".map")
 
 
 # --- the text ---------------------------------------------------------------------------------------------------------
 
 
-def real_documents(wanted: int) -> list[bytes]:
-    """Files of this machine, each once, in an order that has nothing to do with their names."""
-    roots = [sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], *ROOTS]
+def real_documents() -> list[bytes]:
+    """Prose of this machine, each file once, in an order that has nothing to do with the names."""
+    roots = [sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], "/usr/share", "/usr/lib"]
     found: dict[bytes, bytes] = {}
-    size = 0
     for root in roots:
         for parent, folders, names in os.walk(root):
             folders.sort()
             for name in sorted(names):
-                text = _text(Path(parent, name), is_any=root.startswith("/usr/share"))
-                key = hashlib.blake2b(text, key=b"mix", digest_size=16).digest()
-                if text and key not in found:
-                    found[key] = text
-                    size += len(text)
-        # Every root is read whole, so that the mix does not depend on how much is wanted; enough is enough, though.
-        if size > 3 * wanted:
-            break
+                text = _text(os.path.join(parent, name))
+                if text:
+                    found.setdefault(hashlib.blake2b(text, key=b"mix", digest_size=16).digest(), text)
     return [found[key] for key in sorted(found)]
 
 
-def _text(path: Path, *, is_any: bool) -> bytes:
-    if path.is_symlink() or not (is_any or path.name.endswith(ENDINGS)):
+def _text(path: str) -> bytes:
+    name = path.removesuffix(".gz").lower()
+    is_prose = name.endswith(PROSE) or (path.startswith(MANUALS) and not name.endswith(CODE))
+    if not is_prose or os.path.islink(path) or os.path.getsize(path) > MAX_DOCUMENT_BYTES:
         return b""
     try:
-        data = path.read_bytes() if path.stat().st_size < 2 * MB else b""
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        data = Path(path).read_bytes()
+        data = gzip.decompress(data) if path.endswith(".gz") else data
         data.decode()
-    except (OSError, ValueError, EOFError, gzip.BadGzipFile):
+    except (OSError, ValueError, EOFError, zlib.error):
         return b""
-    return data if 200 < len(data) < 2 * MB and MARKER.encode() not in data else b""
+    is_usable = 200 < len(data) < MAX_DOCUMENT_BYTES and MARKER.encode() not in data and not data.isspace()
+    # A byte-order mark would be text to one side and none to the other, were it the first of the file.
+    return data if is_usable and not data.startswith(b"\xef\xbb\xbf") else b""
 
 
 def made_documents(documents: list[bytes]) -> Iterator[bytes]:
     """Endless: order-two chains over the words of real text, one word in fifty invented."""
-    chance = random.Random(7)
-    words: list[str] = []
+    import numpy as np
+
+    words: list[bytes] = []
     for document in documents:
-        words += document.decode().split(" ")
+        words += document.split(b" ")
         if len(words) > 1_500_000:
             break
-    follow: dict[tuple[str, str], list[str]] = {}
-    for first, second, third in zip(words, words[1:], words[2:], strict=False):
-        follow.setdefault((first, second), []).append(third)
-    starts = list(follow)
+    names, ids = np.unique(np.array(words, dtype=object), return_inverse=True)
+    # A chain stands at a place in the text, and goes on from any place where the last two words are the same.
+    pairs = np.concatenate([[0], ids[:-1]]) * len(names) + ids
+    order = np.argsort(pairs[:-1], kind="stable")
+    begins = np.searchsorted(pairs[order], pairs, side="left")
+    counts = (np.searchsorted(pairs[order], pairs, side="right") - begins).astype(np.float32)
+    order, begins, ids = order.astype(np.int32), begins.astype(np.int32), ids.astype(np.int32)
     syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "ei", "an", "er")]
+    chance, chance_np = random.Random(7), np.random.default_rng(7)
     while True:
-        pair = chance.choice(starts)
-        out = list(pair)
-        for _ in range(chance.randint(200, 1500)):
-            after = follow.get(pair)
-            word = chance.choice(after) if after else chance.choice(chance.choice(starts))
-            pair = (pair[1], word)
-            is_new = chance.random() < 0.02
-            out.append("".join(chance.choices(syllables, k=chance.randint(2, 4))) if is_new else word)
-        yield " ".join(out).encode()
+        at = chance_np.integers(1, len(order), size=1024, dtype=np.int32)
+        rows = np.empty((chance.randint(200, 1500), len(at)), dtype=np.int32)
+        for row in rows:
+            row[:] = ids[at]
+            # The last pair of the text may occur nowhere else; a chain that comes there stays there.
+            step = (chance_np.random(len(at), dtype=np.float32) * counts[at]).astype(np.int32)
+            at = np.where(counts[at] > 0, order[np.minimum(begins[at] + step, len(order) - 1)] + 1, at)
+        for chain in rows.T:
+            text = names[chain].tolist()
+            for spot in chance.sample(range(len(text)), len(text) // 50):
+                text[spot] = "".join(chance.choices(syllables, k=chance.randint(2, 4))).encode()
+            yield b" ".join(text)
 
 
 def write_corpus(path: Path, documents: list[bytes], num_bytes: int) -> float:
@@ -122,6 +134,8 @@ def write_corpus(path: Path, documents: list[bytes], num_bytes: int) -> float:
 
 def measure_ours(corpus: str, out: str, tokenizer: str) -> dict[str, Any]:
     import awkward  # noqa: F401
+    import gigatoken  # noqa: F401
+    import numpy.ma  # noqa: F401
     import rustbpe  # noqa: F401
     import tokenizers  # noqa: F401
 
@@ -176,33 +190,35 @@ def measure_rustbpe(corpus: str, out: str, tokenizer: str) -> dict[str, Any]:
 
 
 def measure_identity(corpus: str, out: str, tokenizer: str, max_bytes: int = 0) -> dict[str, Any]:
-    """Every document of the corpus (or an even part of it) in the shards, id by id."""
+    """Every document of the corpus (or an even part of it) as `tokenizers` encodes it, looked for in the shards."""
     import numpy as np
+    from tokenizers import Tokenizer
 
-    from homing.lm.tokenizer import load_tokenizer
-
-    reference = load_tokenizer(tokenizer)
-    shards = {split: _shard_documents(Path(out), split, np) for split in ("train", "val")}
-    waiting = {split: next(rows, None) for split, rows in shards.items()}
-    documents = [text for text in Path(corpus).read_bytes().decode().split(MARKER) if text.strip()]
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    reference = Tokenizer.from_file(tokenizer)
+    reference.encode_special_tokens = True  # text that spells a special stays text
+    there = Counter(_digest(ids) for split in ("train", "val") for ids in _shard_documents(Path(out), split, np))
+    num_there = there.total()
+    documents = [text for text in Path(corpus).read_bytes().decode().split(MARKER) if text]
     every = max(1, round(sum(map(len, documents)) / max_bytes)) if max_bytes else 1
-    wrong = checked = 0
-    for number, text in enumerate(documents):
-        # Both sides are in the order of the file; the next of one of them is this document.
-        is_checked = number % every == 0
-        wanted = reference.encode(text) if is_checked else None
-        sides = [split for split, ids in waiting.items() if ids is not None and _may_be(ids, text, wanted, reference)]
-        if not sides:
-            wrong += 1
-            continue
-        checked += is_checked
-        waiting[sides[0]] = next(shards[sides[0]], None)
-    left = sum(ids is not None for ids in waiting.values())
-    return {"checked": checked, "different": wrong + left, "documents": len(documents)}
+    checked = documents[::every]
+    different = 0
+    for first in range(0, len(checked), 256):
+        for row in reference.encode_batch_fast(checked[first : first + 256], add_special_tokens=False):
+            digest = _digest(np.array(row.ids, dtype="<u2"))
+            # Each counts once, so a document that is there twice must have been written twice.
+            different += there[digest] <= 0
+            there[digest] -= 1
+    return {
+        "checked": len(checked),
+        "different": different,
+        "documents": len(documents),
+        "documents_in_shards": num_there,
+    }
 
 
-def _may_be(ids: Any, text: str, wanted: list[int] | None, reference: Any) -> bool:
-    return ids.tolist() == wanted if wanted is not None else bool(reference.decode(ids.tolist()) == text)
+def _digest(ids: Any) -> bytes:
+    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
 
 
 def _shard_documents(folder: Path, split: str, np: Any) -> Iterator[Any]:
@@ -261,7 +277,8 @@ def main() -> int:
         figures = run(Path(folder), speed_mb, memory_mb, rounds, is_quick=asked.quick)
     checks = judge(figures, is_quick=asked.quick)
     passed = all(checks.values())
-    write_result("prep-quick" if asked.quick else "prep", {**figures, "checks": checks}, passed=passed)
+    if not asked.quick:
+        write_result("prep", {**figures, "checks": checks}, passed=passed)
     for name, is_good in checks.items():
         print(f"{'ok ' if is_good else 'BAD'} {name}")
     print(
@@ -273,10 +290,10 @@ def main() -> int:
 
 
 def run(folder: Path, speed_mb: int, memory_mb: tuple[int, ...], rounds: int, *, is_quick: bool) -> dict[str, Any]:
-    documents = real_documents(max(speed_mb, *memory_mb) * MB)
+    documents = real_documents()
     corpus = folder / "speed.txt"
     real = write_corpus(corpus, documents, speed_mb * MB)
-    print(f"text: {corpus.stat().st_size / MB:.1f} MB, {real:.0%} of it real, {len(documents):,} files on this machine")
+    print(f"text: {corpus.stat().st_size / MB:.1f} MB, {real:.0%} of it real, {len(documents):,} files of prose here")
     figures: dict[str, Any] = {"megabytes": speed_mb, "real_share": round(real, 3)}
 
     ours_s, bare_s, bare = [], [], {}
@@ -331,6 +348,7 @@ def judge(figures: dict[str, Any], *, is_quick: bool) -> dict[str, bool]:
         f"training takes at most {most} times bare rustbpe": figures["training_ratio"] <= most,
         "as many tokens as tiktoken": figures["tokens_agree"],
         "ids identical to tokenizers": identity["checked"] > 0 and identity["different"] == 0,
+        "every document in the shards once": identity["documents"] == identity["documents_in_shards"],
         "peak memory of encoding under 500 MB": max(peaks) < 500,
         "peak memory of training under 500 MB": figures["training_peak_mb"] < 500,
         "memory flat: the most text takes under twice the memory of the least": max(peaks) < 2 * peaks[0],

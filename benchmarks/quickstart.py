@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from _result import write_result
+from _result import RESULTS, write_result
 
 MEASURES = (("validation", "val_loss", "val_bits_per_byte"), ("bigram", "bigram_nats", "bigram_bits_per_byte"))
 MAX_SECONDS = 300
@@ -38,13 +39,30 @@ def main() -> int:
     passed = figures["seconds"] <= MAX_SECONDS and is_learned and left == 0
     if not arguments.quick:
         write_result("quickstart", figures, passed=passed)
+        show_in_readme(figures)
     verdict = "PASS" if passed else "FAIL"
     learned = f"loss {figures['val_loss']:.3f} against bigram {figures['bigram_nats']:.3f}"
     print(f"{verdict} {figures['seconds']:.0f} s, {learned}")
     return 0 if passed else 1
 
 
-def trip(folder: Path, *, is_quick: bool) -> tuple[dict[str, float], int]:
+def show_in_readme(figures: dict[str, Any]) -> None:
+    """The README shows these figures and no others; tests/docs checks that they are those of the file."""
+    page = RESULTS.parents[1] / "README.md"
+    head, rest = page.read_text(encoding="utf-8").split("<!-- figures: quickstart -->\n")
+    tail = rest.split("<!-- end of figures -->")[1]
+    sample = "\n".join(figures["sample"].strip().splitlines()[:8])
+    block = (
+        f"- {figures['seconds']:.0f} s from the command to the receipt, on {os.cpu_count()} CPU cores; "
+        f"{figures['tokens']:,} tokens in {figures['steps']} steps.\n"
+        f"- Validation loss {figures['val_loss']:.3f} nats per token, {figures['val_bits_per_byte']:.3f} bits per byte."
+        f" Knowing only the token before, the best is {figures['bigram_nats']:.3f}.\n"
+        f"- A sample of what a minute or two of training gives:\n\n```text\n{sample}\n```\n"
+    )
+    page.write_text(f"{head}<!-- figures: quickstart -->\n{block}<!-- end of figures -->{tail}", encoding="utf-8")
+
+
+def trip(folder: Path, *, is_quick: bool) -> tuple[dict[str, Any], int]:
     environment = {**os.environ, "HOMING_HOME": str(folder / "home")}
     homing = [sys.executable, "-m", "homing.cli"]
     argv = [*homing, "quickstart", "--yes", "--json", *(["--steps", "60"] if is_quick else [])]

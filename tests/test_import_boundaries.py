@@ -30,3 +30,15 @@ def test_help_lists_every_verb_and_loads_none_of_them() -> None:
     assert "LOADED [] []" in done.stdout
     assert "quickstart" in done.stdout
     assert "destroy" in done.stdout
+
+
+def test_help_takes_at_most_three_tenths_of_a_second_of_cpu() -> None:
+    code = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run([sys.executable, '-m', 'homing.cli', '--help'], check=True, stdout=subprocess.DEVNULL)\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(used.ru_utime + used.ru_stime)"
+    )
+    argv = [sys.executable, "-c", code]
+    spent = [float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout) for _ in range(3)]
+    assert min(spent) <= 0.3, spent

@@ -81,4 +81,5 @@ def test_counts_print_with_three_figures() -> None:
     assert units.format_count(1_234_567) == "1.23M"
     assert units.format_count(74_918_400) == "74.9M"
     assert units.format_count(12) == "12"
+    assert [units.format_count(n) for n in (999, 999_400, 999_700, 999_999_999)] == ["999", "999k", "1M", "1B"]
     assert units.format_bytes(1_117_450_000) == "1.12 GB"

@@ -95,8 +95,8 @@ def test_append_and_read_from_speak_of_the_same_bytes(world: World, tmp_path: Pa
     path = tmp_path / "log"
     world.append(path, b"one\n")
     world.append(path, b"two\n")
-    assert world.read_from(path, 4) == b"two\n"
-    assert world.read_from(path, 4, max_bytes=1) == b"t"
+    assert world.read(path, 4) == b"two\n"
+    assert world.read(path, 4, max_bytes=1) == b"t"
 
 
 def test_an_absent_folder_is_not_an_empty_one(world: World, tmp_path: Path) -> None:
@@ -213,3 +213,23 @@ def test_half_an_answer_is_no_answer(world: World, answer: bytes) -> None:
         with pytest.raises(NetworkError):
             world.http(HttpRequest("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout_s=5))
         thread.join()
+
+
+def test_a_lock_is_one_process_s_until_it_ends(world: World, tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from homing.world import World\n"
+        f"print(World().lock({str(tmp_path / 'lock')!r}), flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline().strip() == "True"
+    assert not world.lock(tmp_path / "lock")
+    holder.kill()
+    holder.communicate()
+    assert world.lock(tmp_path / "lock")
+
+
+def test_a_damaged_database_is_an_os_error(world: World, tmp_path: Path) -> None:
+    (tmp_path / "db.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(OSError, match="not a database"):
+        world.database(tmp_path / "db.sqlite").execute(("SELECT 1", ()))

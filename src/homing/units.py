@@ -110,7 +110,8 @@ def format_duration(seconds: float) -> str:
 def format_count(number: float) -> str:
     """1234567 -> 1.23M: three figures, for sentences; tables print the whole number with separators."""
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if abs(number) >= size:
+        # From where three figures round up to it: 999,700 is 1M, and not 1e+03k.
+        if abs(number) >= size * (0.9995 if size > 1000 else 1):
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import http.client
 import os
@@ -23,12 +24,13 @@ import urllib.error
 import urllib.request
 import uuid
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 __all__ = ["Completed", "Database", "HttpRequest", "HttpResponse", "NetworkError", "Process", "World"]
 
 PathLike = Union[str, "os.PathLike[str]"]
 _PIECE = 1 << 20
+_locks: List[BinaryIO] = []  # held until this process ends
 
 
 class NetworkError(OSError):
@@ -85,30 +87,15 @@ class World:
 
     # --- disk ---
 
-    def read(self, path: PathLike) -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
-
-    def read_from(self, path: PathLike, offset: int, max_bytes: int = 1 << 20) -> bytes:
+    def read(self, path: PathLike, offset: int = 0, max_bytes: int = -1) -> bytes:
         with open(path, "rb") as file:
             file.seek(offset)
             return file.read(max_bytes)
 
     def write(self, path: PathLike, data: bytes, mode: int = 0o644) -> None:
         """Whole or absent: written aside, synced, renamed, and the rename synced too."""
-        aside = _aside(path)
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-            raise
-        self.sync_dir(os.path.dirname(os.path.abspath(path)))
+        with _whole(path, os.replace, mode) as file:
+            file.write(data)
 
     def append(self, path: PathLike, data: bytes) -> None:
         """One write to an O_APPEND file, so that lines of several writers never mix."""
@@ -120,38 +107,21 @@ class World:
 
     def create(self, path: PathLike, data: bytes) -> bool:
         """True if this call made the file, False if it was there: the O_EXCL lease. Whole or absent, like write."""
-        aside = _aside(path)
         try:
-            with open(aside, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
             # link(2) is the one call that both refuses an existing name and shows only a finished file.
-            os.link(aside, path)
+            with _whole(path, os.link) as file:
+                file.write(data)
         except FileExistsError:
             return False
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-        self.sync_dir(os.path.dirname(os.path.abspath(path)))
         return True
 
     def copy(self, source: PathLike, target: PathLike) -> str:
         """Copies a file whole or not at all; returns the sha256 of the bytes that were read."""
-        aside = _aside(target)
         digest = hashlib.sha256()
-        try:
-            with open(source, "rb") as src, open(aside, "xb") as dst:
-                for piece in iter(lambda: src.read(_PIECE), b""):
-                    digest.update(piece)
-                    dst.write(piece)
-                dst.flush()
-                os.fsync(dst.fileno())
-            os.replace(aside, target)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-        self.sync_dir(os.path.dirname(os.path.abspath(target)))
+        with open(source, "rb") as src, _whole(target, os.replace) as dst:
+            for piece in iter(lambda: src.read(_PIECE), b""):
+                digest.update(piece)
+                dst.write(piece)
         return digest.hexdigest()
 
     def sha256(self, path: PathLike) -> str:
@@ -188,7 +158,7 @@ class World:
 
     def rename(self, source: PathLike, target: PathLike) -> None:
         os.replace(source, target)
-        self.sync_dir(os.path.dirname(os.path.abspath(target)))
+        _sync_folder_of(target)
 
     def remove(self, path: PathLike) -> None:
         """Absent already is success."""
@@ -202,16 +172,18 @@ class World:
     def free_bytes(self, path: PathLike) -> int:
         return shutil.disk_usage(path).free
 
-    def sync_dir(self, path: PathLike) -> None:
-        # Without this a crash can undo a rename. Some file systems refuse to sync a folder; they say EINVAL.
-        fd = os.open(path, os.O_RDONLY)
+    def lock(self, path: PathLike) -> bool:
+        """True if it is ours until this process ends, however it ends; False while another holds it."""
+        file = open(path, "ab")  # noqa: SIM115 (kept open: closing it would give the lock back)
         try:
-            os.fsync(fd)
-        except OSError as exc:
-            if exc.errno != errno.EINVAL:
-                raise
-        finally:
-            os.close(fd)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        except OSError:
+            pass  # a file system without locks: a guard that does not start would be the worse end
+        _locks.append(file)
+        return True
 
     def database(self, path: PathLike) -> Database:
         return Database(path)
@@ -221,9 +193,8 @@ class World:
     def spawn(self, argv: Sequence[str], env: Dict[str, str], cwd: PathLike, log: PathLike) -> int:
         """Starts a program in a session of its own, so that neither our death nor Ctrl-C reaches it."""
         with open(log, "ab") as out:
-            child = _Child(
-                list(argv), env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
+            files: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            child = _Child(list(argv), env=env, cwd=cwd, start_new_session=True, **files)
         _children[child.pid] = child
         return child.pid
 
@@ -234,10 +205,7 @@ class World:
     def signal(self, pid: int, number: int, is_group: bool = False) -> bool:
         """False if there was nobody to signal."""
         try:
-            if is_group:
-                os.killpg(pid, number)
-            else:
-                os.kill(pid, number)
+            (os.killpg if is_group else os.kill)(pid, number)
         except ProcessLookupError:
             return False
         return True
@@ -245,16 +213,13 @@ class World:
     def run(self, argv: Sequence[str], timeout_s: float, env: Optional[Dict[str, str]] = None) -> Completed:
         """A short program, waited for; code 124 when it ran out of time, 127 when it could not start."""
         try:
-            done = subprocess.run(
-                list(argv), env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
-            )
+            text: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "encoding": "utf-8", "errors": "replace"}
+            done = subprocess.run(list(argv), env=env, capture_output=True, timeout=timeout_s, check=False, **text)
         except subprocess.TimeoutExpired:
             return Completed(124, "", f"timed out after {timeout_s:g} s")
         except OSError as exc:
             return Completed(127, "", str(exc))
-        return Completed(
-            done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-        )
+        return Completed(done.returncode, done.stdout, done.stderr)
 
     def environment(self) -> Dict[str, str]:
         return dict(os.environ)
@@ -269,15 +234,16 @@ class World:
         """Live processes whose environment has VARIABLE=PREFIX..., with the value; raises where it cannot look."""
         if os.path.isdir("/proc/self"):
             return list(_marked_by_proc(variable, prefix))
-        return list(_marked_by_ps(variable, prefix))
+        listing = self.run(["ps", "-axEww", "-o", "pid=,lstart=,command="], timeout_s=30.0)
+        if listing.code != 0:
+            raise OSError(f"ps could not list processes: {listing.err.strip()}")
+        return list(_marked_by_ps(listing.out, f"{variable}={prefix}"))
 
     # --- network ---
 
     def http(self, request: HttpRequest) -> HttpResponse:
         """Any status is an answer; no answer is a NetworkError. Redirects are not followed with our headers."""
-        req = urllib.request.Request(
-            request.url, data=request.body or None, headers=request.headers, method=request.method
-        )
+        req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
             with _opener.open(req, timeout=request.timeout_s) as reply:
                 return HttpResponse(reply.status, {k.lower(): v for k, v in reply.headers.items()}, reply.read())
@@ -295,28 +261,50 @@ class Database:
         self._path = os.fspath(path)
 
     def execute(self, *statements: Tuple[str, Sequence[Any]]) -> List[Dict[str, Any]]:
-        """Runs the statements in one transaction; returns the rows of the last."""
-        connection = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
+        """Runs the statements in one transaction; returns the rows of the last. What SQLite refuses is an OSError."""
         try:
-            connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("BEGIN IMMEDIATE")
-            rows: List[Dict[str, Any]] = []
-            try:
+            # Closing rolls back what was not committed.
+            with contextlib.closing(sqlite3.connect(self._path, timeout=30.0, isolation_level=None)) as connection:
+                connection.row_factory = sqlite3.Row
+                with contextlib.suppress(sqlite3.OperationalError):  # another process is switching it at this moment
+                    connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
+                connection.execute("BEGIN IMMEDIATE")
+                rows: List[Dict[str, Any]] = []
                 for sql, params in statements:
                     rows = [dict(row) for row in connection.execute(sql, params)]
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
-            return rows
-        finally:
-            connection.close()
+                connection.execute("COMMIT")
+                return rows
+        except sqlite3.Error as exc:
+            raise OSError(f"{self._path}: {exc}") from exc
 
 
-def _aside(path: PathLike) -> str:
-    return f"{os.fspath(path)}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+@contextlib.contextmanager
+def _whole(path: PathLike, place: Callable[[str, PathLike], None], mode: int = 0o644) -> Iterator[BinaryIO]:
+    """A file beside `path` to write into; synced and put in its place when all was written, else removed."""
+    aside = f"{os.fspath(path)}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        place(aside, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+    _sync_folder_of(path)
+
+
+def _sync_folder_of(path: PathLike) -> None:
+    # Without this a crash can undo a rename. Some file systems refuse to sync a folder; they say EINVAL.
+    fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(fd)
 
 
 class _Child(subprocess.Popen):  # type: ignore[type-arg]
@@ -355,11 +343,8 @@ def _marked_by_proc(variable: str, prefix: str) -> Iterator[Tuple[Process, str]]
                 yield Process(int(name), fields[19].decode()), entry.split(b"=", 1)[1].decode("utf-8", "replace")
 
 
-def _marked_by_ps(variable: str, prefix: str) -> Iterator[Tuple[Process, str]]:
-    wanted = f"{variable}={prefix}"
-    argv = ["ps", "-axEww", "-o", "pid=,lstart=,command="]
-    listing = subprocess.run(argv, capture_output=True, text=True, check=True)
-    for line in listing.stdout.splitlines():
+def _marked_by_ps(listing: str, wanted: str) -> Iterator[Tuple[Process, str]]:
+    for line in listing.splitlines():
         words = line.split()
         for word in words[6:]:
             if word.startswith(wanted):

@@ -392,3 +392,39 @@ def test_an_http_request_ends_billing_only_with_a_yes(instance: Instance, monkey
 def test_what_cannot_end_billing_says_why(instance: Instance, end: EndBilling) -> None:
     instance.change(end_billing=end)
     assert "cannot end by" in Agent(instance.boot, World())._try_to_end()
+
+
+def test_a_second_agent_on_the_same_folder_leaves_everything_to_the_first(instance: Instance) -> None:
+    instance.train_with(steps=60)
+    first = instance.start()
+    trainer = instance.trainer_pid()
+    second = instance.start()
+    assert second.wait(20) == 0
+    assert "Another agent is at work here" in (instance.root / "agent.out").read_text()
+    assert World().signal(trainer, 0)
+    assert not instance.has_ended_billing()
+    assert first.wait(60) == 0
+    check_ended_well(instance)
+    assert "leftovers_ended" not in instance.kinds()
+
+
+def test_with_no_time_left_the_last_words_stay_here_and_billing_ends(instance: Instance) -> None:
+    instance.change(time_limit_s=50.0)
+    begun_ago(instance, 49.9)
+    agent = Agent(instance.boot, World())
+    agent._say_goodbye()
+    assert instance.heartbeat().state == "ended"
+    assert not instance.store.exists("runs/amber-1/heartbeat.json")
+
+
+def test_an_agent_that_fails_near_the_limit_does_not_wait_past_it_for_a_deaf_trainer(instance: Instance) -> None:
+    instance.train_with(steps=100_000, deaf=1)
+    instance.change(time_limit_s=100.0, stop_grace_s=60.0)
+    begun_ago(instance, 94)
+    agent = Agent(instance.boot, World())
+    agent._start("trainer", instance.boot.trainer_argv, "trainer")
+    began = time.monotonic()
+    agent._end_children()
+    assert time.monotonic() - began < 6
+    assert agent.children == {}
+    wait_until(lambda: instance.processes() == [])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.agent.watchdog import END, KILL, LAND, Watchdog
+from homing.agent.watchdog import END, END_FLOOR_S, KILL, LAND, Watchdog
 from homing.wire import codec, names
 from homing.wire.boot import Boot, EndBilling
 from homing.wire.control import Request
@@ -81,7 +81,13 @@ def test_landing_begins_before_the_limit_and_the_end_comes_inside_it(clock: Cloc
 def test_a_small_limit_keeps_a_small_reserve(clock: Clock, tmp_path: Path) -> None:
     dog = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="0.01")
     assert dog.left_s(LAND) == pytest.approx(36 * 0.9)
-    assert dog.left_s(END) == pytest.approx(36 - 3.6 / 8)
+    assert dog.left_s(KILL) == dog.left_s(END) == pytest.approx(36 - 3.6 / 2)
+
+
+def test_the_smallest_limit_that_launch_takes_leaves_seconds_to_end_in(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="3600", spend_limit_usd="185", stop_grace_s=120.0)
+    assert 185 - dog.left_s(END) == END_FLOOR_S
+    assert dog.left_s(LAND) < dog.left_s(KILL) < dog.left_s(END)
 
 
 def test_the_nearer_of_money_and_time_counts(clock: Clock, tmp_path: Path) -> None:
@@ -122,6 +128,14 @@ def test_a_clock_set_back_while_no_agent_lived_does_not_undo_what_was_known(cloc
     dog = make_dog(clock, tmp_path, known_until=1_000_000.0 + 2 * HOUR)
     clock.pass_s(60)
     assert dog.elapsed_s() == 2 * HOUR + 60
+
+
+def test_a_clock_behind_that_of_home_gives_no_time_away(clock: Clock, tmp_path: Path) -> None:
+    clock.wall -= 5 * HOUR
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="1")
+    clock.pass_s(HOUR)
+    assert dog.elapsed_s() == HOUR
+    assert dog.spend() == 1
 
 
 def test_idle_is_no_news_of_any_kind(clock: Clock, tmp_path: Path) -> None:
@@ -212,3 +226,10 @@ def test_metrics_cut_back_to_a_checkpoint_are_read_again(clock: Clock, tmp_path:
     assert dog.metric is not None
     assert dog.metric.step == 7
     assert dog.furthest == (0, 20)
+
+
+def test_files_that_cannot_be_read_do_not_take_it_down(clock: Clock, tmp_path: Path) -> None:
+    (tmp_path / names.METRICS).mkdir()
+    dog = make_dog(clock, tmp_path)
+    dog.read()
+    assert dog.metric is None

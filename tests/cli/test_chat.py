@@ -104,6 +104,16 @@ def test_an_empty_input_is_an_end_and_not_an_error(homing: Homing, base: Path) -
     assert homing("chat", "base")[0] == 0
 
 
+def test_input_that_is_not_utf8_is_refused_without_a_traceback(
+    homing: Homing, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io, "StringIO", lambda _: io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
+    code, _, err = homing("chat", "base")
+    assert code == 2
+    assert "not UTF-8" in err
+    assert "Traceback" not in err
+
+
 def test_a_model_that_is_not_there_says_what_to_do(homing: Homing) -> None:
     code, _, err = homing("chat", "nobody")
     assert code == 2

@@ -63,8 +63,12 @@ def test_an_end_that_is_not_confirmed_exits_6_and_every_later_verb_says_so(
     assert said.code == 6
     assert "$0.36/h" in said.err
     assert "homing destroy moss-" in said.err
-    for verb in ("status", "runs", "ledger"):
-        assert cli(verb).code == 6
+    for verb in (["status"], ["runs"], ["ledger"], ["explain", "model.depth"], ["fetch", "nobody"]):
+        later = cli(*verb)
+        assert later.code == 6, verb
+        assert later.err.count("may still cost money") == 1
+    assert "There is no run 'nobody'" in later.err  # what went wrong itself is not hidden by it
+    assert cli("--version").code == 0
     monkeypatch.undo()
 
 

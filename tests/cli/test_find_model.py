@@ -42,6 +42,13 @@ def test_a_checkpoint_folder_is_itself(tmp_path: Path) -> None:
     assert find_model(str(folder)) == folder
 
 
+@pytest.mark.parametrize("asked", [{"checkpoint": "4"}, {"phase": "pretrain"}])
+def test_in_one_checkpoint_there_is_none_to_choose(tmp_path: Path, asked: dict[str, str]) -> None:
+    folder = weights(tmp_path / "some" / "step-00000008")
+    with pytest.raises(UsageError, match="none to choose"):
+        find_model(str(folder), **asked)
+
+
 def test_a_run_directory_gives_its_best_checkpoint_else_its_latest(tmp_path: Path) -> None:
     assert find_model(str(run_with(tmp_path / "a"))).name == "step-00000008"
     assert find_model(str(run_with(tmp_path / "b", best=None))).name == "step-00000012"

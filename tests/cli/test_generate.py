@@ -100,6 +100,10 @@ def test_mistakes_end_with_three_lines_and_their_exit_code(homing: Homing, model
         (("generate", "tiny", "--checkpoint", "newest"), 2, "names no checkpoint"),
         (("generate", "tiny", "--temperature", "-1"), 2, "--temperature"),
         (("generate", "tiny", "--tokens", "0"), 2, "--tokens"),
+        (("generate", "tiny", "--prompt", "half a \udcff"), 2, "not UTF-8"),
+        (("generate", "tiny", "--device", "cpu:x"), 2, "no device called"),
+        (("generate", "models/tiny", "--checkpoint", "4"), 2, "none to choose"),
+        (("generate", "tiny", "--checkpoint", "\u00b2"), 2, "names no checkpoint"),
     ]
     for arguments, expected, said in cases:
         code, out, err = homing(*arguments)

@@ -36,6 +36,13 @@ def test_with_no_terminal_and_no_yes_it_refuses_and_names_the_money(cli: Homing)
     assert cli("runs", "--json").json["runs"] == []
 
 
+def test_a_shape_that_cannot_be_is_refused_before_anything_is_created(cli: Homing) -> None:
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--set", "model.heads=5")
+    assert said.code == 2
+    assert "model.heads" in said.err
+    assert cli("runs", "--json").json["runs"] == []
+
+
 def test_a_dry_run_prints_the_request_and_leaves_nothing(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from homing.cli import talk
+from homing.cli import prep_report, talk
 from homing.cli.prep import command
 from homing.errors import DataError, HomingError, UsageError
+from homing.lm.prep import Progress
 
 RUN_FILE = """\
 data:
@@ -35,6 +36,7 @@ phases:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    talk.configure(loudness=0, is_json=False)  # whatever the command line of a test before was
     lines = [f"Line {n}: the cat sat on the mat, and the {n % 7} hats were flat.\n" for n in range(60)]
     (tmp_path / "a.txt").write_text("<|endoftext|>".join(lines), encoding="utf-8")
     (tmp_path / "runs").mkdir()
@@ -84,6 +86,33 @@ def test_a_run_gives_steps_and_epochs_and_the_warning_past_four(capsys: pytest.C
     assert Path("data/tiny-cat/manifest.json").exists()
 
 
+def test_progress_tells_stage_amount_tokens_and_eta_at_least_every_half_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(prep_report.time, "monotonic", lambda: now)
+    with prep_report.Meter() as meter:
+        for _ in range(8):
+            now += 10.0
+            meter.show(Progress("encode", 50_000_000, 200_000_000, 12_000_000, now, eta_s=90.0))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["encoding | 50 of 200 MB | 12M tokens | eta 1m30s"] * 2
+
+
+def test_a_long_prep_says_once_what_makes_it_shorter(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(prep_report.time, "monotonic", lambda: now)
+    with prep_report.Meter() as meter:
+        for _ in range(6):
+            now += 31.0
+            meter.show(Progress("encode", 50, 200, 12, now, eta_s=7200.0))
+    said = capsys.readouterr().err
+    assert said.count("tokenizer.vocab_size") == 1
+    assert "Stopping is safe" in said
+
+
 def test_the_newest_run_is_taken_when_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     command()
     assert "homing verify tiny-cat" in capsys.readouterr().err
@@ -99,6 +128,8 @@ def test_flags_override_the_run_file(capsys: pytest.CaptureFixture[str], as_json
     assert result["splits"]["train"]["num_file_bytes"] == Path("b.txt").stat().st_size
     assert result["phases"][0]["num_steps"] == 400
     assert Path("data/y/train-00000.bin").exists()
+    assert result["next"].startswith("homing verify tiny-cat --set 'data.text=")
+    assert "--set 'tokenizer.vocab_size=\"280\"'" in result["next"]
 
 
 def test_a_second_time_nothing_is_done_again(capsys: pytest.CaptureFixture[str], as_json: None) -> None:

@@ -50,3 +50,31 @@ def test_a_provider_that_cannot_be_asked_is_not_shown_as_nothing(cli: Homing, mo
         said = cli("runs")
     assert "could not be asked" in said.err
     assert "maybe" in said.out
+
+
+def test_a_damaged_ledger_exits_7_without_a_traceback_and_the_fix_works(cli: Homing, homing_home: Path) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    for path in homing_home.glob("ledger.sqlite*"):
+        path.write_bytes(b"no database at all" * 500)
+    for verb in (["runs"], ["destroy", "--all", "--yes"], ["watch"], ["stop", "moss"]):
+        said = cli(*verb)
+        assert said.code == 7, said.err
+        assert "Traceback" not in said.err
+        assert said.err.count("cannot be used") == 1
+    for path in homing_home.glob("ledger.sqlite*"):
+        path.rename(path.with_suffix(".damaged"))
+    assert len(cli("runs", "--json").json["billing"]) == 1
+    assert cli("destroy", "--all", "--yes").code == 0
+    assert cli("runs", "--json").json["billing"] == []
+
+
+def test_a_home_that_cannot_be_used_is_said_without_a_traceback(
+    cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("HOMING_HOME", str(tmp_path / "file"))
+    for verb in (["runs"], ["status"], ["plan", "moss"], ["launch", "moss", "--spend-limit", "1", "--yes"]):
+        said = cli(*verb)
+        assert said.code in (1, 2, 7), said.err
+        assert "Traceback" not in said.err
+        assert "fix" in said.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -70,6 +71,17 @@ def test_resume_with_nothing_to_go_on_with_is_an_error(project: Path) -> None:
     make_data(project / "data/tiny")
     with pytest.raises(UsageError, match="no unfinished run"):
         verb.command("tiny", resume=True)
+
+
+def test_a_second_trainer_is_refused_before_anything_is_written(project: Path) -> None:
+    make_data(project / "data/tiny")
+    run_dir = Path(os.environ["HOMING_HOME"]) / "runs/tiny-20260101-000000-abcd"
+    run_dir.mkdir(parents=True)
+    with open(run_dir / names.TRAINER_LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="Another trainer is at work"):
+            verb.command("tiny")
+    assert not (run_dir / names.RUN).exists()
 
 
 def test_only_a_run_that_was_trained_here_and_is_not_done_is_gone_on_with(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def homing(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
 def put_data(folder: Path, vocab_size: int = 300) -> Path:
     place = folder / "data" / "base"
     place.mkdir(parents=True)
-    (place / "tokenizer.json").write_bytes(b"{}")
+    tokenizer = json.dumps({"model": {"vocab": {f"t{n}": n for n in range(vocab_size)}}}).encode()
+    (place / "tokenizer.json").write_bytes(tokenizer)
     splits = {}
     for split, count in (("train", 5000), ("val", 500)):
         tokens = b"".join((n % vocab_size).to_bytes(2, "little") for n in range(count))
@@ -49,7 +50,13 @@ def put_data(folder: Path, vocab_size: int = 300) -> Path:
             count, 1, 4 * count, [Shard(f"{split}-00000.bin", f"{split}-00000.idx", count, 1, len(tokens), *hashes)]
         )
     manifest = DataManifest(
-        "uint16", vocab_size, hashlib.sha256(b"{}").hexdigest(), ["<|endoftext|>"], splits, [SourceFile("a", 1, "")], ""
+        "uint16",
+        vocab_size,
+        hashlib.sha256(tokenizer).hexdigest(),
+        ["<|endoftext|>"],
+        splits,
+        [SourceFile("a", 1, "")],
+        "",
     )
     (place / "manifest.json").write_text(dumps(manifest))
     return place
@@ -123,6 +130,28 @@ def test_a_vocabulary_that_does_not_match_is_refused_with_both_numbers(
         assert words in said
 
 
+def test_a_tokenizer_that_was_exchanged_is_found_without_hashing_the_shards(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    place = put_data(folder)
+    (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {f"x{n}": n for n in range(299)}}}))
+    assert homing(monkeypatch, "verify", "--no-run") == 2
+    said = capsys.readouterr().err
+    assert "vocab_size mismatch: 300 in runs/base.yaml, 299 in" in said
+    assert "tokenizer.json has changed" in said
+    (place / "tokenizer.json").write_text("{}")
+    assert homing(monkeypatch, "verify", "--no-run") == 2
+    assert "is not a tokenizer that can be used" in capsys.readouterr().err
+
+
+def test_what_to_do_next_names_the_file_and_not_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "runs" / "base.yaml").write_text(RUN.replace("name: base", "name: a-smoke"))
+    assert homing(monkeypatch, "verify", "--no-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["next"] == "homing prep base"
+
+
 def test_a_chosen_card_that_is_too_small_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +183,13 @@ def test_smoke_is_verified_under_its_own_name(
     document = json.loads(capsys.readouterr().out)
     assert document["run"] == "base-smoke"
     assert document["next"] == "homing prep base --smoke"
+
+
+def test_what_was_changed_for_this_verb_is_changed_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "verify", "--no-run", "--json", "--set", "data.text=[a b.txt]") == 0
+    assert json.loads(capsys.readouterr().out)["next"] == "homing prep base --set 'data.text=[a b.txt]'"
 
 
 def test_the_real_step_agrees_with_the_arithmetic(

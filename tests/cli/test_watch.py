@@ -68,3 +68,24 @@ def test_a_smoke_run_that_came_through_is_noted(cli: Homing, tmp_path: Path, mon
     assert cli("launch", "moss", "--smoke", "--spend-limit", "1", "--yes").code == 0
     assert cli("watch", "moss-smoke").code == 0
     assert has_smoke_passed(Path("runs/moss.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("verb", "where", "said"),
+    [
+        (["watch", "moss"], "homing.cli.watch.watch", "moss goes on. Stop it: homing stop moss"),
+        (["stop", "moss"], "homing.cli.stop.wait_for_stop", "the request stays and is obeyed"),
+    ],
+)
+def test_leaving_off_waiting_says_what_goes_on(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, verb: list[str], where: str, said: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    monkeypatch.setattr("homing.cli.stop.ask_to_stop", lambda home, row: 1)  # the short run may have ended meanwhile
+    monkeypatch.setattr(where, interrupted)
+    told = cli(*verb)
+    assert told.code == 130
+    assert said in told.err

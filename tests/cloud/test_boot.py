@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.doubles.trainer import __file__ as trainer_file
 
+import homing
 from homing.cloud.boot import build_agent_zip, make_boot, prepare_inputs
 from homing.errors import DataError, IntegrityError
 from homing.store import FileStore
@@ -96,13 +97,21 @@ def test_the_same_source_gives_the_same_zip(tmp_path: Path) -> None:
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
 
 
-def test_what_runs_on_an_instance_is_readable_in_one_sitting(tmp_path: Path) -> None:
+def test_agent_wire_and_world_are_readable_in_one_sitting() -> None:
+    """All of them, as `wc -l` counts, also the parts of wire that the zip leaves out."""
+    root = Path(homing.__file__).parent
+    files = [*root.glob("agent/*.py"), *root.glob("wire/*.py"), root / "world.py"]
+    lines = {str(file.relative_to(root)): file.read_bytes().count(b"\n") for file in files}
+    assert {"agent/supervise.py", "wire/run.py", "world.py"} <= set(lines)
+    assert sum(lines.values()) < MAX_LINES, lines
+
+
+def test_the_zip_holds_no_line_beyond_them(tmp_path: Path) -> None:
     build_agent_zip(tmp_path / "a.zip", World())
     with zipfile.ZipFile(tmp_path / "a.zip") as archive:
-        lines = {name: archive.read(name).count(b"\n") for name in archive.namelist()}
-    assert "homing/agent/supervise.py" in lines
-    assert "homing/world.py" in lines
-    assert sum(lines.values()) < MAX_LINES, lines
+        names_in_zip = archive.namelist()
+    allowed = ("__main__.py", "homing/__init__.py", "homing/world.py", "homing/agent/", "homing/wire/")
+    assert [name for name in names_in_zip if not name.startswith(allowed)] == []
 
 
 @pytest.mark.parametrize("python", interpreters())
@@ -184,3 +193,12 @@ def test_boot_tells_the_agent_the_runs_limits_and_how_to_start(run: Run, tmp_pat
     assert boot.sync_argv == [sys.executable, "-m", "homing.store.sync", "--boot", str(tmp_path / "boot.json")]
     assert (boot.time_limit_s, boot.idle_limit_s, boot.spend_limit_usd) == (60.0, 30.0, "1.00")
     assert (boot.rate_usd_per_hour, boot.spent_before_usd, boot.store) == ("0.36", "0", run.store)
+
+
+def test_the_config_of_the_tokenizer_travels_with_it(
+    run: Run, data_dir: Path, store: FileStore, tmp_path: Path
+) -> None:
+    (data_dir / names.TOKENIZER_CONFIG).write_bytes(b'{"chat_template": "x"}')
+    inputs = prepare_inputs(run, data_dir, store, World())
+    (config,) = (item for item in inputs if item.path == f"data/{names.TOKENIZER_CONFIG}")
+    assert store.read(config.key) == b'{"chat_template": "x"}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from homing.cloud.stop import ask_to_stop, wait_for_stop
 from homing.cloud.watch import watch
 from homing.errors import HomingError, IntegrityError, StoreError, UsageError
 from homing.store import FileStore
+from homing.world import World
 
 
 @pytest.fixture
@@ -62,6 +64,37 @@ def test_another_model_is_not_written_over_unless_forced(home: Home, tmp_path: P
     assert sorted(path.name for path in target.parent.iterdir()) == ["moss"]
 
 
+def test_a_folder_that_is_no_model_is_not_deleted_even_when_forced(home: Home, tmp_path: Path, done: RunRow) -> None:
+    target = tmp_path / "thesis"
+    target.mkdir()
+    (target / "chapter1.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="no model") as caught:
+        fetch(home, done, target, force=True)
+    assert "--to FOLDER" in caught.value.fix
+    assert (target / "chapter1.txt").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    assert fetch(home, done, tmp_path / "empty", force=True).is_new
+
+
+def test_a_fetch_that_fails_at_the_last_moment_leaves_the_old_model(
+    home: Home, tmp_path: Path, done: RunRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "models/moss"
+    fetch(home, done, target, which="10")
+    real = World.rename
+
+    def fail(self: World, source: object, to: object) -> None:
+        if to == target and "fetching" in str(source):
+            raise OSError(28, "No space left on device")
+        real(self, source, to)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(World, "rename", fail)
+    with pytest.raises(OSError, match="No space"):
+        fetch(home, done, target, force=True)
+    assert weights(target) == b"weights at 10"
+    assert [path.name for path in target.parent.iterdir()] == ["moss"]
+
+
 def test_a_step_can_be_named_and_a_wrong_one_lists_those_there(home: Home, tmp_path: Path, done: RunRow) -> None:
     there = {path.name for path in (tmp_path / "store/runs" / done.id / "checkpoints/pretrain").glob("step-*")}
     step = sorted(int(name[5:]) for name in there)[0]
@@ -102,6 +135,39 @@ def test_a_missing_file_of_a_checkpoint_is_damage_too(home: Home, tmp_path: Path
     damage_newest(tmp_path, done).unlink()
     with pytest.raises(IntegrityError):
         fetch(home, done, tmp_path / "m")
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"schema": "homing.checkpoint/1"}'])
+def test_a_damaged_manifest_hides_no_other_checkpoint(home: Home, tmp_path: Path, done: RunRow, text: bytes) -> None:
+    path = tmp_path / "store/runs" / done.id / "checkpoints/pretrain/step-00000012/manifest.json"
+    path.write_bytes(text)
+    with pytest.raises(IntegrityError, match="damaged") as caught:
+        fetch(home, done, tmp_path / "m")
+    assert "--or-older" in caught.value.fix
+    assert fetch(home, done, tmp_path / "m", or_older=True).manifest.step == 10
+    assert fetch(home, done, tmp_path / "n", which="10").manifest.step == 10
+
+
+def test_a_manifest_whose_own_hash_does_not_fit_is_damage(home: Home, tmp_path: Path, done: RunRow) -> None:
+    path = tmp_path / "store/runs" / done.id / "checkpoints/pretrain/step-00000012/manifest.json"
+    manifest = read_json(path)
+    sealed = json.dumps({**manifest, "sha256": ""}).encode()
+    path.write_bytes(json.dumps({**manifest, "sha256": hashlib.sha256(sealed).hexdigest()}).encode())
+    assert fetch(home, done, tmp_path / "m").manifest.step == 12
+    path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 7'))
+    with pytest.raises(IntegrityError, match="damaged") as caught:
+        fetch(home, done, tmp_path / "n")
+    assert "its manifest" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["run.json", "request.json"])
+def test_a_damaged_document_in_the_store_is_an_integrity_error(
+    home: Home, tmp_path: Path, done: RunRow, name: str
+) -> None:
+    (tmp_path / "store/runs" / done.id / name).write_bytes(b"{")
+    home.ledger.set_run(done.id, state="running")
+    with pytest.raises(IntegrityError, match=f"{name} .* cannot be read"):
+        fetch(home, done, tmp_path / "m") if name == "run.json" else ask_to_stop(home, home.ledger.find("moss"))
 
 
 def test_a_manifest_with_a_name_that_leads_elsewhere_is_refused(home: Home, tmp_path: Path, done: RunRow) -> None:

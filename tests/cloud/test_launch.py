@@ -15,12 +15,13 @@ from homing.cloud.home import Home
 from homing.cloud.launch import guards, launch, rehearse
 from homing.cloud.providers.base import wait_until
 from homing.cloud.reconcile import refresh
+from homing.cloud.record import write_record
 from homing.cloud.status import billing_lines, look
 from homing.cloud.stop import ask_to_stop, wait_for_stop
 from homing.cloud.watch import watch
-from homing.errors import CreateFailed, DataError, HomingError, StartTimeout, StillBilling, UsageError
+from homing.errors import CreateFailed, DataError, HomingError, StartTimeout, StillBilling, StoreError, UsageError
 from homing.wire.run import Limits
-from homing.world import World
+from homing.world import Database, World
 
 
 def test_a_run_trains_ends_its_own_billing_and_leaves_a_receipt(home: Home, tmp_path: Path) -> None:
@@ -235,3 +236,51 @@ def test_two_homes_never_touch_each_other(home: Home, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, steps=10_000), home)
     assert other.provider("local").list_owned() == []
     make_draft(other, tmp_path)
+
+
+def test_a_run_is_not_resumed_from_another_store_than_its_own(home: Home, tmp_path: Path) -> None:
+    row = launch(make_draft(home, tmp_path, steps=3), home).run
+    list(watch(home, row, every_s=1))
+    home.ledger.set_run(row.id, state="stopped", store="file:/elsewhere")
+    with pytest.raises(UsageError, match="another store") as caught:
+        make_draft(home, tmp_path, resume=True)
+    assert "--set store=file:/elsewhere" in caught.value.fix
+
+
+def test_a_launch_whose_terminal_is_gone_still_undoes_itself(home: Home, tmp_path: Path) -> None:
+    def closed(text: str) -> None:
+        if "Pushing" not in text:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(HomingError):
+        launch(make_draft(home, tmp_path, steps=100_000), home, tell=closed)
+    assert marked_now(home) == []
+    assert billing_lines(home.ledger.lines()) == []
+    assert home.ledger.find("moss").state == "failed"
+
+
+def test_a_ledger_that_cannot_be_written_does_not_keep_a_machine_running(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(make_draft(home, tmp_path, steps=100_000), home)
+    lines = home.ledger.lines()
+
+    def full(*_: object) -> None:
+        raise OSError("database or disk is full")
+
+    monkeypatch.setattr(Database, "execute", full)
+    with pytest.raises(StillBilling, match="not confirmed"):
+        destroy_lines(home, lines, deadline_s=0.5)
+    assert marked_now(home) == []
+    monkeypatch.undo()
+    assert len(destroy_lines(home, lines).lines) == 1
+    assert billing_lines(home.ledger.lines()) == []
+
+
+def test_a_store_that_is_gone_is_not_made_anew_by_looking_or_writing_down(home: Home, tmp_path: Path) -> None:
+    row = launch(make_draft(home, tmp_path, steps=3), home).run
+    list(watch(home, row, every_s=1))
+    (tmp_path / "store").rename(tmp_path / "away")
+    with pytest.raises(StoreError, match="cannot be reached"):
+        write_record(home, row.id, home.store_of(row))
+    assert not (tmp_path / "store").exists()

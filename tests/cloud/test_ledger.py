@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from homing.cloud.ledger import Ledger, RunRow
-from homing.errors import HomingError, UsageError
-from homing.wire.record import LedgerLine
+from homing.cloud.ledger import Ledger, LedgerLine, RunRow
+from homing.errors import HomingError, IntegrityError, UsageError
 from homing.world import World
 
 
@@ -138,3 +140,40 @@ def test_a_ledger_of_a_newer_homing_is_not_touched(ledger: Ledger) -> None:
     connection.close()
     with pytest.raises(UsageError, match="newer homing"):
         Ledger(ledger._path, World()).runs()
+
+
+def test_a_damaged_ledger_says_how_to_go_on_without_it(ledger: Ledger) -> None:
+    ledger.runs()
+    for path in ledger._path.parent.glob("ledger.sqlite*"):
+        path.write_bytes(b"no database at all" * 500)
+    with pytest.raises(IntegrityError, match="cannot be used") as caught:
+        Ledger(ledger._path, World()).runs()
+    assert "homing destroy --all" in caught.value.fix
+
+
+def test_an_attempt_that_is_in_the_ledger_already_is_not_begun_again(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    ledger.set_run("moss-1", state="failed")
+    with pytest.raises(UsageError, match="from elsewhere"):
+        ledger.intend(row(), line(row()))
+
+
+def test_a_run_that_ended_meanwhile_stays_ended(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    ledger.set_run("moss-1", state="stopped", reason="destroyed by hand")
+    ledger.set_run("moss-1", only_live=True, state="running")
+    assert (ledger.find("moss").state, ledger.find("moss").reason) == ("stopped", "destroyed by hand")
+
+
+def test_many_processes_may_open_a_new_ledger_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys, os, time; from pathlib import Path; from homing.cloud.ledger import Ledger\n"
+        "from homing.world import World\n"
+        f"path = Path({str(tmp_path / 'ledger.sqlite')!r})\n"
+        "while not path.with_name('go').exists(): time.sleep(0.001)\n"
+        "for _ in range(5): Ledger(path, World()).runs()"
+    )
+    clients = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(6)]
+    time.sleep(1.0)
+    (tmp_path / "go").touch()
+    assert [client.communicate(timeout=60)[1] for client in clients] == [""] * 6

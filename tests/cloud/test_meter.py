@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.cloud import meter
-from homing.wire.record import LedgerLine
+from homing.cloud.ledger import LedgerLine
 
 LINE = LedgerLine("m", "r", "moss", 1, "local", "this-computer", "3.60", "12.00", intent_at=1000.0, created_at=1010.0)
 

@@ -15,6 +15,8 @@ from tests.cloud.rig import make_draft, marked_now
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
 from homing.cloud.ledger import RunRow
+from homing.cloud.providers.base import Instance
+from homing.cloud.providers.local import Local
 from homing.cloud.signs import Signs, Tail
 from homing.cloud.status import Status, look, progress_line
 from homing.cloud.watch import check_interval, to_finish, watch
@@ -57,6 +59,8 @@ def test_watch_tells_steps_events_samples_and_the_end(home: Home, tmp_path: Path
     assert kinds[-1] == "end"
     assert reports[-1].text == "done: All steps are done."
     assert [report.text for report in reports if report.kind == "sample"] == ["once upon a time"] * 6
+    events = [report.text for report in reports if report.kind == "event"]
+    assert not any("once upon" in text for text in events)  # a sample is shown once, as a sample
     last = [report.text for report in reports if report.kind == "line"][-1]
     assert last.startswith("step 30/30 | loss 0.167 | 6.4k tok/s | mfu 41% | $")
     assert json.loads((home.path / "speed.json").read_text())["measured"][0]["tokens_per_s"] == 6400.0
@@ -107,6 +111,33 @@ def test_when_nothing_of_ours_is_left_on_the_instance_the_watch_says_that_it_bil
     with pytest.raises(StillBilling, match="may still cost money") as caught:
         list(watch(home, done.run, every_s=1))
     assert "died" in caught.value.why
+
+
+def test_past_the_limit_with_the_instance_still_there_the_watch_is_loud(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+    home.ledger.update(home.ledger.lines()[0].mark, spend_usd="99")
+    with pytest.raises(StillBilling) as caught:
+        list(watch(home, done.run, every_s=1))
+    assert "its limit has passed" in caught.value.why
+
+
+def test_a_provider_that_cannot_be_asked_is_told_once(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=60, step_s=0.05), home)
+    monkeypatch.setattr("homing.cloud.watch._REFRESH_S", 0.2)
+    real, asked = Local.list_owned, []
+
+    def flaky(self: Local) -> list[Instance]:
+        asked.append(1)
+        if len(asked) < 8:
+            raise OSError("no answer")
+        return real(self)
+
+    monkeypatch.setattr(Local, "list_owned", flaky)
+    reports = list(watch(home, done.run, every_s=1))
+    assert len([report for report in reports if report.kind == "problem"]) == 1
+    assert reports[-1].kind == "end"
 
 
 def test_a_run_that_ended_before_is_told_at_once(home: Home, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def mistakes(load: Callable[..., Loaded]) -> Callable[..., list[Mistake]]:
     return run
 
 
-def put_data(folder: Path, name: str = "base", vocab_size: int = 512, num_tokens: int = 10_000, asked: int = 0) -> Path:
+def put_data(folder: Path, name: str = "base", vocab_size: int = 512, num_tokens: int = 10_000) -> Path:
     """A data directory as `homing prep` would leave it; the tokens are zeros."""
     place = folder / "data" / name
     place.mkdir(parents=True)
@@ -79,7 +79,7 @@ def put_data(folder: Path, name: str = "base", vocab_size: int = 512, num_tokens
         splits=splits,
         source=[SourceFile("a.txt", 1, "0")],
         source_sha256="0",
-        settings={"vocab_size": asked or vocab_size},
+        settings={"vocab_size": vocab_size},
     )
     (place / "manifest.json").write_text(dumps(manifest))
     return place

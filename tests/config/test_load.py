@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,11 +135,35 @@ def test_a_vocabulary_mismatch_names_both_numbers_and_both_files(
     assert load(text, is_for_prep=True).prep.vocab_size == 600
 
 
-def test_a_text_too_small_for_its_vocabulary_is_a_note_and_no_mistake(load: Load, folder: Path) -> None:
-    put_data(folder, vocab_size=512, asked=600)
-    loaded = load(BASE + "tokenizer: {vocab_size: 600}\n")
-    assert loaded.run.model.vocab_size == 512
-    assert "512 only" in loaded.warnings[0]
+def test_by_default_every_second_evaluation_is_a_checkpoints(load: Load) -> None:
+    for steps in (1, 19, 100, 1050, 7751):
+        phase = load(BASE.replace("steps: 100", f"steps: {steps}")).run.phases[0]
+        assert phase.save_every == 2 * phase.eval_every
+
+
+def test_the_tokenizer_learns_from_100_mb_and_a_home_in_its_path_is_spelled_out(
+    load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(BASE).prep.sample_bytes == 100_000_000
+    place = put_data(folder, name="other", vocab_size=777)
+    monkeypatch.setenv("HOME", str(place))
+    assert load(BASE + "tokenizer: {file: ~/tokenizer.json}\n").prep.tokenizer == str(place / "tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "key", ["data: {dir: X}", "data: {text: [X]}", "sample: {prompts: [X]}", "tokenizer: {file: X}"]
+)
+def test_a_null_character_in_a_text_is_a_mistake_with_its_line(
+    mistakes: Callable[..., list[Mistake]], key: str
+) -> None:
+    found = mistakes(BASE + key.replace("X", '"a\\0b"') + "\n")
+    assert "null character" in found[0].problem
+    assert found[0].line == 10
+
+
+def test_a_phase_of_only_a_dash_can_be_smoked(load: Load) -> None:
+    run = load("name: base\nmodel: {depth: 2}\nphases:\n  -\n", is_smoke=True).run
+    assert run.phases[0].num_steps == 200
 
 
 def test_a_manifest_that_cannot_be_read_is_not_the_same_as_none(
@@ -211,6 +236,33 @@ def test_presets_keep_the_shapes_people_know(preset: str, shape: tuple[object, .
     m = load_run(str(preset_dir() / f"{preset}.yaml")).run.model
     heads = (m.num_heads, m.num_kv_heads)
     assert (m.width, m.num_layers, *heads, m.ffn_width, m.context, m.vocab_size, m.is_tied) == shape
+
+
+@pytest.mark.parametrize(
+    ("preset", "micro_batch", "times", "num_steps"),
+    [("1b", 4, 32, 400_000), ("2b", 2, 64, 400_000), ("4b", 1, 256, 400_000), ("cs336", 32, 1, 100_000)],
+)
+def test_presets_keep_the_batches_people_know(preset: str, micro_batch: int, times: int, num_steps: int) -> None:
+    run = load_run(str(preset_dir() / f"{preset}.yaml")).run
+    phase, context = run.phases[0], run.model.context
+    assert phase.num_steps == num_steps
+    assert phase.batch_tokens == micro_batch * times * context
+    assert (phase.micro_batch or micro_batch) == micro_batch
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_the_comments_of_a_preset_advise_works(preset: str) -> None:
+    path = preset_dir() / f"{preset}.yaml"
+    for advised in re.findall(r"--set (\S+)", path.read_text()):
+        load_run(str(path), [advised])
+
+
+def test_fewer_steps_than_the_warmup_of_the_file_set_it_aside_aloud(load: Load) -> None:
+    text = BASE + "    warmup_steps: 20\n"
+    loaded = load(text, "phases.0.steps=20")
+    assert loaded.run.phases[0].schedule.warmup_steps == 1
+    assert any("sets aside phases.0.warmup_steps" in warning for warning in loaded.warnings)
+    assert load(text, "phases.0.steps=21").run.phases[0].schedule.warmup_steps == 20
 
 
 def test_a_smoke_of_the_dial_and_of_an_existing_tokenizer_works_too(load: Load, folder: Path) -> None:

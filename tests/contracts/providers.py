@@ -12,13 +12,24 @@ import json
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from homing.cloud.mark import make_mark
-from homing.cloud.providers.base import InputFile, Instance, Needs, Order, Provider, Request, lack, wait_until
+from homing.cloud.providers.base import (
+    Billing,
+    InputFile,
+    Instance,
+    InstanceState,
+    Needs,
+    Order,
+    Provider,
+    Request,
+    lack,
+    wait_until,
+)
 from homing.wire.boot import Boot
-from homing.wire.record import BILLING, INSTANCE_STATES
 from homing.world import World
 
 SECRET = "hunter2-this-is-a-secret"
@@ -123,8 +134,8 @@ class ProviderContract:
         assert made.billing == "yes"
         assert made.mark == request_.mark
         assert [instance.mark for instance in provider.list_owned()] == [request_.mark]
-        assert made.state in INSTANCE_STATES
-        assert made.billing in BILLING
+        assert made.state in get_args(InstanceState)
+        assert made.billing in get_args(Billing)
 
     def test_what_was_destroyed_is_gone_and_bills_no_more(self, provider: Provider, request_: Request) -> None:
         made = provider.create(request_)

@@ -41,8 +41,9 @@ def test_a_device_that_was_asked_for_and_is_absent_is_an_error_never_the_cpu(wan
 
 
 def test_a_device_nobody_knows_is_refused() -> None:
-    with pytest.raises(UsageError, match="no device called 'tpu'"):
-        pick_device("tpu")
+    for wanted in ("tpu", "auto:1", "cpu:x", ""):
+        with pytest.raises(UsageError, match=f"no device called '{wanted}'"):
+            pick_device(wanted)
 
 
 def test_auto_takes_the_gpu_and_bf16_where_it_has_it(hopper: torch.device) -> None:

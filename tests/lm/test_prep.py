@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import gzip
 import hashlib
@@ -18,9 +19,10 @@ import numpy as np
 import pytest
 
 from homing.errors import DataError
-from homing.lm.prep import PrepOrder, Progress, encode, pieces, prepare, work
+from homing.lm.prep import PrepOrder, Progress, encode, pieces, prepare, scan, work
 from homing.lm.text import read
-from homing.lm.text.split import document_hash
+from homing.lm.text.find import Source
+from homing.lm.text.split import HASH_SPACE, document_hash
 from homing.lm.tokenizer import load_tokenizer
 from homing.wire.codec import loads
 from homing.wire.data import DataManifest
@@ -203,6 +205,124 @@ def test_an_absent_or_other_sized_tokenizer_is_an_error_and_none_is_trained(corp
     assert not (tmp_path / "new").exists()
 
 
+@pytest.fixture
+def known(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tokenizer that exists, and small pieces of a corpus that counts as large: text and shards in one pass."""
+    run(order_of(corpus, dir=corpus.parent / "known"))
+    monkeypatch.setattr(read, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(pieces, "_piece_bytes", lambda: 4000)
+    monkeypatch.setattr(encode, "MARK_BYTES", 10_000)
+    monkeypatch.setattr("homing.lm.text.split._MAX_EXACT", 50)
+    return str(corpus.parent / "known" / "tokenizer.json")
+
+
+def count_readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by a path whenever a source is opened to be read through."""
+    opened: list[str] = []
+
+    def counting(source: Source, **options: Any) -> read.Reading:
+        opened.append(source.path)
+        return read.Reading(source, **options)
+
+    monkeypatch.setattr(pieces, "Reading", counting)
+    return opened
+
+
+def test_many_documents_and_a_tokenizer_that_exists_are_read_once(
+    corpus: Path, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = order_of(corpus, dir=corpus.parent / "trained", val_fraction=0.1, shard_tokens=3000)
+    run(trained)
+    opened = count_readings(monkeypatch)
+    order = dataclasses.replace(trained, dir=corpus.parent / "out", tokenizer=known)
+    manifest, seen = run(order)
+    assert opened == [str(corpus)]
+    assert "scan" not in stages(seen)
+    assert files(order.dir) == files(trained.dir), "as in two passes"
+    assert manifest.source[0].sha256 == hashlib.sha256(corpus.read_bytes()).hexdigest()
+    assert all(document_hash(d.encode()) < HASH_SPACE // 10 for d in decoded(order.dir, "val"))
+
+
+def test_documents_that_turn_out_to_be_few_are_split_exactly_all_the_same(
+    corpus: Path, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first piece is of very short documents, so many are expected; those after it are long.
+    documents = ["a cat sat"[: 3 + n % 7] for n in range(900)] + [" ".join(text_of(40, seed=n)) for n in range(30)]
+    corpus.write_text("<|endoftext|>".join(documents), encoding="utf-8")
+    monkeypatch.setattr("homing.lm.text.split._MAX_EXACT", 1000)
+    opened = count_readings(monkeypatch)
+    order = order_of(corpus, tokenizer=known, val_fraction=0.2)
+    _, seen = run(order)
+    assert len(opened) == 2
+    assert "scan" not in stages(seen)
+    train, val = decoded(order.dir), decoded(order.dir, "val")
+    assert sorted(train + val) == sorted(documents)
+    assert 0.15 < sum(map(len, val)) / sum(map(len, documents)) < 0.25
+    again = dataclasses.replace(order, dir=corpus.parent / "again")
+    monkeypatch.setattr(pieces, "_piece_bytes", lambda: 1_000_000)
+    _, seen = run(again)
+    assert "scan" in stages(seen)
+    assert files(again.dir) == files(order.dir), "as where they are known to be few from the start"
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+@pytest.mark.parametrize("kill_after", [0, 1, 2, 3, 4, 5, 6, 8, 12])
+def test_one_pass_stopped_at_any_write_goes_on_to_the_same_bytes(
+    corpus: Path, known: str, monkeypatch: pytest.MonkeyPatch, kill_after: int, is_small: bool
+) -> None:
+    order = order_of(corpus, tokenizer=known, shard_tokens=3000, val_fraction=0.1)
+    if is_small:  # and not known to be
+        monkeypatch.setattr("homing.lm.text.split._MAX_EXACT", 1000)
+        monkeypatch.setattr(scan.Scanner, "is_likely_small", lambda *_: False)
+    run(dataclasses.replace(order, dir=corpus.parent / "whole"))
+    real_replace, count = os.replace, 0
+
+    def replace_or_die(source: Any, target: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > kill_after:
+            raise Killed
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_or_die)
+    with pytest.raises(Killed):
+        run(order)
+    assert not (order.dir / "manifest.json").exists()
+    monkeypatch.setattr(os, "replace", real_replace)
+    _, seen = run(order)
+    assert files(order.dir) == files(corpus.parent / "whole")
+    assert ("resumed" in stages(seen)) == (kill_after > 2)
+
+
+def test_a_pass_that_left_a_mark_goes_on_from_it(corpus: Path, known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = order_of(corpus, tokenizer=known, val_fraction=0.1)
+
+    def die_at(progress: Progress) -> None:
+        if progress.stage == "encode" and progress.done_bytes > corpus.stat().st_size * 0.8:
+            raise Killed
+
+    with pytest.raises(Killed):
+        prepare(order, die_at)
+    _, seen = run(order)
+    first = next(progress for progress in seen if progress.stage == "encode")
+    assert first.done_bytes > corpus.stat().st_size * 0.4
+    assert {"resumed", "scan"} <= stages(seen)
+
+
+@pytest.mark.parametrize("has_mark", [False, True])
+def test_bad_text_in_the_middle_of_the_one_pass_publishes_nothing(
+    corpus: Path, known: str, monkeypatch: pytest.MonkeyPatch, has_mark: bool
+) -> None:
+    monkeypatch.setattr(encode, "MARK_BYTES", 10_000 if has_mark else 10**9)
+    data = corpus.read_bytes()
+    corpus.write_bytes(data[: 3 * len(data) // 4] + b"<|endoftext|>caf\xe9<|endoftext|>" + data[3 * len(data) // 4 :])
+    seen: list[Progress] = []
+    with pytest.raises(DataError, match="not UTF-8"):
+        prepare(order_of(corpus, tokenizer=known), seen.append)
+    assert "encode" in stages(seen), "it was under way"
+    assert not (corpus.parent / "out").exists()
+
+
 # --- done work, changed work, killed work -----------------------------------------------------------------------------
 
 
@@ -274,6 +394,45 @@ def test_a_prep_stopped_at_any_write_goes_on_to_the_same_bytes(
     _, seen = run(order)
     assert files(order.dir) == files(corpus.parent / "whole")
     assert ("resumed" in stages(seen)) == (kill_after > 2)
+
+
+@pytest.mark.parametrize(("which", "complaint"), [(0, "went missing"), (-1, "is damaged")])
+def test_half_done_work_that_lost_a_shard_is_never_published(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, which: int, complaint: str
+) -> None:
+    monkeypatch.setattr(pieces, "_piece_bytes", lambda: 4000)
+    monkeypatch.setattr(encode, "MARK_BYTES", 10_000)
+    order = order_of(corpus, shard_tokens=3000)
+    real_save, marks = work.Work.save, 0
+
+    def save_or_die(self: work.Work, **values: Any) -> None:
+        nonlocal marks
+        real_save(self, **values)
+        marks += "mark" in values
+        if marks == 3:
+            raise Killed
+
+    monkeypatch.setattr(work.Work, "save", save_or_die)
+    with pytest.raises(Killed):
+        run(order)
+    monkeypatch.setattr(work.Work, "save", real_save)
+    shards = sorted((order.dir / ".prep").glob("train-*.bin"))
+    assert len(shards) > 1
+    shards[which].unlink()
+    with pytest.raises(DataError, match=complaint):
+        run(order)
+    assert not (order.dir / "manifest.json").exists()
+    run(dataclasses.replace(order, is_forced=which == -1))
+    assert (order.dir / "manifest.json").exists()
+
+
+def test_text_that_vanishes_between_the_two_passes_is_named(corpus: Path) -> None:
+    def vanish(progress: Progress) -> None:
+        if progress.stage == "scanned":
+            corpus.unlink()
+
+    with pytest.raises(DataError, match=rf"{corpus.name} cannot be read"):
+        prepare(order_of(corpus), vanish)
 
 
 _CHILD = """

@@ -74,3 +74,14 @@ def test_a_full_or_forbidden_disk_is_a_store_error(tmp_path: Path) -> None:
     store = FileStore(str(tmp_path / "store"), FullWorld())
     with pytest.raises(StoreError, match="No space left"):
         store.put_bytes("k", b"x")
+
+
+def test_what_killed_writers_left_is_swept_once_it_is_old(tmp_path: Path) -> None:
+    open_store(f"file:{tmp_path}/store", World()).put_bytes("runs/a/k", b"x")
+    folder = tmp_path / "store/runs/a"
+    for name in ("k.tmp-77-0a1b2c3d", "k.tmp-78-0a1b2c3e", "old.json"):
+        (folder / name).write_bytes(b"half")
+    for name in ("k.tmp-77-0a1b2c3d", "old.json"):
+        os.utime(folder / name, (1.0, 1.0))
+    open_store(f"file:{tmp_path}/store", World()).put_bytes("runs/a/k", b"y")
+    assert sorted(path.name for path in folder.iterdir()) == ["k", "k.tmp-78-0a1b2c3e", "old.json"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,26 @@ def test_an_unreadable_boot_file_is_told_without_a_traceback(tmp_path: Path) -> 
     assert sync_module.main(["--boot", str(tmp_path / "absent.json"), "--once"]) == 7
     (tmp_path / "bad.json").write_text("{")
     assert sync_module.main(["--boot", str(tmp_path / "bad.json"), "--once"]) == 7
+
+
+def test_while_checkpoints_are_fetched_none_is_dropped_from_the_store(boot: Boot, store: Store, tmp_path: Path) -> None:
+    """The newest is here and the one before is on its way: that it is not here yet does not mean it was dropped."""
+    run_dir, prefix = Path(boot.work_dir) / "run", "runs/amber-1/checkpoints/pretrain"
+    for step in (10, 20):
+        write_checkpoint(run_dir, "pretrain", step)
+    assert run_sync(boot, "--once") == 0
+    shutil.rmtree(run_dir / "checkpoints/pretrain/step-00000010")
+    for flag in ("--watch", "--once"):
+        with contextlib.suppress(KeyboardInterrupt):
+            run_sync(boot, flag, Patient())
+        assert store.exists(f"{prefix}/step-00000010/manifest.json"), flag
+    assert run_sync(boot, "--fetch") == 0
+    with pytest.raises(KeyboardInterrupt):
+        run_sync(boot, "--watch", Patient())
+    assert not store.exists(f"{prefix}/step-00000010/manifest.json")
+
+
+def test_an_input_on_its_way_is_not_pushed_as_a_file_of_the_run(boot: Boot, store: Store) -> None:
+    (Path(boot.work_dir) / "run/metrics.jsonl.part-0a1b2c3d").write_text("half")
+    assert run_sync(boot, "--once") == 0
+    assert [entry.key for entry in store.list("runs/") if "part" in entry.key] == []

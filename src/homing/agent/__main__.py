@@ -1,6 +1,7 @@
 """`python3 -I agent.zip boot.json`: the first program of ours on an instance. Standard library only, Python 3.8."""
 
 import logging
+import os
 import signal
 import sys
 
@@ -13,7 +14,11 @@ from homing.world import World
 def main() -> int:
     world, path = World(), sys.argv[-1]
     try:
-        agent = Agent(loads(Boot, world.read(path)), world)
+        boot = loads(Boot, world.read(path))
+        if not world.lock(os.path.join(boot.work_dir, "agent.lock")):  # two would end each other's children
+            print("Another agent is at work here; this one leaves everything to it.", file=sys.stderr)
+            return 0
+        agent = Agent(boot, world)
     except (OSError, WireError) as exc:
         print(f"The agent cannot start: {path}: {exc}\nusage: python3 -I agent.zip boot.json", file=sys.stderr)
         return 2

@@ -31,7 +31,7 @@ MAX_RESTARTS = 2
 PUSH_LIMIT_S = 86400.0  # where neither money nor time is limited
 END_TRY_S = 60.0
 LONGEST_WAIT_S = 60.0
-UNKILLABLE_S = 30.0
+UNKILLABLE_S = 15.0
 
 
 class Agent:
@@ -93,7 +93,7 @@ class Agent:
         ended: Set[int] = set()
         while self.world.monotonic() - began < self.boot.stop_grace_s + UNKILLABLE_S:
             left = [process.pid for process, _ in self.world.marked(CHILD_ENV, self.boot.mark + "/")]
-            is_late = self.world.monotonic() - began > self.boot.stop_grace_s
+            is_late = self.world.monotonic() - began > self.boot.stop_grace_s or self.dog.left_s(KILL) <= 0
             for pid in left if is_late else set(left) - ended:
                 self.world.signal(pid, signal.SIGKILL if is_late else signal.SIGTERM)
             ended.update(left)
@@ -154,9 +154,9 @@ class Agent:
     def _end_children(self) -> None:
         self.state = "pushing"
         for role, pid in list(self.children.items()):
-            until = self.world.monotonic() + (self.boot.stop_grace_s if role == "trainer" else 5.0)
+            is_late = self._after(self.world.monotonic() + (self.boot.stop_grace_s if role == "trainer" else 5.0))
             self.world.signal(pid, signal.SIGTERM, is_group=True)
-            self._wait(pid, self._after(until))
+            self._wait(pid, lambda is_late=is_late: is_late() or self.dog.left_s(KILL) <= 0)  # type: ignore[misc]
             del self.children[role]
 
     def _record(self, outcome: Outcome) -> None:
@@ -179,7 +179,8 @@ class Agent:
         spare_s = END_TRY_S if self.state == "ending" else min(END_TRY_S, self.dog.left_s(END / 2))
         self.state = "ending" if self.state == "ending" else "ended"
         self._beat()
-        self._sync("--once", self._after(self.world.monotonic() + spare_s))
+        if spare_s > 0:
+            self._sync("--once", self._after(self.world.monotonic() + spare_s))
 
     def _end_billing(self) -> None:
         """Until it worked, for ever: an agent that gives up leaves a machine that bills and nobody on it."""
@@ -249,19 +250,15 @@ class Agent:
     def _beat(self) -> None:
         self._beat_due = self.world.monotonic() + self.boot.heartbeat_s
         boot, dog, metric = self.boot, self.dog, self.dog.metric
-        told: Dict[str, Any] = {
-            "problem": self.problem,
-            "is_pushed": self.is_pushed,
-            "last_progress_at": dog.progress_at,
-        }
-        told.update(trainer_pid=self.children.get("trainer"), spend_limit_usd=dog.spend_limit and str(dog.spend_limit))
+        told: Dict[str, Any] = {"problem": self.problem, "is_pushed": self.is_pushed}
+        told.update(trainer_pid=self.children.get("trainer"), last_progress_at=dog.progress_at)
         if metric is not None:
-            told.update({name: getattr(metric, name) for name in ("phase", "step", "num_steps", "loss", "mfu")})
-            told.update(
-                tokens_per_s=metric.tokens_per_s, eta_s=(metric.num_steps - metric.step) * (metric.step_s or 0.0)
-            )
+            shown = ("phase", "step", "num_steps", "loss", "mfu", "tokens_per_s")
+            told.update({name: getattr(metric, name) for name in shown})
+            told["eta_s"] = metric.step_s and (metric.num_steps - metric.step) * metric.step_s
+        limit = None if dog.spend_limit is None else str(dog.spend_limit)
         head = (self.world.now(), boot.mark, boot.attempt, self.state, boot.started_at, boot.rate_usd_per_hour)
-        self._write(names.HEARTBEAT, Heartbeat(*head, f"{dog.spend():.6f}", **told))
+        self._write(names.HEARTBEAT, Heartbeat(*head, f"{dog.spend():.6f}", limit, **told))
 
     # --- children and files ---
 

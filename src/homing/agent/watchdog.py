@@ -21,6 +21,7 @@ from homing.world import World
 
 LAND, KILL, END = 1.0, 0.5, 0.125  # shares of the reserve that are left at each point
 PUSH_RESERVE_S = 120.0
+END_FLOOR_S = 4.0
 RESERVE_FRACTION = 0.1  # never more than this of the whole, so that a small limit still trains
 STALL_FLOOR_S = 120.0
 STALL_AFTER_STEPS = 10  # compiling and warming up come first
@@ -32,9 +33,11 @@ class Watchdog:
     def __init__(self, boot: Boot, world: World, run_dir: str, known_until: float) -> None:
         """`known_until` is the time of an earlier agent's last heartbeat: a clock set back does not undo it."""
         self._boot, self._world, self._run_dir = boot, world, run_dir
-        self._before_s, self._began = max(world.now(), known_until) - boot.started_at, world.monotonic()
+        # Home's clock said when billing began, and this one may be behind it: never less than nothing has passed.
+        self._before_s = max(0.0, max(world.now(), known_until) - boot.started_at)
+        self._began = world.monotonic()
         self.spend_limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
-        self.time_limit_s = boot.time_limit_s
+        self.time_limit_s, self._rate = boot.time_limit_s, Decimal(boot.rate_usd_per_hour)
         self._offsets: Dict[str, int] = {}
         self._phases: List[str] = []
         self._gaps_s: List[float] = []  # between the last metric lines
@@ -45,11 +48,10 @@ class Watchdog:
     def elapsed_s(self) -> float:
         """Since billing began. The wall clock may jump either way; the larger of the two clocks counts."""
         by_wall = self._world.now() - self._boot.started_at
-        return max(0.0, by_wall, self._before_s + self._world.monotonic() - self._began)
+        return max(by_wall, self._before_s + self._world.monotonic() - self._began)
 
     def spend(self) -> Decimal:
-        here = Decimal(self._boot.rate_usd_per_hour) * Decimal(str(self.elapsed_s())) / 3600
-        return Decimal(self._boot.spent_before_usd) + here
+        return Decimal(self._boot.spent_before_usd) + self._rate * Decimal(str(self.elapsed_s())) / 3600
 
     def change_limits(self, request: Request) -> None:
         if request.spend_limit_usd is not None:
@@ -59,20 +61,18 @@ class Watchdog:
 
     def nearest(self) -> Tuple[float, str]:
         """Seconds from the beginning of billing to the nearer limit, and what a person calls it."""
-        found, rate = (
-            [(self.time_limit_s or math.inf, f"time limit of {self.time_limit_s:g} s")],
-            self._boot.rate_usd_per_hour,
-        )
-        if self.spend_limit is not None and Decimal(rate) > 0:
+        found, rate = [(self.time_limit_s or math.inf, f"time limit of {self.time_limit_s:g} s")], self._rate
+        if self.spend_limit is not None and rate > 0:
             dollars = max(Decimal(0), self.spend_limit - Decimal(self._boot.spent_before_usd))
-            found.append((float(dollars / Decimal(rate) * 3600), f"spend limit of ${self.spend_limit}"))
+            found.append((float(dollars / rate * 3600), f"spend limit of ${self.spend_limit}"))
         return min(found)
 
     def left_s(self, share: float) -> float:
         """Seconds until LAND, KILL or END; negative when it is past, infinite without a limit."""
         allowed_s, _ = self.nearest()
         reserve_s = min(self._boot.stop_grace_s + PUSH_RESERVE_S, allowed_s * RESERVE_FRACTION)
-        return allowed_s - reserve_s * share - self.elapsed_s()
+        # However small the limit, the end itself takes its seconds: to look, to kill, to start what ends billing.
+        return allowed_s - max(reserve_s * share, min(END_FLOOR_S, reserve_s * KILL)) - self.elapsed_s()
 
     def why_stop(self) -> str:
         """The sentence to stop with, or "" while all limits hold."""
@@ -121,9 +121,12 @@ class Watchdog:
     def _new_lines(self, name: str, cls: Type[Any]) -> Iterator[Any]:
         """Whole lines since the last look; one that cannot be read is left out, it is not ours to judge."""
         path = os.path.join(self._run_dir, name)
-        size, offset = self._world.size(path) if self._world.exists(path) else 0, self._offsets.get(name, 0)
-        offset = 0 if size < offset else offset  # the trainer cut it back to its checkpoint
-        data = self._world.read_from(path, offset, size - offset) if size > offset else b""
+        try:
+            size, offset = self._world.size(path), self._offsets.get(name, 0)
+            offset = 0 if size < offset else offset  # the trainer cut it back to its checkpoint
+            data = self._world.read(path, offset, size - offset) if size > offset else b""
+        except OSError:  # not there yet, or an ill disk, which must not take the watchdog down
+            return
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[name] = offset + len(whole)
         for line in whole.splitlines():

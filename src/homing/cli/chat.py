@@ -16,6 +16,7 @@ from homing.cli.extras import need
 from homing.cli.find_model import find_model
 from homing.cli.generate import Checkpoint, Device, Model, Phase, Seed, Temperature, Tokens, TopK
 from homing.cli.options import Json
+from homing.errors import UsageError
 
 if TYPE_CHECKING:
     from homing.lm.model import Decoder
@@ -97,7 +98,7 @@ def _lines() -> Iterator[str]:
                 talk.say()
                 return
         else:
-            line = sys.stdin.readline()
+            line = _read_line()
             if not line:
                 return
         line = line.strip()
@@ -105,6 +106,15 @@ def _lines() -> Iterator[str]:
             return
         if line:
             yield line
+
+
+def _read_line() -> str:
+    try:
+        return sys.stdin.readline()
+    except UnicodeDecodeError as exc:
+        raise UsageError(
+            what="What came in is not UTF-8.", why=str(exc), fix="iconv -t utf-8 FILE | homing chat RUN"
+        ) from exc
 
 
 class _Completer:

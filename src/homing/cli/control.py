@@ -13,23 +13,27 @@ from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
 from homing.config import home as home_path
-from homing.errors import UsageError
+from homing.errors import HomingError, UsageError
 from homing.units import parse_usd
 from homing.world import World
 
-__all__ = ["find_run", "open_home", "parse_limit", "say_problems", "usd"]
+__all__ = ["find_run", "last_word", "open_home", "parse_limit", "say_problems", "usd"]
 
 
 @contextmanager
 def open_home() -> Iterator[Home]:
-    """The home for one verb. Whatever the verb did, an end that no provider confirmed is said last, and wins."""
+    """The home for one verb."""
+    yield Home(home_path(), World())
+
+
+def last_word() -> HomingError | None:
+    """Asked for by `main` after every verb: an end that no provider confirmed is said last, and its exit code wins."""
     home = Home(home_path(), World())
     try:
-        yield home
-    finally:
         lines = home.ledger.unconfirmed() if home.world.exists(home.path / "ledger.sqlite") else []
-        if lines:
-            raise still_billing(home, lines)
+        return still_billing(home, lines) if lines else None
+    except HomingError as exc:  # a ledger that cannot be read: whether something bills is not known
+        return exc
 
 
 def find_run(home: Home, name: str | None) -> RunRow:

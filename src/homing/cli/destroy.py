@@ -57,6 +57,8 @@ def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
             done.append(destroy_run(home, row))
         except StillBilling as exc:
             failed = failed or exc
+        if all(line.created_at is None for line in home.ledger.lines(row.id)):
+            continue  # cut short before anything was pushed: there may be no store
         try:
             write_record(home, row.id, home.store_of(row))
         except HomingError as exc:

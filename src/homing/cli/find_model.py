@@ -28,7 +28,7 @@ _RUN_ID = r"{name}-\d{{8}}-\d{{6}}(-\w+)?"
 
 def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | None = None) -> Path:
     """`checkpoint` is best, latest, a step, or None for best-else-latest."""
-    if checkpoint not in (None, "best", "latest") and not str(checkpoint).isdigit():
+    if checkpoint not in (None, "best", "latest") and not str(checkpoint).isdecimal():
         raise UsageError(
             what=f"{checkpoint!r} names no checkpoint.",
             why="A checkpoint is best, latest, or the number of a step.",
@@ -40,6 +40,12 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
         )
     folder = _find_folder(run, wants_one=checkpoint is not None or phase is not None)
     if _is_checkpoint(folder):
+        if checkpoint is not None or phase is not None:
+            raise UsageError(
+                what=f"{folder} is one checkpoint, so there is none to choose.",
+                why="--checkpoint and --phase choose in a run directory, which holds several.",
+                fix="Leave them out; homing fetch NAME --checkpoint STEP brings another one home.",
+            )
         return folder
     return _in_run_dir(folder, checkpoint, phase)
 

@@ -92,6 +92,12 @@ def _noted(ids: Iterable[int], picked: list[int]) -> Iterator[int]:
 
 def _read_prompt(prompt: str) -> str:
     if prompt != "-":
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as exc:  # bytes that the shell handed over as they were
+            raise UsageError(
+                what="The prompt is not UTF-8.", why=str(exc), fix="iconv -t utf-8 FILE | homing generate -p -"
+            ) from exc
         return prompt
     try:
         text = sys.stdin.buffer.read().decode("utf-8")

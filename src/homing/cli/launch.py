@@ -41,9 +41,11 @@ def command(
     loaded = load_run(run, sets or [], is_smoke=smoke)
     if name is not None:
         loaded = _renamed(loaded, name)
+    if limit is not None:
+        loaded = _limited(loaded, limit)
     with open_home() as home:
         say_problems([*loaded.warnings, *refresh(home)])
-        ready = _draft(loaded, limit, home, resume=resume, smoke=smoke)
+        ready = _draft(loaded, home, resume=resume, smoke=smoke)
         _say_plan(ready, home)
         if dry_run:
             _show_request(ready, home)
@@ -64,9 +66,16 @@ def _renamed(loaded: Loaded, name: str) -> Loaded:
     return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, name=name))
 
 
-def _draft(loaded: Loaded, limit: Decimal | None, home: Home, *, resume: bool, smoke: bool) -> Draft:
-    if limit is None and loaded.run.limits.spend_usd is not None:
-        limit = Decimal(loaded.run.limits.spend_usd)
+def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
+    """Into the run itself, so that the plan warns of it and the run's record tells it."""
+    run = loaded.run
+    limits = dataclasses.replace(run.limits, spend_usd=str(limit))
+    origin = {**run.origin, "limits.spend_usd": "--spend-limit"}
+    return dataclasses.replace(loaded, run=dataclasses.replace(run, limits=limits, origin=origin))
+
+
+def _draft(loaded: Loaded, home: Home, *, resume: bool, smoke: bool) -> Draft:
+    spend = loaded.run.limits.spend_usd
     plan = make_plan(loaded.run, home)
     say_problems(plan.warnings)
     order = LaunchOrder(
@@ -74,7 +83,7 @@ def _draft(loaded: Loaded, limit: Decimal | None, home: Home, *, resume: bool, s
         run_file_text=loaded.text,
         is_prepared=loaded.is_prepared,
         offer=plan.offers[0].offer,
-        spend_limit_usd=limit,
+        spend_limit_usd=None if spend is None else Decimal(spend),
         resume=resume,
         is_smoke=smoke,
     )
@@ -99,7 +108,7 @@ def _show_request(ready: Draft, home: Home) -> None:
     talk.emit("dry-run/1", document)
     rows = [(key, value) for key, value in _flat(request)]
     talk.table(["", ""], rows, title=f"Would create {ready.mark}")
-    talk.say("Nothing was created, pushed or written down.")
+    talk.say("Nothing was created, pushed or entered in the ledger.")
 
 
 def _flat(request: dict[str, Any]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from homing import __version__
 from homing.cli import talk
-from homing.errors import HomingError
+from homing.errors import HomingError, StillBilling
 
 __all__ = ["STORIES", "main"]
 
@@ -51,6 +51,9 @@ STORIES: dict[str, dict[str, str]] = {
     "Safety": {
         "runs": "Every run, and whatever may still cost money.",
         "ledger": "Every instance ever asked for, with its dollars.",
+    },
+    "Around": {
+        "store": "Look into a store; get, put, remove.",
     },
 }
 # typer carries a click of its own under a private name; the parent of its public error is the way to it.
@@ -105,26 +108,62 @@ def main() -> NoReturn:
     arguments, loudness = _take_loudness(sys.argv[1:])
     talk.configure(loudness=loudness, is_json="--json" in arguments)
     logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
+    code, shown = _run_verb(arguments)
+    if arguments and arguments[0] in VERBS and "--help" not in arguments:
+        code = _check_billing(code, shown)
+    sys.exit(code)
+
+
+def _run_verb(arguments: list[str]) -> tuple[int, str]:
+    """The exit code, and the first line of the error that was shown."""
     try:
         code = app(arguments, prog_name="homing", standalone_mode=False)
     except HomingError as error:
-        talk.show_error(error)
-        sys.exit(error.exit_code)
+        return _show(error)
     except _ClickError as error:
         error.show()
-        sys.exit(error.exit_code)
+        return int(error.exit_code), ""
     except (KeyboardInterrupt, typer.Abort):
         talk.say("Interrupted.")
-        sys.exit(130)
+        return 130, ""
     except BrokenPipeError:
         # `homing ledger | head`: the reader left; point stdout at nothing so that the interpreter's flush stays quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        return 0, ""
+    except OSError as error:
+        if talk.is_verbose():
+            traceback.print_exc()
+        what = f"This computer refused: {error.strerror or error}."
+        fix = "Check that the path is there, its permissions, and the disk's space; -v shows where it happened."
+        return _show(HomingError(what, f"{type(error).__name__}: {error}", fix))
     except Exception:
         traceback.print_exc()
         talk.say("This is a mistake in homing, not yours. Please report it with the lines above.")
-        sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
+        return 1, ""
+    return (code if isinstance(code, int) else 0), ""
+
+
+def _show(error: HomingError) -> tuple[int, str]:
+    talk.show_error(error)
+    return error.exit_code, error.what
+
+
+def _check_billing(code: int, shown: str) -> int:
+    """An end that no provider confirmed is said after whatever verb it was, and its exit code wins over all others."""
+    # Looked for by hand, because loading the control plane costs more than most verbs that do not need it.
+    home = os.path.expanduser(os.environ.get("HOMING_HOME") or "~/.homing")
+    if not os.path.exists(os.path.join(home, "ledger.sqlite")):
+        return code
+    from homing.cli.control import last_word
+
+    try:
+        error = last_word()
+    except (OSError, KeyboardInterrupt):
+        return code
+    if error is None or error.what == shown:
+        return code
+    talk.show_error(error)
+    return error.exit_code if isinstance(error, StillBilling) else code or error.exit_code
 
 
 def _take_loudness(arguments: list[str]) -> tuple[list[str], int]:

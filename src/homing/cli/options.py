@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-__all__ = ["Json", "RunName", "RunRequired", "Sets", "Yes"]
+__all__ = ["Json", "RunName", "RunRequired", "Sets", "Yes", "as_typed"]
 
 RunName = Annotated[str | None, typer.Argument(metavar="RUN", help="Run or run file; the newest when left out.")]
 RunRequired = Annotated[str, typer.Argument(metavar="RUN", help="Run or run file.")]
@@ -16,3 +18,8 @@ Sets = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to the question.")]
+
+
+def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:
+    """The same changes on the command that a verb names as the next one: without them it would mean another run."""
+    return " --smoke" * is_smoke + "".join(f" --set {shlex.quote(change)}" for change in sets or [])

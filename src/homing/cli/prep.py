@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.options import Json, RunName, Sets
+from homing.cli.options import Json, RunName, Sets, as_typed
 from homing.cli.prep_report import Meter, document, print_report
 from homing.errors import DataError, UsageError
 
@@ -150,7 +150,8 @@ def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke:
     result = document(order, manifest, meter)
     after = _reload(loaded, sets, is_smoke)
     result["phases"] = _budget(after)
-    result["next"] = f"homing verify {_typed_name(loaded) if loaded else 'NAME'}{' --smoke' * is_smoke}"
+    typed = f"{_typed_name(loaded)}{as_typed(sets, is_smoke=is_smoke)}" if loaded else "NAME"
+    result["next"] = f"homing verify {typed}"
     talk.emit("prep/1", result)
     if not talk.is_json():
         print_report(result)

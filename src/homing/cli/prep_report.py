@@ -30,6 +30,9 @@ _OTHERWISE_EVERY_S = 30.0
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 
 
+_LONG_S = 600.0
+
+
 class Meter:
     """Progress on stderr: one line rewritten on a terminal, else a line now and then."""
 
@@ -40,6 +43,7 @@ class Meter:
         self._is_line_open = False
         self._shown_at = self._began = time.monotonic()
         self._stage = ""
+        self._has_advised = False
 
     def __enter__(self) -> Meter:
         return self
@@ -71,6 +75,17 @@ class Meter:
         if now - self._shown_at >= every_s or (is_new and self._is_terminal) or progress.stage == "merge":
             self._shown_at = now
             self._print(_line(progress))
+            self._advise(progress)
+
+    def _advise(self, progress: Progress) -> None:
+        """Once, when it will be long: what makes it shorter."""
+        if progress.eta_s is not None and progress.eta_s > _LONG_S and not self._has_advised:
+            self._has_advised = True
+            self._clear()
+            talk.say(
+                "This takes long. Faster: fewer entries (tokenizer.vocab_size), a smaller tokenizer.sample, more memory"
+                " and cores, or part of the text first. Stopping is safe: the same command goes on where it was."
+            )
 
     def _print(self, line: str) -> None:
         if self._is_terminal and not talk.is_quiet():

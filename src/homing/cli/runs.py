@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from homing.cli import talk
 from homing.cli.control import open_home, say_problems, usd
 from homing.cli.options import Json
+from homing.cloud.ledger import LedgerLine
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, billing_lines, dump_line, look
 from homing.units import format_duration
-from homing.wire.record import LedgerLine
 
 __all__ = ["command"]
 
@@ -39,10 +41,8 @@ def command(json_: Json = False) -> None:
         for line in forgotten:
             talk.say(f"warning: {line.instance_id} on {line.provider} carries our mark and belongs to no run we know.")
         if billing:
-            rate = sum((float(line.rate_usd_per_hour) for line in billing), 0.0)
-            talk.say(
-                f"{len(billing)} billing or maybe billing, {rate:.2f} dollars an hour. End all: homing destroy --all"
-            )
+            rate = sum((Decimal(line.rate_usd_per_hour) for line in billing), Decimal(0))
+            talk.say(f"{len(billing)} billing or maybe billing, {usd(rate)}/h. End all: homing destroy --all")
         else:
             talk.say("Nothing bills." if not problems else "Nothing is known to bill.")
 

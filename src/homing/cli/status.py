@@ -17,7 +17,8 @@ def command(run: RunName = None, json_: Json = False) -> None:
     with open_home() as home:
         problems = refresh(home)
         status = look(home, find_run(home, run))
-        problems += [status.problem] if status.problem else []
+        if status.problem and not any(status.run.id in problem for problem in problems):
+            problems.append(status.problem)
         talk.emit("status/1", {**status.to_dict(), "problems": problems})
         _show(status)
         say_problems(problems)

@@ -36,7 +36,11 @@ def command(
             talk.emit("stop/1", {"run": row.id, "serial": serial, "is_stopped": False})
             talk.say(f"Asked. See it stop: homing watch {row.name}")
             return
-        status = wait_for_stop(home, row, timeout_s=timeout_s, tell=lambda text: talk.say(f"  {text}"))
+        try:
+            status = wait_for_stop(home, row, timeout_s=timeout_s, tell=lambda text: talk.say(f"  {text}"))
+        except KeyboardInterrupt:
+            talk.say(f"No longer waited for; the request stays and is obeyed. See it stop: homing watch {row.name}")
+            raise
         document = {"run": row.id, "serial": serial, "is_stopped": True, **status.to_dict()}
         talk.emit("stop/1", document)
         talk.say(f"{row.id} is {status.run.state}: {status.run.reason} Spent {usd(status.spend_usd)}.")

@@ -15,7 +15,7 @@ from typing import Any
 
 from homing.errors import HomingError, UsageError
 
-__all__ = ["ask", "configure", "emit", "is_json", "is_quiet", "say", "show_error", "table"]
+__all__ = ["ask", "configure", "emit", "is_json", "is_quiet", "is_verbose", "say", "show_error", "table"]
 
 _loudness = 0
 _is_json = False
@@ -32,6 +32,10 @@ def is_json() -> bool:
 
 def is_quiet() -> bool:
     return _loudness < 0
+
+
+def is_verbose() -> bool:
+    return _loudness > 0
 
 
 def say(text: str = "", *, end: str = "\n") -> None:

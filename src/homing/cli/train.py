@@ -9,6 +9,7 @@ on. The same command goes on with the newest unfinished run of that name; --fres
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.extras import need
-from homing.cli.options import Json, RunName, Sets
+from homing.cli.options import Json, RunName, Sets, as_typed
 from homing.cloud.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke_passed, newest_run
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
@@ -58,7 +59,7 @@ def command(
         raise DataError(
             what=f"The data of {loaded.run.name} is not prepared.",
             why=f"{Path(loaded.run.data.dir) / names.MANIFEST} is not there.",
-            fix=f"homing prep {name}{' --smoke' if smoke else ''}",
+            fix=f"homing prep {name}{as_typed(sets, is_smoke=smoke)}",
         )
     need("lm", verb="train")
     run_dir = _run_dir(loaded, name, must_exist=resume, is_fresh=fresh)
@@ -66,7 +67,7 @@ def command(
     outcome = _read_outcome(run_dir, code)
     if outcome.state == "done" and smoke:
         mark_smoke_passed(loaded.file, {"run": run_dir.name})
-    _tell(run_dir, name, outcome, caught=caught, is_smoke=smoke)
+    _tell(run_dir, name, outcome, as_typed(sets, is_smoke=smoke), caught=caught, is_smoke=smoke)
 
 
 def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> Path:
@@ -80,6 +81,7 @@ def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> 
             fix=f"homing train {name}",
         )
     run_dir = unfinished or runs / new_run_id(loaded.run.name, World())
+    _refuse_if_busy(run_dir)
     talk.say(f"{'Going on in' if unfinished else 'Training in'} {run_dir}")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -95,6 +97,21 @@ def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> 
             what=f"Cannot write to {run_dir}.", why=str(exc), fix="Set HOMING_HOME to a folder that can be written."
         ) from exc
     return run_dir
+
+
+def _refuse_if_busy(run_dir: Path) -> None:
+    """Before run.json is written: a trainer at work there must not find another run's under its feet."""
+    try:
+        with open(run_dir / names.TRAINER_LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        raise UsageError(
+            what=f"Another trainer is at work in {run_dir}.",
+            why="The same command goes on with an unfinished run, and this one is not finished.",
+            fix="Wait for it, or stop it (Ctrl-C there saves and ends it), or begin another: --fresh",
+        ) from exc
+    except OSError:
+        return  # no lock: no trainer was ever there
 
 
 def _newest_unfinished(runs: Path, name: str) -> Path | None:
@@ -145,9 +162,10 @@ def _read_outcome(run_dir: Path, code: int) -> Outcome:
     return outcome
 
 
-def _tell(run_dir: Path, name: str, outcome: Outcome, *, caught: int, is_smoke: bool) -> None:
+def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: int, is_smoke: bool) -> None:
     checkpoint = run_dir / names.CHECKPOINTS / outcome.phase / names.step_dir(outcome.step)
     last = _last_metric(run_dir)
+    error = _as_error(run_dir.name, outcome, f"homing train {name}{changes}", is_interrupted=caught != 0)
     talk.emit(
         "train/1",
         {
@@ -160,25 +178,29 @@ def _tell(run_dir: Path, name: str, outcome: Outcome, *, caught: int, is_smoke: 
             "checkpoint": str(checkpoint) if checkpoint.is_dir() else None,
             "val_loss": last.val_loss if last else None,
             "val_bits_per_byte": last.val_bits_per_byte if last else None,
+            "fix": error.fix if error else None,
         },
     )
-    smoke = " --smoke" if is_smoke else ""
+    if error and talk.is_json():
+        raise typer.Exit(error.exit_code)  # the one document has said it all
+    if error:
+        raise error
+    talk.say(f"\nThe model is in {checkpoint}\n\nNext:")
+    talk.say(f"  homing generate {run_dir.name} --prompt 'Once'   # let it go on from a prompt")
+    talk.say(f"  homing chat {run_dir.name}                       # talk to it")
+    talk.say(f"  homing plan {name}" + (f"   # the smoke profile of {name} has passed" if is_smoke else ""))
+
+
+def _as_error(run_id: str, outcome: Outcome, again: str, *, is_interrupted: bool) -> HomingError | None:
     if outcome.state == "done":
-        talk.say(f"\nThe model is in {checkpoint}\n\nNext:")
-        talk.say(f"  homing generate {run_dir.name} --prompt 'Once'   # let it go on from a prompt")
-        talk.say(f"  homing chat {run_dir.name}                       # talk to it")
-        talk.say(f"  homing plan {name}" + (f"   # the smoke profile of {name} has passed" if is_smoke else ""))
-        return
-    again = f"homing train {name}{smoke}"
+        return None
     if outcome.state == "failed":
-        raise RunFailed(
-            what=f"Training of {run_dir.name} failed at step {outcome.step:,}.",
-            why=outcome.reason,
-            fix=f"Mend that, then go on from the last checkpoint: {again}",
-        )
-    what = f"Training of {run_dir.name} stopped at step {outcome.step:,}, with a checkpoint."
-    error: type[HomingError] = Interrupted if caught else LimitReached
-    raise error(what=what, why=outcome.reason, fix=f"Go on: {again}")
+        kind: type[HomingError] = Interrupted if is_interrupted else RunFailed
+        what = f"Training of {run_id} failed at step {outcome.step:,}."
+        return kind(what, why=outcome.reason, fix=f"Mend that, then go on from the last checkpoint: {again}")
+    kind = Interrupted if is_interrupted else LimitReached
+    what = f"Training of {run_id} stopped at step {outcome.step:,}, with a checkpoint."
+    return kind(what, why=outcome.reason, fix=f"Go on: {again}")
 
 
 def _last_metric(run_dir: Path) -> Metric | None:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.options import Json, RunName, Sets
+from homing.cli.options import Json, RunName, Sets, as_typed
 from homing.errors import DataError
 from homing.units import format_bytes, format_count, format_duration
+from homing.wire import names
 
 if TYPE_CHECKING:
     from homing.config import Loaded
@@ -54,7 +55,7 @@ def command(
     _length(loaded, found)
     if not no_run and not found.problems:  # without its shards the step would only say so again
         _one_step(loaded, found)
-    _end(loaded, found)
+    _end(loaded, found, changes=as_typed(sets, is_smoke=is_smoke))
 
 
 def _say_title(loaded: Loaded) -> None:
@@ -147,16 +148,28 @@ def _data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
         "vocab_size": manifest.vocab_size,
         "is_hashed": is_hashing,
     }
-    talk.say(
-        f"Vocabulary: {loaded.run.model.vocab_size:,} in {loaded.file}, {manifest.vocab_size:,} in"
-        f" {prepared.dir / 'tokenizer.json'}: they match."
-    )
-    state = "all there" if not problems else f"{len(problems)} of their files are wrong"
+    tokenizer = prepared.dir / names.TOKENIZER
+    if tokenizer.is_file():  # a missing one is among the problems already
+        found.problems += _vocabulary(loaded, tokenizer)
+    state = "all there" if not problems else f"wrong files: {len(problems)}"
     checked = ", hashes checked" if is_hashing and not problems else ""
     talk.say(
         f"Data: {prepared.num_train_tokens:,} tokens to train on, {prepared.num_val_tokens:,} held out,"
-        f" {num_shards} shards: {state}{checked}."
+        f" {num_shards} shard{'s' * (num_shards != 1)}: {state}{checked}."
     )
+
+
+def _vocabulary(loaded: Loaded, tokenizer: Path) -> list[str]:
+    from homing.config.prepared import tokenizer_vocab_size
+
+    try:
+        wanted, there = loaded.run.model.vocab_size, tokenizer_vocab_size(tokenizer)
+    except DataError as error:
+        return [error.what]
+    is_match = wanted == there
+    sizes = f"{wanted:,} in {loaded.file}, {there:,} in {tokenizer}"
+    talk.say(f"Vocabulary: {sizes}: {'they match' if is_match else 'they do not match'}.")
+    return [] if is_match else [f"vocab_size mismatch: {sizes}."]
 
 
 def _length(loaded: Loaded, found: _Findings) -> None:
@@ -176,6 +189,9 @@ def _length(loaded: Loaded, found: _Findings) -> None:
                 "flops": num_tokens * loaded.run.sizes.flops_per_token,
             }
         )
+        if not phase.num_steps:
+            talk.say(f"Length: {phase.kind}, in epochs of a text that is not counted yet.")
+            continue
         passes = f", {epochs:.2f} passes over the text" if epochs is not None else ""
         talk.say(
             f"Length: {phase.kind}, {phase.num_steps:,} steps of {phase.batch_tokens:,} tokens ="
@@ -203,12 +219,11 @@ def _one_step(loaded: Loaded, found: _Findings) -> None:
     found.problems += report.problems
 
 
-def _end(loaded: Loaded, found: _Findings) -> None:
-    name = loaded.run.name.removesuffix("-smoke")
-    smoke = " --smoke" if loaded.run.name != name else ""
-    follows = f"homing plan {name}{smoke}" if loaded.is_prepared else f"homing prep {name}{smoke}"
-    if found.problems:
-        follows = f"homing prep {name}{smoke}"
+def _end(loaded: Loaded, found: _Findings, *, changes: str) -> None:
+    # What finds the run file again, which is not always the run's own name.
+    name = loaded.file.stem if loaded.file.parent == Path("runs") else str(loaded.file)
+    is_next = loaded.is_prepared and not found.problems
+    follows = f"homing {'plan' if is_next else 'prep'} {name}{changes}"
     found.document |= {"problems": found.problems, "warnings": loaded.warnings, "next": follows}
     talk.emit("verify/1", found.document)
     if found.problems and talk.is_json():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Annotated
 
 import typer
@@ -40,8 +41,12 @@ def command(
         raise UsageError(what=f"--every: {exc}.", fix="--every 30") from exc
     with open_home() as home:
         row = find_run(home, run)
-        for report in watch(home, row, every_s=every_s):
-            _show(report)
+        try:
+            for report in watch(home, row, every_s=every_s):
+                _show(report)
+        except KeyboardInterrupt:
+            talk.say(f"No longer watched; {row.name} goes on. Stop it: homing stop {row.name}")
+            raise
         ended = home.ledger.run(row.id) or row
         _note_smoke(home, ended)
         _say_next(home, ended)
@@ -65,9 +70,11 @@ def _note_smoke(home: Home, run: RunRow) -> None:
     """A smoke run that ended well speaks for its run file, whose text lies beside it."""
     folder = home.run_dir(run.id)
     if run.state == "done" and home.world.exists(folder / LAUNCH_NOTE):
-        note = json.loads(home.world.read(folder / LAUNCH_NOTE))
-        if note.get("is_smoke"):
-            mark_smoke_passed(folder / names.RUN_FILE, {"run": run.id})
+        try:
+            if json.loads(home.world.read(folder / LAUNCH_NOTE)).get("is_smoke"):
+                mark_smoke_passed(folder / names.RUN_FILE, {"run": run.id})
+        except (OSError, ValueError, AttributeError) as exc:
+            talk.say(f"warning: that the smoke profile has passed could not be noted: {exc}")
 
 
 def _say_next(home: Home, run: RunRow) -> None:
@@ -89,8 +96,6 @@ def _how_to_finish(home: Home, run: RunRow) -> str:
     rest = to_finish(status, home)
     if rest is None or not status.lines:
         return f"homing launch {run.name} --resume --spend-limit DOLLARS"
-    from decimal import Decimal
-
     whole = status.spend_usd + rest * Decimal("1.2") + cost(Decimal(status.lines[-1].rate_usd_per_hour), MARGIN_S)
     limit = usd(whole).removeprefix("$").replace(",", "")
     return f"about {usd(rest)} more: homing launch {run.name} --resume --spend-limit {limit}"

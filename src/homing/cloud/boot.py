@@ -154,6 +154,9 @@ def _data_files(data_dir: str, run: Run, world: World) -> Iterator[tuple[str, st
         raise DataError(f"{manifest_path} cannot be read.", str(exc), f"homing prep {run.name}") from exc
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     files = [(names.MANIFEST, digest), (names.TOKENIZER, manifest.tokenizer_sha256)]
+    config_path = os.path.join(data_dir, names.TOKENIZER_CONFIG)
+    if world.exists(config_path):  # what transformers needs beside the tokenizer; the manifest does not vouch for it
+        files.append((names.TOKENIZER_CONFIG, world.sha256(config_path)))
     files += [pair for shard in shards for pair in ((shard.name, shard.sha256), (shard.index_name, shard.index_sha256))]
     missing = [name for name, _ in files if not world.exists(os.path.join(data_dir, name))]
     if missing:

@@ -5,9 +5,12 @@ One without its manifest is none: the manifest is pushed last, after every file 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
 from dataclasses import dataclass
 
+from homing.cloud.signs import read_document
 from homing.errors import IntegrityError
 from homing.store import NotInStore, Store, run_key
 from homing.wire import codec, names
@@ -22,6 +25,7 @@ class StoredCheckpoint:
     run_id: str
     manifest: CheckpointManifest
     text: bytes  # of the manifest, as stored
+    problem: str = ""  # why the manifest itself cannot be trusted; it then names no files
 
     @property
     def folder(self) -> str:
@@ -37,27 +41,27 @@ class StoredCheckpoint:
 
 
 def list_checkpoints(store: Store, run_id: str, phases: list[str]) -> list[StoredCheckpoint]:
-    """Newest first: by the order of phases in the run, then by step. One with a manifest that cannot be read raises."""
+    """Newest first: by the order of phases in the run, then by step. A damaged manifest hides no other checkpoint."""
     prefix = run_key(run_id, names.CHECKPOINTS) + "/"
     found = []
     for entry in store.list(prefix):
         parts = entry.key[len(prefix) :].split("/")
         if len(parts) == 3 and parts[2] == names.MANIFEST and names.parse_step(parts[1]) is not None:
-            found.append(_load(store, run_id, entry.key))
+            with contextlib.suppress(NotInStore):  # retention took it between the list and the look
+                found.append(_load(store, run_id, entry.key))
     order = {phase: number for number, phase in enumerate(phases)}
     return sorted(found, key=lambda c: (order.get(c.manifest.phase, -1), c.manifest.step), reverse=True)
 
 
 def best_step(store: Store, run_id: str, phase: str) -> int | None:
-    try:
-        text = store.read(run_key(run_id, names.CHECKPOINTS, phase, names.BEST))
-    except NotInStore:
-        return None
-    return codec.loads(Pointer, text).step
+    pointer = read_document(store, run_key(run_id, names.CHECKPOINTS, phase, names.BEST), Pointer)
+    return pointer.step if pointer is not None else None
 
 
 def damage(store: Store, checkpoint: StoredCheckpoint) -> str:
     """The first file whose bytes in the store are not those of the manifest; "" when it is whole."""
+    if checkpoint.problem:
+        return checkpoint.problem
     for file in checkpoint.manifest.files:
         try:
             digest = store.sha256(checkpoint.key(file.name))
@@ -70,10 +74,17 @@ def damage(store: Store, checkpoint: StoredCheckpoint) -> str:
 
 def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
     text = store.read(key)
+    phase, step = key.split("/")[-3], names.parse_step(key.split("/")[-2]) or 0
+    unknown = CheckpointManifest("", run_id, phase, step, 0, False, "", 0, [])
     try:
         manifest = codec.loads(CheckpointManifest, text)
     except WireError as exc:
-        raise IntegrityError(f"{key} cannot be read.", str(exc), "Name another checkpoint: --checkpoint STEP") from exc
+        return StoredCheckpoint(run_id, unknown, text, f"its manifest cannot be read ({exc})")
+    seal = manifest.sha256.encode()
+    if seal and hashlib.sha256(text.replace(seal, b"", 1)).hexdigest() != manifest.sha256:
+        return StoredCheckpoint(run_id, unknown, text, "its manifest has not the sha256 that is written in it")
+    if (manifest.phase, manifest.step) != (phase, step):
+        return StoredCheckpoint(run_id, unknown, text, f"its manifest is that of {manifest.phase} {manifest.step}")
     strange = [file.name for file in manifest.files if not re.fullmatch(r"[\w-][\w.-]*", file.name)]
     if strange:
         # A name such as ../../.bashrc would be written outside of the folder that it is fetched into.

@@ -8,17 +8,17 @@ All are tried before anything is raised: one stubborn machine must not leave the
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud import meter
 from homing.cloud.home import Home
-from homing.cloud.ledger import RunRow
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.reconcile import is_absent, receipt, refresh
 from homing.cloud.signs import read_signs
 from homing.errors import HomingError, StillBilling
 from homing.wire.codec import WireError
-from homing.wire.record import LedgerLine
 
 __all__ = ["Destroyed", "destroy_lines", "destroy_run", "open_lines", "still_billing", "would_be_lost"]
 
@@ -71,15 +71,16 @@ def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> D
 
 def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DEADLINE_S) -> Destroyed:
     for line in lines:
-        # Written first: if we die now, every later verb says that this end is unconfirmed.
-        home.ledger.update(line.mark, destroy_asked_at=home.world.now())
-    marks = [line.mark for line in lines]
+        # Written first: if we die now, every later verb says that this end is unconfirmed. A ledger that cannot be
+        # written (a full disk) must not keep a machine billing: we go on, and the receipt fails loudly.
+        with contextlib.suppress(HomingError):
+            home.ledger.update(line.mark, destroy_asked_at=home.world.now())
     problems: dict[str, str] = {}
-    for line in _lines_of(home, marks):
+    for line in _as_written(home, lines):
         problem = _destroy_line(home, line, deadline_s)
         if problem:
             problems[line.mark] = problem
-    after = _lines_of(home, marks)
+    after = _as_written(home, lines)
     if problems:
         raise still_billing(home, [line for line in after if line.mark in problems], problems)
     return Destroyed(after, meter.total_spend(after, home.world.now()))
@@ -89,7 +90,7 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: dict[str, str] 
     assert lines, "nobody is billing"
     said = []
     for line in lines:
-        page = home.provider(line.provider).page
+        page = _page(home, line.provider)
         spend = meter.show_usd(meter.line_spend(line, home.world.now()))
         words = [
             f"{line.provider} {line.instance_id or line.mark} at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h,",
@@ -108,8 +109,20 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: dict[str, str] 
     )
 
 
-def _lines_of(home: Home, marks: list[str]) -> list[LedgerLine]:
-    return [line for line in home.ledger.lines() if line.mark in marks]
+def _page(home: Home, provider: str) -> str:
+    try:
+        return home.provider(provider).page
+    except (HomingError, OSError):
+        return ""  # a provider that cannot be opened here must not silence the alarm
+
+
+def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
+    """The lines as they stand now; as they were given where the ledger cannot be read."""
+    marks = [line.mark for line in lines]
+    try:
+        return [line for line in home.ledger.lines() if line.mark in marks]
+    except HomingError:
+        return lines
 
 
 def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> str:
@@ -129,7 +142,8 @@ def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> str:
             problem = str(exc).replace("\n", " ") or type(exc).__name__
         if not problem:
             return ""
-        home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
+        with contextlib.suppress(HomingError):
+            home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
         left_s = deadline - home.world.monotonic()
         if left_s <= 0:
             return problem

@@ -16,9 +16,10 @@ from pathlib import Path
 from homing.cloud.checkpoints import StoredCheckpoint, best_step, list_checkpoints
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
+from homing.cloud.signs import read_document
 from homing.errors import IntegrityError, UsageError
 from homing.store import NotInStore, Store, run_key
-from homing.wire import codec, names
+from homing.wire import names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.run import Run
 
@@ -52,6 +53,8 @@ def fetch(
     passed_over: list[str] = []
     for checkpoint in candidates if or_older else candidates[:1]:
         try:
+            if checkpoint.problem:
+                raise IntegrityError(checkpoint.problem)
             is_new = _fetch_model(home, store, checkpoint, model_dir, force, tell)
         except (IntegrityError, NotInStore) as exc:
             passed_over.append(f"{checkpoint.folder}: {str(exc).splitlines()[0]}")
@@ -97,10 +100,8 @@ def choose(store: Store, run: RunRow, which: str, phases: list[str]) -> list[Sto
 
 
 def _phases(store: Store, run: RunRow) -> list[str]:
-    try:
-        return [phase.kind for phase in codec.loads(Run, store.read(run_key(run.id, names.RUN))).phases]
-    except NotInStore:
-        return []  # nothing was pushed; choose() says what that means
+    resolved = read_document(store, run_key(run.id, names.RUN), Run)
+    return [phase.kind for phase in resolved.phases] if resolved is not None else []
 
 
 def _fetch_model(
@@ -121,6 +122,12 @@ def _fetch_model(
             why="It would be written over.",
             fix=f"homing fetch {checkpoint.manifest.run_name} --force   or to another folder: --to FOLDER",
         )
+    if world.exists(model_dir) and not _may_replace(home, model_dir):
+        raise UsageError(
+            what=f"{model_dir} is no model, so it is not replaced, not even with --force.",
+            why=f"It has neither {names.MANIFEST} nor {names.WEIGHTS}, and what it has would be deleted.",
+            fix=f"homing fetch {checkpoint.manifest.run_name} --to FOLDER   with a folder that is not there yet",
+        )
     aside = model_dir.parent / f".{model_dir.name}.fetching-{world.random_hex(6)}"
     world.mkdir(aside)
     try:
@@ -133,11 +140,24 @@ def _fetch_model(
         old = model_dir.parent / f".{model_dir.name}.old-{world.random_hex(6)}"
         if world.exists(model_dir):
             world.rename(model_dir, old)
-        world.rename(aside, model_dir)
+        try:
+            world.rename(aside, model_dir)
+        except BaseException:
+            if world.exists(old):
+                world.rename(old, model_dir)
+            raise
         world.rmtree(old)
     finally:
         world.rmtree(aside)
     return True
+
+
+def _may_replace(home: Home, folder: Path) -> bool:
+    """Only what is a model, or empty: `--to .` must not cost a person their folder."""
+    if not home.world.is_dir(folder):
+        return False
+    there = home.world.listdir(folder)
+    return not there or names.MANIFEST in there or names.WEIGHTS in there
 
 
 def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:

@@ -39,7 +39,8 @@ class Home:
         return self._providers[name]
 
     def store_of(self, run: RunRow) -> Store:
-        return open_store(run.store, self.world)
+        # Launch has made it: one that is gone now (a disk not mounted) must not come back empty.
+        return open_store(run.store, self.world, create=False)
 
     def run_dir(self, run_id: str) -> Path:
         return self.path / "runs" / run_id

@@ -10,6 +10,7 @@ StillBilling.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from homing.cloud import boot as booting
 from homing.cloud import meter
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger import LIVE_STATES, RunRow
+from homing.cloud.ledger import LIVE_STATES, LedgerLine, RunRow
 from homing.cloud.mark import make_mark, new_run_id
 from homing.cloud.providers.base import InputFile, Instance, Offer, Order, Request, wait_until
 from homing.cloud.record import write_record
@@ -34,7 +35,6 @@ from homing.wire import codec, names
 from homing.wire.boot import Boot, Input
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
-from homing.wire.record import LedgerLine
 from homing.wire.run import Run
 
 __all__ = ["Draft", "LaunchOrder", "Launched", "draft", "guards", "launch", "rehearse"]
@@ -167,7 +167,7 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
         raise
     row = dataclasses.replace(row, state="running")
     try:
-        home.ledger.set_run(draft.run.id, state=row.state)
+        home.ledger.set_run(draft.run.id, only_live=True, state=row.state)
         write_record(home, draft.run.id, store)
     except (HomingError, OSError) as exc:
         # The run goes on by itself, and the next verb that looks brings the ledger up to date.
@@ -210,6 +210,12 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
         raise UsageError(
             what=f"{found.id} is done; there is nothing to resume.",
             fix=f"homing fetch {name}   or start afresh: homing launch {name}",
+        )
+    if found.store != order.run.store:
+        raise UsageError(
+            what=f"{found.id} lies in another store than the run file names.",
+            why=f"It was begun in {found.store}, the run file says {order.run.store}: it would begin at nothing.",
+            fix=f"homing launch {name} --resume --set store={found.store}",
         )
     left = [line for line in home.ledger.lines(found.id) if line.destroyed_at is None]
     if left and not found.is_live:
@@ -274,6 +280,8 @@ def _inputs(draft: Draft, home: Home, store: Store, tell: Callable[[str], None])
     taken, damaged = resume_inputs(store, draft.run.id, [phase.kind for phase in draft.run.phases])
     for problem in damaged:
         tell(problem)
+    if not any(item.path.startswith(f"run/{names.CHECKPOINTS}/") for item in taken):
+        tell("No checkpoint is in the store yet: it starts from the beginning")
     return inputs + taken
 
 
@@ -348,7 +356,11 @@ def _first_heartbeat(
         try:
             heartbeat = read_signs(store, draft.run.id, line).heartbeat
         except WireError as exc:
-            raise HomingError(f"The agent of {draft.run.id} wrote what cannot be read.", str(exc)) from exc
+            raise HomingError(
+                what=f"The agent of {draft.run.id} wrote what cannot be read.",
+                why=str(exc),
+                fix=f"Use the same homing here and there, then: homing launch {draft.run.name}",
+            ) from exc
         if heartbeat is not None:
             found.append(heartbeat)
             return True
@@ -371,16 +383,22 @@ def _first_heartbeat(
 
 def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None]) -> None:
     reason = (str(exc) or type(exc).__name__).splitlines()[0]
-    tell("The launch failed; ending what it started")
-    lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
+    with contextlib.suppress(OSError):  # a closed terminal may be why we are here
+        tell("The launch failed; ending what it started")
+    try:
+        lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
+    except HomingError:
+        # The ledger cannot be read (a full disk): the mark still finds what there is.
+        lines = [dataclasses.replace(_line(draft, home), created_at=home.world.now())]
     try:
         destroy_lines(home, lines)
     except StillBilling as still:
         raise still from exc
     finally:
-        home.ledger.set_run(
-            draft.run.id, state="failed", reason=f"launch: {reason}", exit_code=1, ended_at=home.world.now()
-        )
+        with contextlib.suppress(HomingError):  # the error that brought us here is the one to tell
+            home.ledger.set_run(
+                draft.run.id, state="failed", reason=f"launch: {reason}", exit_code=1, ended_at=home.world.now()
+            )
 
 
 def _last_words(log: str) -> str:

@@ -17,15 +17,39 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from homing.errors import HomingError, UsageError
-from homing.wire.record import LedgerLine
+from homing.errors import HomingError, IntegrityError, UsageError
+from homing.wire.codec import record
 from homing.world import World
 
-__all__ = ["ENDED_STATES", "LIVE_STATES", "Ledger", "RunRow"]
+__all__ = ["ENDED_STATES", "LIVE_STATES", "Ledger", "LedgerLine", "RunRow"]
 
 LIVE_STATES = ("launching", "running", "landing")
 ENDED_STATES = ("done", "failed", "stopped")
 SCHEMA_VERSION = 1
+
+
+@record("ledger-line", 1)
+@dataclass(frozen=True)
+class LedgerLine:
+    """One instance: from the intent to the receipt. Never deleted."""
+
+    mark: str
+    run_id: str
+    run_name: str
+    attempt: int
+    provider: str
+    offer: str
+    rate_usd_per_hour: str
+    limit_usd: str | None
+    intent_at: float
+    instance_id: str | None = None
+    created_at: float | None = None
+    destroyed_at: float | None = None  # when the provider showed it absent
+    state: str = "requested"
+    billing: str = "maybe"
+    spend_usd: str = "0"
+    note: str = ""
+
 
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine)]
 _TABLES = (
@@ -82,6 +106,12 @@ class Ledger:
         values = [getattr(line, name) for name in _LINE_COLUMNS]
         names = [field.name for field in dataclasses.fields(RunRow)]
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
+        if any(known.mark == line.mark for known in self.lines(run.id)):
+            raise UsageError(
+                what=f"{run.id} was launched from elsewhere while you were asked.",
+                why=f"Its attempt {line.attempt} is in the ledger already.",
+                fix=f"homing status {run.name}   then launch again",
+            )
         rows = self._execute(
             # A name is free when no run of that name lives; a run under its own id goes on when it has ended.
             (
@@ -142,8 +172,10 @@ class Ledger:
         sql = f"INSERT OR IGNORE INTO lines ({names}) VALUES ({', '.join('?' * len(_LINE_COLUMNS))})"
         self._execute((sql, [getattr(line, name) for name in _LINE_COLUMNS]))
 
-    def set_run(self, run_id: str, **columns: Any) -> None:
-        self._set("runs", columns, "id = ?", run_id)
+    def set_run(self, run_id: str, *, only_live: bool = False, **columns: Any) -> None:
+        """With `only_live` a run that ended meanwhile stays ended: another client may have destroyed it."""
+        live = ", ".join(f"'{state}'" for state in LIVE_STATES)
+        self._set("runs", columns, "id = ?" + (f" AND state IN ({live})" if only_live else ""), run_id)
 
     # --- reading ---
 
@@ -200,6 +232,17 @@ class Ledger:
         self._execute((f"UPDATE {table} SET {sets} WHERE {where}", [*columns.values(), key]))
 
     def _execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
+        try:
+            return self._really_execute(*statements)
+        except OSError as exc:
+            raise IntegrityError(
+                what=f"The ledger {self._path} cannot be used.",
+                why=f"{type(exc).__name__}: {exc}",
+                fix="Check the disk's space and the file's permissions. If it is damaged, move it away: `homing runs`"
+                " then finds by its mark whatever still bills, and `homing destroy --all` ends it.",
+            ) from exc
+
+    def _really_execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
         database = self._world.database(self._path)
         if not self._is_ready:
             self._world.mkdir(self._path.parent)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, Decimal
 
-from homing.wire.record import LedgerLine
+from homing.cloud.ledger import LedgerLine
 
 __all__ = ["MARGIN_S", "cost", "line_spend", "minimum_spend", "show_usd", "total_spend", "worst_case"]
 

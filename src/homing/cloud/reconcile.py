@@ -13,13 +13,12 @@ from decimal import Decimal
 
 from homing.cloud import meter
 from homing.cloud.home import Home
-from homing.cloud.ledger import RunRow
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.providers.base import Instance, Provider
 from homing.cloud.providers.registry import PROVIDERS
 from homing.cloud.signs import read_signs
 from homing.errors import HomingError, LimitReached
 from homing.wire.codec import WireError
-from homing.wire.record import LedgerLine
 
 __all__ = ["CREATE_GRACE_S", "LOOKS", "is_absent", "receipt", "refresh"]
 
@@ -150,14 +149,17 @@ def _refresh_run(home: Home, run: RunRow) -> list[str]:
         outcome = signs.outcome
         # What `homing watch` ends with: a stop that a person asked for is no failure, a limit is its own code.
         code = LimitReached.exit_code if signs.is_limit else int(outcome.state == "failed")
+        ended_at = outcome.t or now
         home.ledger.set_run(
-            run.id, state=outcome.state, reason=outcome.reason, exit_code=code, ended_at=outcome.t or now
+            run.id, only_live=True, state=outcome.state, reason=outcome.reason, exit_code=code, ended_at=ended_at
         )
     elif last is not None and last.destroyed_at is not None:
         reason = "its instance ended without saying how" if last.instance_id else "its launch was cut short"
-        home.ledger.set_run(run.id, state="failed", reason=reason, exit_code=1, ended_at=last.destroyed_at)
+        home.ledger.set_run(
+            run.id, only_live=True, state="failed", reason=reason, exit_code=1, ended_at=last.destroyed_at
+        )
     elif signs is not None and signs.heartbeat is not None:
-        home.ledger.set_run(run.id, state="running")
+        home.ledger.set_run(run.id, only_live=True, state="running")
     return []
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 
 from homing.cloud.checkpoints import StoredCheckpoint, best_step, damage, list_checkpoints
+from homing.cloud.signs import read_document
 from homing.errors import IntegrityError
-from homing.store import NotInStore, Store, run_key
+from homing.store import Store, run_key
 from homing.wire import codec, names
 from homing.wire.boot import Input
 from homing.wire.control import Request
@@ -65,11 +66,8 @@ def clear_wishes(store: Store, run_id: str, attempt: int, world: World) -> None:
         if store.exists(old):
             store.put_bytes(run_key(run_id, names.LOGS, f"{program}-{attempt - 1}.log"), store.read(old))
     key = run_key(run_id, names.REQUEST)
-    try:
-        last = codec.loads(Request, store.read(key))
-    except NotInStore:
-        pass
-    else:
+    last = read_document(store, key, Request)
+    if last is not None:
         fresh = Request(serial=last.serial + 1, t=world.now())
         store.put_bytes(key, codec.dumps(fresh).encode())
     store.delete(run_key(run_id, names.OUTCOME))

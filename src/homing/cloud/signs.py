@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from homing.cloud.ledger import LedgerLine
+from homing.errors import IntegrityError
 from homing.store import NotInStore, Store, run_key
 from homing.wire import codec, names
 from homing.wire.control import Heartbeat
 from homing.wire.event import Event, Outcome
-from homing.wire.record import LedgerLine
 
-__all__ = ["Signs", "Tail", "read_signs"]
+__all__ = ["Signs", "Tail", "read_document", "read_signs"]
 
 T = TypeVar("T")
 
@@ -35,13 +36,13 @@ class Signs:
 def read_signs(store: Store, run_id: str, line: LedgerLine | None) -> Signs:
     """Of this attempt only: what an earlier one left behind says nothing about this one."""
     # The heartbeat first: it is pushed last, so an outcome read after it is at least as new.
-    heartbeat = _read(store, run_key(run_id, names.HEARTBEAT), Heartbeat)
+    heartbeat = read_document(store, run_key(run_id, names.HEARTBEAT), Heartbeat)
     if heartbeat is not None and line is not None and heartbeat.mark != line.mark:
         heartbeat = None
     is_gone = line is not None and line.destroyed_at is not None
     outcome = None
     if is_gone or (heartbeat is not None and heartbeat.state in _ENDING):
-        outcome = _read(store, run_key(run_id, names.OUTCOME), Outcome)
+        outcome = read_document(store, run_key(run_id, names.OUTCOME), Outcome)
     since = line.intent_at if line is not None else 0.0
     return Signs(heartbeat, outcome, outcome is not None and _is_limit(store, run_id, outcome, since))
 
@@ -54,11 +55,18 @@ def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool
     return is_told or "limit" in outcome.reason
 
 
-def _read(store: Store, key: str, cls: type[T]) -> T | None:
+def read_document(store: Store, key: str, cls: type[T]) -> T | None:
+    """None where it is not there; one that is there and cannot be read is damage."""
     try:
         return codec.loads(cls, store.read(key))
     except NotInStore:
         return None
+    except codec.WireError as exc:
+        raise IntegrityError(
+            what=f"{key} in {store.url} cannot be read.",
+            why=str(exc),
+            fix="Whoever wrote it writes it again soon; if it stays so, delete it from the store.",
+        ) from exc
 
 
 class Tail:

@@ -8,14 +8,13 @@ from typing import Any
 
 from homing.cloud import meter
 from homing.cloud.home import Home
-from homing.cloud.ledger import RunRow
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.signs import Signs, read_signs
 from homing.errors import HomingError
 from homing.units import format_count, format_duration
 from homing.wire import codec
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
-from homing.wire.record import LedgerLine
 
 __all__ = ["STALE_S", "Status", "billing_lines", "dump_line", "look", "progress_line"]
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
+from homing.cloud.signs import read_document
 from homing.cloud.status import Status, look
 from homing.errors import HomingError, UsageError
-from homing.store import NotInStore, Store, run_key
+from homing.store import run_key
 from homing.units import format_duration
 from homing.wire import codec, names
 from homing.wire.control import Request
@@ -27,7 +28,7 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was asked for fro
             what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
         )
     store = home.store_of(run)
-    last = _last_request(store, run.id)
+    last = read_document(store, run_key(run.id, names.REQUEST), Request)
     if last is not None and last.stop:
         return last.serial
     serial = (last.serial if last else 0) + 1
@@ -67,10 +68,3 @@ def wait_for_stop(
                 fix=f"homing watch {run.name}   or at once, losing what is not pushed: homing destroy {run.name}",
             )
         home.world.sleep(_EVERY_S)
-
-
-def _last_request(store: Store, run_id: str) -> Request | None:
-    try:
-        return codec.loads(Request, store.read(run_key(run_id, names.REQUEST)))
-    except NotInStore:
-        return None

@@ -22,7 +22,7 @@ from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.signs import Tail
 from homing.cloud.speed import remember
-from homing.cloud.status import Status, look, progress_line
+from homing.cloud.status import STALE_S, Status, look, progress_line
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.store import Store, run_key
 from homing.units import format_duration
@@ -40,6 +40,7 @@ _REFRESH_S = 10.0  # the provider is asked this often
 _END_S = 180.0  # from the outcome to the end of billing
 _ALERT_SHARE = Decimal("0.6")  # of the limit: time to think about it
 _FIRST_EVENTS = 20  # of the past, when a watch begins
+_FIRST_SAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,11 @@ def remember_speed(home: Home, run: RunRow, store: Store) -> None:
         resolved = codec.loads(Run, home.world.read(folder / names.RUN))
         offer = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
         metrics = Tail(store, run_key(run.id, names.METRICS)).documents(Metric)
-    except (OSError, ValueError, KeyError, HomingError):
-        return
-    speeds = sorted(metric.tokens_per_s for metric in metrics if metric.tokens_per_s)
-    if len(speeds) >= 3:
-        remember(resolved, offer["device"], offer["num_gpus"], speeds[len(speeds) // 2], home)
+        speeds = sorted(metric.tokens_per_s for metric in metrics if metric.tokens_per_s)
+        if len(speeds) >= 3:
+            remember(resolved, offer["device"], offer["num_gpus"], speeds[len(speeds) // 2], home)
+    except (OSError, ValueError, KeyError, TypeError, HomingError):
+        return  # a cache of hints: it must not fail the verb that has done its work
 
 
 class _Watch:
@@ -96,6 +97,8 @@ class _Watch:
         self.is_alerted = False
         self.last_line = ""
         self.problem = ""
+        self.refresh_problems: list[str] = []
+        self.is_told_stale = self.is_told_waiting = False
         self.line_due = self.refresh_due = home.world.monotonic()
         self.ending_since: float | None = None
 
@@ -123,8 +126,10 @@ class _Watch:
             self.refresh_due = now + _REFRESH_S
             problems = refresh(self.home)
             self.run = self.home.ledger.run(self.run.id) or self.run
-            if problems and problems[0] != self.problem:
-                raise HomingError(problems[0])
+            for problem in problems:
+                if problem not in self.refresh_problems:
+                    yield Report("problem", f"{problem} Trying again.")
+            self.refresh_problems = problems
         status = look(self.home, self.run)
         yield from self._new_events()
         yield from self._new_samples()
@@ -144,7 +149,10 @@ class _Watch:
 
     def _new_samples(self) -> Iterator[Report]:
         prefix = run_key(self.run.id, names.SAMPLES) + "/"
-        for entry in self.store.list(prefix):
+        entries = self.store.list(prefix)
+        if not self.samples:  # of the past only the last ones; a long run has hundreds
+            self.samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
+        for entry in entries:
             if entry.key not in self.samples:
                 text = self.store.read(entry.key).decode("utf-8", "replace")
                 self.samples.add(entry.key)
@@ -204,16 +212,33 @@ class _Watch:
             self.is_alerted = True
             share = status.spend_usd / limit
             yield Report("alert", f"{share:.0%} of the limit of {meter.show_usd(limit)} is spent.")
+        age_s = status.heartbeat_age_s
+        is_stale = age_s is not None and age_s > STALE_S and status.run.is_live and status.is_billing
+        if is_stale and not self.is_told_stale:
+            said = f"No heartbeat for {format_duration(age_s or 0.0)}: the agent may be dead or cut off, and it bills."
+            yield Report("alert", f"{said} To end it: homing destroy {self.run.name}")
+        self.is_told_stale = is_stale
+        if (
+            status.run.state == "launching"
+            and not any(line.created_at for line in status.lines)
+            and not self.is_told_waiting
+        ):
+            self.is_told_waiting = True
+            said = "Nothing is created yet. If no `homing launch` is at work on it any more, close it:"
+            yield Report("alert", f"{said} homing destroy {self.run.name}")
 
     def _check_nobody_is_left(self, status: Status, now: float) -> None:
-        """An instance on which nothing of ours runs will not end by itself."""
+        """An instance on which nothing of ours runs will not end by itself, nor one whose limit has passed."""
         lines = [line for line in status.lines if line.destroyed_at is None and line.instance_id is not None]
         for line in lines:
             assert line.instance_id is not None, line
             seen = self.home.provider(line.provider).describe(line.instance_id)
             is_late = self.ending_since is not None and now - self.ending_since > _END_S
-            if seen.billing != "no" and (not seen.is_running or is_late):
-                said = seen.detail if not seen.is_running else f"it ended {format_duration(_END_S)} ago and still bills"
+            margin = meter.cost(Decimal(line.rate_usd_per_hour), meter.MARGIN_S)
+            is_over = status.limit_usd is not None and status.spend_usd > status.limit_usd + margin
+            if seen.billing != "no" and (not seen.is_running or is_late or is_over):
+                said = f"it ended {format_duration(_END_S)} ago and still bills" if is_late else "its limit has passed"
+                said = said if seen.is_running else seen.detail
                 raise still_billing(self.home, [line], {line.mark: f"{said}."})
 
     def _is_over(self) -> bool:

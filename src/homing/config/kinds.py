@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, StrictBool, StrictStr
+from pydantic import AfterValidator, BeforeValidator, StrictBool, StrictStr
 
 from homing.units import format_bytes, format_usd, parse_bytes, parse_count, parse_duration, parse_usd
 
@@ -76,6 +76,13 @@ def _switch(value: Any) -> Any:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
+def _without_null(value: str) -> str:
+    # No path, pattern or prompt can hold one, and the disk's answer to it names no key.
+    if "\0" in value:
+        raise ValueError(f"{value[:60]!r} holds a null character")
+    return value
+
+
 def _texts(value: Any) -> Any:
     """One path may stand without brackets."""
     return [value] if isinstance(value, str) else value
@@ -95,9 +102,9 @@ def _refuse_past_measure(value: Any) -> None:
         raise ValueError(f"{str(value)[:40]!r} is past all measure")
 
 
-Text = StrictStr
+Text = Annotated[StrictStr, AfterValidator(_without_null)]
 Flag = StrictBool
-Texts = Annotated[list[StrictStr], BeforeValidator(_texts)]
+Texts = Annotated[list[Text], BeforeValidator(_texts)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[int, BeforeValidator(_count)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from homing.config.check import check
 from homing.config.paths import find_run_file
+from homing.config.record import is_record, read_record
 from homing.config.resolve import PrepSettings, Resolved, resolve
 from homing.config.schema import NAME_PATTERN
 from homing.config.sets import apply_sets
 from homing.config.smoke import shrink
 from homing.config.source import Source, read_source
 from homing.config.trace import Trace
-from homing.errors import Mistake, RunFileError
+from homing.errors import Mistake, RunFileError, UsageError
+from homing.wire.names import RUN_FILE
 from homing.wire.run import Run
 
 __all__ = ["Loaded", "load_run", "preset_dir"]
@@ -41,6 +43,8 @@ def load_run(
     not be refused because the old tokenizer does not match.
     """
     path = find_run_file(name_or_path)
+    if is_record(path):
+        return _repeat(path, sets, is_changed=is_smoke or is_for_prep)
     source = read_source(path)
     source.is_preset = path.resolve().parent == preset_dir().resolve()
     said = apply_sets(source, sets)
@@ -49,6 +53,18 @@ def load_run(
         shrink(source, resolved.run, keeps_vocabulary=bool(trace.file.tokenizer.file))
         trace, resolved = _resolve(source, path, is_for_prep=is_for_prep)
     return Loaded(resolved.run, path, source.text, resolved.prep, said + trace.warnings, resolved.is_prepared)
+
+
+def _repeat(path: Path, sets: Sequence[str], *, is_changed: bool) -> Loaded:
+    if sets or is_changed:
+        raise UsageError(
+            what=f"{path} is the record of a run, and is repeated as it is.",
+            why="Its values are resolved already; a change to one would not reach those derived from it.",
+            fix=f"Change the run file beside it: {path.with_name(RUN_FILE)}",
+        )
+    run, text = read_record(path)
+    nothing = PrepSettings([], [], 0.0, "text", run.model.vocab_size, "gpt4", "standard", "", 0, 0, Path(run.data.dir))
+    return Loaded(run, path, text, nothing, [], is_prepared=True)
 
 
 def _resolve(source: Source, path: Path, *, is_for_prep: bool) -> tuple[Trace, Resolved]:

@@ -250,7 +250,7 @@ def suggest_key(path: tuple[str | int, ...]) -> str:
         return _mean(FOREIGN[near], path)
     if near := nearest(plain, list(by_name), cutoff=0.75):
         return _mean(by_name[near], path)
-    return f"Keys here: {', '.join(here)}."
+    return f"Keys here: {', '.join(here)}." if here else f"There is no section {section} either."
 
 
 def nearest(name: str, candidates: list[str], cutoff: float = 0.6) -> str | None:

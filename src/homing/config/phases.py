@@ -57,7 +57,8 @@ def resolve_phase(trace: Trace, number: int, model: Model, corpus: Corpus) -> Ph
         ),
         eval_tokens=int(when("eval_tokens", "eval", "tokens", *_eval_tokens(model, corpus))),
         save_every=int(
-            when("save_every", "checkpoint", "every", max(1, num_steps // 10), "derived: a tenth of the phase")
+            # Twice the step of evaluation and not num_steps // 10, so that every second evaluation is a checkpoint's.
+            when("save_every", "checkpoint", "every", 2 * max(1, num_steps // 20), "derived: a tenth of the phase")
         ),
         save_every_s=float(when("save_every_s", "checkpoint", "every_time", whole.checkpoint.every_time)),
         sample_every=int(when("sample_every", "sample", "every", whole.sample.every)),

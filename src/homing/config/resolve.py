@@ -139,15 +139,12 @@ def _prepared_vocab_size(trace: Trace, prepared: Prepared, wanted: int | None) -
     """The tokenizer that is there decides; a run file that says otherwise is refused, with both numbers."""
     found = prepared.manifest.vocab_size
     shown = _shown(prepared.dir / wire_names.TOKENIZER)
-    asked = prepared.manifest.settings.get("vocab_size")
-    if wanted is not None and wanted != found and asked != wanted:
+    if wanted is not None and wanted != found:
         trace.wrong(
             ("tokenizer", "vocab_size"),
             f"vocabulary mismatch: {trace.source.file} says {wanted:,}, but {shown} has {found:,} entries.",
             f"Prepare the data again (homing prep {trace.file.name or ''}".rstrip() + f"), or set it to {found}.",
         )
-    elif wanted is not None and wanted != found:
-        trace.warn(f"The text gave a vocabulary of {found:,} only ({shown}); {trace.source.file} asks for {wanted:,}.")
     trace.note("model.vocab_size", shown)
     return found
 
@@ -156,7 +153,10 @@ def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
     if prepared is not None:
         found = Corpus(prepared.num_train_tokens, prepared.num_val_tokens, _shown(prepared.dir / wire_names.MANIFEST))
         if not found.num_val_tokens:
-            trace.warn("There is no held-out text, so nothing can be evaluated: raise data.val_fraction.")
+            trace.warn(
+                "There is no held-out text, so nothing can be evaluated."
+                " Raise data.val_fraction, or name a file under data.validation, and prepare again."
+            )
         return found
     num_bytes = _text_bytes(trace.file.data.text)
     if not num_bytes:
@@ -203,7 +203,7 @@ def _prep(trace: Trace, vocab_size: int, data_dir: Path) -> PrepSettings:
         vocab_size=vocab_size,
         split=tokenizer.split,
         specials=tokenizer.specials,
-        tokenizer=tokenizer.file,
+        tokenizer=str(Path(tokenizer.file).expanduser()) if tokenizer.file else "",
         sample_bytes=tokenizer.sample,
         shard_tokens=data.shard_tokens,
         dir=data_dir,

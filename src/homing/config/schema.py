@@ -89,7 +89,11 @@ class Tokenizer(Section):
         "An existing tokenizer.json to use instead of training one.", default="", example="data/other/tokenizer.json"
     )
     sample: Bytes = key(
-        "How much of the text the tokenizer is trained on.", default=200_000_000, example="100MB", ge=1_000
+        "How much of the text the tokenizer is trained on, spread evenly over it.",
+        default=100_000_000,
+        example="100MB",
+        ge=1_000,
+        le=2_000_000_000,
     )
 
 
@@ -163,7 +167,10 @@ class Checkpoint(Section):
     """When the run can be resumed from. Under a phase the same keys hold for that phase."""
 
     every: Count | None = key(
-        "Steps between two checkpoints; 0: only at the end.", derived="a tenth of the phase", example="1000", ge=0
+        "Steps between two checkpoints, each evaluated first unless eval.every is 0; 0: only at the end.",
+        derived="a tenth of the phase",
+        example="1000",
+        ge=0,
     )
     every_time: Duration = key(
         "Also after so much time; 0: never by time.", default=900.0, example="15m", ge=0.0, le=86400.0 * 7

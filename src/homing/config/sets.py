@@ -3,7 +3,8 @@
     phases.0.lr=3e-4   phases[0].lr=3e-4   data.text=[a.txt, b.txt]   limits.spend=$12
 
 The value is read as YAML would read it. What was given on the command line is newer than the file, so a length
-(`steps`) replaces the file's other length (`epochs`), and the dial replaces the file's shape; both are said aloud.
+(`steps`) replaces the file's other length (`epochs`) and a warm-up that is no shorter, and the dial replaces the file's
+shape; each is said aloud.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ruamel.yaml.error import YAMLError
 from homing.config.names import looks_like_secret_value
 from homing.config.source import KeyPath, Source, dotted, yaml_value
 from homing.errors import HomingError, Mistake
+from homing.units import parse_count
 
 __all__ = ["LENGTHS", "SHAPE", "apply_sets"]
 
@@ -89,9 +91,21 @@ def _make_room(source: Source, given: set[KeyPath]) -> list[str]:
     for path in sorted(given, key=dotted):
         if len(path) == 3 and path[0] == "phases" and path[2] in LENGTHS:
             said += _set_aside(source, given, path, [(*path[:2], other) for other in LENGTHS if other != path[2]])
+        if len(path) == 3 and path[0] == "phases" and path[2] == "steps":
+            warmup = (*path[:2], "warmup_steps")
+            if _count(source.get(warmup)) >= _count(source.get(path)) > 0:  # a first try of a long schedule
+                said += _set_aside(source, given, path, [warmup])
         if path == ("model", "depth"):
             said += _set_aside(source, given, path, [("model", other) for other in SHAPE])
     return said
+
+
+def _count(value: Any) -> int:
+    """0 for what is no count: the check that follows will say so."""
+    try:
+        return parse_count(value)
+    except ValueError:
+        return 0
 
 
 def _set_aside(source: Source, given: set[KeyPath], winner: KeyPath, losers: Sequence[KeyPath]) -> list[str]:

@@ -91,6 +91,8 @@ def shrink(source: Source, run: Run, *, keeps_vocabulary: bool) -> None:
     if not isinstance(source.data.get("phases"), list):
         source.data["phases"] = [{}]
     for number in range(len(run.phases)):
+        # A phase of which only the dash is written is a phase of defaults.
+        source.data["phases"][number] = source.data["phases"][number] or {}
         for length in ("tokens", "epochs"):
             source.data["phases"][number].pop(length, None)
     if isinstance(source.data.get("model"), dict):

@@ -24,7 +24,8 @@ def pick_device(wanted: str = "auto") -> torch.device:
     if wanted == "auto":
         return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
     kind = wanted.split(":")[0]
-    if kind not in DEVICES:
+    device = _named(wanted)
+    if kind not in DEVICES or device is None:
         raise UsageError(
             what=f"There is no device called {wanted!r}.",
             why=f"homing knows {', '.join(DEVICES)}.",
@@ -35,7 +36,17 @@ def pick_device(wanted: str = "auto") -> torch.device:
     if kind == "mps" and not has_mps:
         why = "This is not a Mac with Apple silicon, or its torch was built without MPS."
         raise UsageError(what="The device mps was asked for and is not here.", why=why, fix=_NO_GPU_FIX)
-    return torch.device(wanted)
+    if kind == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        why = f"This machine has {torch.cuda.device_count()}, counted from 0."
+        raise UsageError(what=f"The device {wanted} was asked for and is not here.", why=why, fix=_NO_GPU_FIX)
+    return device
+
+
+def _named(wanted: str) -> torch.device | None:
+    try:
+        return torch.device(wanted)  # also refuses what is no number after the colon
+    except RuntimeError:
+        return None
 
 
 _NO_GPU_FIX = "Use --device auto (or train.device: auto) to compute on what this machine has."

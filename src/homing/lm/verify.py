@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from homing.errors import DataError
 from homing.lm.device import describe_device, pick_device
 from homing.lm.model import Decoder, check_shape, count_params
-from homing.lm.shards.pack import PackedStream
+from homing.lm.shards.pack import PackedStream, check_ids
 from homing.lm.shards.read import open_split, read_manifest
 from homing.wire import names
 from homing.wire.run import Run
@@ -151,13 +151,9 @@ def _batch(run: Run, run_dir: Path) -> tuple[Tensor, Tensor, str]:
                 fix=f"Set model.vocab_size: {manifest.vocab_size}, or run `homing prep {run.name}` again.",
             )
         stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
-        tokens = torch.from_numpy(stream.read(0, count)).long()
-        if int(tokens.max()) >= run.model.vocab_size:
-            raise DataError(
-                what=f"The shards in {data_dir} hold id {int(tokens.max())}.",
-                why=f"The vocabulary ends at {run.model.vocab_size - 1}.",
-                fix=f"homing prep {run.name} makes them again.",
-            )
+        ids = stream.read(0, count)
+        check_ids(ids, run.model.vocab_size, "train")
+        tokens = torch.from_numpy(ids).long()
         source = f"{BATCH} x {context} tokens of {data_dir}"
     else:
         generator = torch.Generator("cpu").manual_seed(run.seed)

@@ -50,7 +50,8 @@ class Store(Protocol):
     def create_if_absent(self, key: str, data: bytes) -> bool: ...
 
 
-_ASIDE = re.compile(r"\.tmp-\d+-[0-9a-f]{8}$")  # what World writes before it renames
+# What World writes before it renames, and what a store's `get` has not yet checked.
+_ASIDE = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
 
 
 def is_aside(name: str) -> bool:

@@ -17,6 +17,8 @@ from homing.world import World
 
 __all__ = ["FileStore"]
 
+_STALE_S = 86400.0  # an unfinished file that nobody has written to for so long has lost its writer
+
 
 class FileStore:
     def __init__(self, root: str, world: World, *, create: bool = True) -> None:
@@ -25,6 +27,7 @@ class FileStore:
         self._world = world
         # Only a store that has never been seen may be made; once seen, its absence is a failure.
         self._may_create = create
+        self._swept: set[str] = set()
 
     def put(self, key: str, path: str) -> Entry:
         target = self._writable(key)
@@ -120,7 +123,19 @@ class FileStore:
         self._check_root()
         with self._as_store_error("written", key):
             self._world.mkdir(os.path.dirname(path))
+            self._sweep(os.path.dirname(path))
         return path
+
+    def _sweep(self, folder: str) -> None:
+        """Removes what killed writers left in a folder, once per opened store: nobody else would ever do it."""
+        if folder in self._swept:
+            return
+        self._swept.add(folder)
+        for name in self._world.listdir(folder):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                if is_aside(name) and self._world.now() - self._world.modified_at(path) > _STALE_S:
+                    self._world.remove(path)
 
     def _check_root(self) -> None:
         if self._world.is_dir(self.root):

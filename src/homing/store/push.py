@@ -64,21 +64,26 @@ class Pusher:
 
     # --- whole passes ---
 
-    def push_changes(self) -> None:
-        """One pass of --watch: everything that is new since the last."""
+    def push_changes(self, *, is_settled: bool = True) -> None:
+        """One pass of --watch: everything that is new since the last.
+
+        Not `is_settled`: checkpoints are still being fetched, so one that is not here was not dropped here.
+        """
         self.push_live()
         self.push_checkpoints()
         self.push_pointers()
-        self.mirror_retention()
+        if is_settled:
+            self.mirror_retention()
 
-    def push_everything(self) -> None:
+    def push_everything(self, *, is_settled: bool = True) -> None:
         """One pass of --once: everything, read back; raises unless all that is worth keeping is in the store."""
         self._verified.clear()
         self._damaged.clear()
         self.push_checkpoints()
         self.push_pointers()
         self.push_model()
-        self.mirror_retention()
+        if is_settled:
+            self.mirror_retention()
         self._pushed_as.clear()  # also what went up beside the checkpoints: it was not read back
         self.push_live(is_verified=True)
         # A damaged checkpoint is none; it is a loss only where no whole one is left beside it.

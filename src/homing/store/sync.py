@@ -72,9 +72,7 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
     """
     pusher = _pusher(boot, store, world)
     world.mkdir(_run_dir(boot))
-    done_path = os.path.join(boot.work_dir, _FETCHED)
-    this = hashlib.sha256(codec.dumps(boot).encode()).hexdigest().encode()
-    was_done = world.exists(done_path) and world.read(done_path) == this
+    was_done = _is_fetched(boot, world)
     for item in boot.inputs:
         path = os.path.join(boot.work_dir, check_key(item.path))
         if was_done and _is_living(item.path):
@@ -91,7 +89,7 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
             world.append(path, begun)
         # An event and not only a log line: to the agent's watchdog a long fetch that moves is not idle.
         pusher.event("input_fetched", f"{item.path} is here, {item.num_bytes:,} bytes verified.")
-    world.write(done_path, this)
+    world.write(os.path.join(boot.work_dir, _FETCHED), _this(boot))
 
 
 def push_once(boot: Boot, store: Store, world: World) -> None:
@@ -99,7 +97,7 @@ def push_once(boot: Boot, store: Store, world: World) -> None:
     pusher = _pusher(boot, store, world)
     try:
         bring_request(boot, store, world)
-        pusher.push_everything()
+        pusher.push_everything(is_settled=_is_fetched(boot, world))
     except HomingError as exc:
         with contextlib.suppress(OSError):
             pusher.tell_problem(exc.what)
@@ -114,7 +112,7 @@ def watch(boot: Boot, store: Store, world: World) -> None:
     while True:
         try:
             bring_request(boot, store, world)
-            pusher.push_changes()
+            pusher.push_changes(is_settled=_is_fetched(boot, world))
         except (HomingError, OSError) as exc:
             failures += 1
             _tell_failure(pusher, exc, failures)
@@ -135,6 +133,15 @@ def bring_request(boot: Boot, store: Store, world: World) -> None:
     if not world.exists(path) or world.read(path) != wanted:
         world.write(path, wanted)
         log.info("brought a request from home")
+
+
+def _is_fetched(boot: Boot, world: World) -> bool:
+    path = os.path.join(boot.work_dir, _FETCHED)
+    return world.exists(path) and world.read(path) == _this(boot)
+
+
+def _this(boot: Boot) -> bytes:
+    return hashlib.sha256(codec.dumps(boot).encode()).hexdigest().encode()
 
 
 def _is_living(path: str) -> bool:

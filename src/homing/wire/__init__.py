@@ -1,14 +1,10 @@
 """What crosses machines, described once: the run directory's files and the documents in them.
 
-    names       the file and folder names that writer and reader share
-    codec       strict writers, lenient readers
-    run         run.json, the resolved run: what trainer and agent read
-    data        manifest.json beside token shards
-    checkpoint  manifest.json inside a checkpoint
-    event       events.jsonl, metrics.jsonl
-    control     control.json, request.json, heartbeat.json
-    boot        boot.json, what the agent is told at start, with how to end billing
-    record      the run's own record in the store, and ledger lines
+names       the file and folder names that writer and reader share     codec   strict writers, lenient readers
+run         run.json, the resolved run                                 data    manifest.json beside token shards
+checkpoint  manifest.json inside a checkpoint                          event   events.jsonl, metrics.jsonl
+control     control.json, request.json, heartbeat.json                 record  the run's own record in the store
+boot        boot.json, what the agent is told at start, with how to end billing
 
 Standard library only, and Python 3.8: the agent runs on whatever Python an image has.
 """

@@ -11,8 +11,6 @@ from typing import Dict, List, Optional
 
 from homing.wire.codec import record
 
-__all__ = ["Boot", "EndBilling", "Input"]
-
 
 @dataclass(frozen=True)
 class EndBilling:

@@ -13,8 +13,6 @@ from typing import Any, Dict, List, Optional
 
 from homing.wire.codec import record
 
-__all__ = ["CheckpointManifest", "FileHash", "Pointer"]
-
 
 @dataclass(frozen=True)
 class FileHash:

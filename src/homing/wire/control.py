@@ -14,8 +14,6 @@ from typing import Optional
 
 from homing.wire.codec import record
 
-__all__ = ["Control", "Heartbeat", "Request"]
-
 
 @record("control", 1)
 @dataclass(frozen=True)

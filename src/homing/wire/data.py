@@ -12,8 +12,6 @@ from typing import Any, Dict, List
 
 from homing.wire.codec import record
 
-__all__ = ["DataManifest", "Shard", "SourceFile", "Split"]
-
 
 @dataclass(frozen=True)
 class Shard:

@@ -7,8 +7,6 @@ from typing import Any, Dict, Optional
 
 from homing.wire.codec import record
 
-__all__ = ["Event", "Metric", "Outcome"]
-
 
 @record("event", 1)
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from typing import Dict, List, Optional
 
 from homing.wire.codec import record
 
-__all__ = ["Cloud", "Data", "Limits", "Model", "Optimizer", "Phase", "Run", "Sampling", "Schedule", "Sizes", "Train"]
-
 
 @dataclass(frozen=True)
 class Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -196,14 +195,28 @@ class TestLocal(ProviderContract):
         with pytest.raises(ProviderRefused):
             provider.destroy("../../etc")
 
-    def test_a_damaged_record_raises_rather_than_being_gone(
+    def test_a_damaged_record_is_unknown_and_billing_and_can_still_be_destroyed(
         self, provider: Provider, request_: Request, homing_home: Path
     ) -> None:
         provider.create(request_)
         record = homing_home / "local" / request_.mark / "instance.json"
-        whole = record.read_bytes()
-        record.write_bytes(whole[:10])
-        with pytest.raises(ProviderRefused):
-            provider.list_owned()
-        record.write_bytes(whole)
-        assert json.loads(whole)["mark"] == request_.mark
+        record.write_bytes(record.read_bytes()[:10])
+        (seen,) = provider.list_owned()
+        assert (seen.state, seen.billing) == ("unknown", "yes")
+        assert "damaged" in seen.detail
+        provider.destroy(request_.mark)
+        assert provider.list_owned() == []
+
+    def test_a_damaged_end_is_not_believed_and_hides_no_other(
+        self, provider: Provider, request_: Request, homing_home: Path
+    ) -> None:
+        provider.create(request_)
+        other = homing_home / "local" / f"{request_.mark[:-1]}9"
+        other.mkdir()
+        for name in ("instance.json", "ended.json"):
+            (other / name).write_text("{")
+        assert {instance.state for instance in provider.list_owned()} == {"ready"}
+        (other / "instance.json").write_text('{"rate_usd_per_hour": "1", "created_at": 1}')
+        assert {instance.state for instance in provider.list_owned()} == {"ready", "unknown"}
+        provider.destroy(request_.mark)
+        assert [instance.state for instance in provider.list_owned()] == ["unknown"]

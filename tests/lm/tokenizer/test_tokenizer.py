@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from homing.errors import DataError, IntegrityError
 from homing.lm.tokenizer import load_tokenizer
 from homing.lm.tokenizer.encode import AWKWARD, Encoder
 from homing.lm.tokenizer.files import build_tokenizer_json, read_facts, write_extras
+from homing.lm.tokenizer.new_letters import NEW_LETTERS, has_new_letter
 from homing.lm.tokenizer.specials import SPECIALS
 from homing.lm.tokenizer.splits import SPLITS, name_of_split
 from homing.lm.tokenizer.train import learn_merges
@@ -29,6 +32,7 @@ PARTS = [
     *(" ", "  ", "\n", "\r\n", "\r", "\t", "\x0b", "\x85", "\xa0", "\u1680", "\u180e", "\u2003", "\u2028", "\u3000"),
     *("\x00", "\x1b", "\x7f", "\u200b", "\u200d", "\ufeff", "e\u0301", "\u0327", "\ue000", "\U0010ffff"),
     *("漢字", "かな", "한국", "ไทย", "हिन्दी", "שלום", "👩‍👩‍👧", "🏳️‍🌈", "🎉", "ß", "ǅ", "İ", "\u212a"),
+    *("\U00032a67", "\ua7ce", "a\nb", "a b", ".\n.", "x \ny"),  # letters of Unicode 17, and where text may be cut
     *("word", "Word", " the", "!!", "...", "--", "_", "<|endoftext|>", "<|im_end|>", "<|", "|>", "<|pad|"),
 ]
 fuzz = st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=6)), max_size=25).map("".join)
@@ -57,6 +61,35 @@ def test_the_encoder_equals_tokenizers_and_tiktoken_on_any_text(made: Any, text:
     assert got == tokenizer.encode(text)
     assert got == [16 + rank for rank in reference.encode_ordinary(text)]
     assert tokenizer.decode(got) == text
+
+
+def test_documents_with_letters_that_only_one_of_them_knows_follow_tokenizers(made: Any) -> None:
+    _, tokenizer, encoder, _ = made
+    texts = ["plain", ".\U00032a67 a b\n.\U000323b0.", "", "1\ua7ce1", "漢字", "to be\nor 🎉.\U00033479 not", "end"]
+    ids, starts = encoder.encode([text.encode() for text in texts])
+    assert [ids[a:b].tolist() for a, b in pairwise(starts.tolist())] == [tokenizer.encode(text) for text in texts]
+    assert [has_new_letter(text.encode()) for text in texts] == [False, True, False, True, False, True, False]
+    long = "漢字 🎉 " * 500
+    assert not has_new_letter(long.encode())
+    assert all(has_new_letter((long + chr(end) + long).encode()) for ends in NEW_LETTERS for end in ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["gpt4", "gpt2"])
+def test_the_list_of_letters_that_only_one_of_them_knows_is_complete(split: str, tmp_path: Path) -> None:
+    # Merges of a letter, a digit, a mark and a space with any first byte: a border between the two shows in the ids.
+    merges = [(probe, bytes([byte])) for probe in (b"a", b"1", b".", b" ") for byte in range(0xC2, 0xF5)]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(build_tokenizer_json(merges, SPECIALS["standard"], split), encoding="utf-8")
+    encoder, backend = Encoder(path), Tokenizer.from_file(str(path))
+    listed = {number for first, last in NEW_LETTERS for number in range(first, last + 1)}
+    characters = [chr(n) for n in range(0x80, 0x110000) if not 0xD800 <= n < 0xE000 and n not in listed]
+    for first in range(0, len(characters), 8192):
+        texts = [f"a{c}1{c}.{c} {c}" for c in characters[first : first + 8192]]
+        ids, starts = encoder.encode([text.encode() for text in texts])
+        rows = backend.encode_batch_fast(texts, add_special_tokens=False)
+        assert ids.tolist() == [token for row in rows for token in row.ids]
+        assert len(starts) == len(texts) + 1
 
 
 def test_text_never_becomes_a_special_id(made: Any) -> None:
@@ -135,8 +168,8 @@ def test_a_different_id_stops_the_run(made: Any, tmp_path: Path) -> None:
     other.write_text(json.dumps(document), encoding="utf-8")
     encoder._path = str(other)  # as if gigatoken read the same file in another way
     with pytest.raises(IntegrityError, match="different ids"):
-        encoder.prove([TRAINING.encode()])
-    Encoder(path).prove([TRAINING.encode()])
+        encoder.prove([TRAINING.encode()]).check(is_last=True)
+    Encoder(path).prove([TRAINING.encode()]).check(is_last=True)
 
 
 def test_facts_of_our_own_are_read_back(made: Any) -> None:

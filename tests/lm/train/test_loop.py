@@ -15,14 +15,26 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import make_data, make_run, make_run_dir
+from tiny import (
+    make_data,
+    make_documents,
+    make_run,
+    make_run_dir,
+    write_byte_tokenizer,
+    write_manifest,
+    write_shards,
+)
 
-from homing.errors import DataError, RunFailed, UsageError
+from homing.errors import DataError, IntegrityError, RunFailed, UsageError
 from homing.lm.model import Decoder
+from homing.lm.phases import pretrain
 from homing.lm.train import checkpoint, choices, loop
+from homing.lm.train.__main__ import main
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.loop import train
 from homing.wire import codec, names
+from homing.wire.checkpoint import Pointer
+from homing.wire.data import Split
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Run
 
@@ -182,6 +194,27 @@ def test_a_landing_time_that_has_come_saves_and_ends(tmp_path: Path, data_dir: P
     assert go(tmp_path)[0].exit_code == 75
 
 
+def test_a_landing_leaves_time_for_the_evaluation_and_the_step_that_come_before_the_next_look(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, asked = pretrain.evaluate, []
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.3)
+        return plain(*args, **kwargs)
+
+    class Noting(Wishes):
+        def stop(self, *, save_s: float = 0.0) -> Stop | None:
+            asked.append(save_s)
+            return None
+
+    monkeypatch.setattr(pretrain, "evaluate", slow)
+    go(tmp_path, make_run(data_dir, num_steps=5, eval_every=2, save_every=0), wishes=Noting(tmp_path))
+    assert len(asked) == 4  # not after the last step, which saves anyway
+    assert asked[0] < 0.3 <= asked[3]
+    assert asked[2] < 0.3
+
+
 def test_a_control_file_that_cannot_be_read_is_told_and_training_goes_on(tmp_path: Path, data_dir: Path) -> None:
     make_run_dir(tmp_path, make_run(data_dir, num_steps=3))
     (tmp_path / names.CONTROL).write_text('{"stop": ')
@@ -331,6 +364,122 @@ def test_weights_can_start_from_a_checkpoint(tmp_path: Path, data_dir: Path) -> 
     assert after < before + 0.3
 
 
+def test_weights_can_start_from_a_folder_that_holds_no_optimizer_and_a_changed_file_is_refused(
+    tmp_path: Path, data_dir: Path
+) -> None:
+    go(tmp_path / "first", make_run(data_dir, num_steps=2))
+    start = tmp_path / "first/checkpoints/pretrain" / names.step_dir(2)
+    (start / names.OPTIMIZER).unlink()
+    go(tmp_path / "next", make_run(data_dir, num_steps=1, init_from=str(start)))
+    (start / names.WEIGHTS).write_bytes(b"not these")
+    with pytest.raises(IntegrityError, match="cannot be used to start from"):
+        go(tmp_path / "damaged", make_run(data_dir, num_steps=1, init_from=str(start)))
+
+
+def test_without_held_out_text_it_trains_unevaluated_and_says_so(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    write_byte_tokenizer(data)
+    nothing = Split(num_tokens=0, num_documents=0, num_text_bytes=0, shards=[])
+    write_manifest(data, {"train": write_shards(data, "train", make_documents(50, seed=1)), "val": nothing})
+    ended, said = go(tmp_path / "run", make_run(data))
+    assert (ended.state, ended.step) == ("done", 12)
+    assert any("no held-out text" in line for line in said)
+    assert all(m.val_loss is None for m in metrics(tmp_path / "run"))
+    phase_dir = tmp_path / "run/checkpoints/pretrain"
+    assert json.loads((phase_dir / names.LATEST).read_text())["step"] == 12
+    assert not (phase_dir / names.BEST).exists()
+
+
+def test_every_planned_checkpoint_is_evaluated_so_that_the_best_is_among_those_kept(
+    tmp_path: Path, data_dir: Path
+) -> None:
+    go(tmp_path, make_run(data_dir, num_steps=8, eval_every=5, save_every=2, keep_last=9))
+    phase_dir = tmp_path / "checkpoints/pretrain"
+    losses = {step: checkpoint.verify(phase_dir / names.step_dir(step)).val_loss for step in (2, 4, 6, 8)}
+    assert all(loss is not None for loss in losses.values())
+    assert [m.step for m in metrics(tmp_path) if m.val_loss is not None] == [2, 4, 5, 6, 8]
+    best = json.loads((phase_dir / names.BEST).read_text())
+    assert losses[best["step"]] == best["val_loss"] == min(loss for loss in losses.values() if loss is not None)
+    go(tmp_path / "never", make_run(data_dir, num_steps=4, eval_every=0, save_every=2))
+    assert [m.step for m in metrics(tmp_path / "never") if m.val_loss is not None] == [4]
+
+
+def test_pointers_that_a_kill_left_behind_the_final_checkpoint_are_mended(tmp_path: Path, data_dir: Path) -> None:
+    go(tmp_path, make_run(data_dir, num_steps=4, save_every=2))
+    phase_dir = tmp_path / "checkpoints/pretrain"
+    (phase_dir / names.LATEST).write_text(codec.dumps(Pointer(step=2)))
+    (phase_dir / names.BEST).unlink()
+    go(tmp_path)
+    assert json.loads((phase_dir / names.LATEST).read_text())["step"] == 4
+    assert json.loads((phase_dir / names.BEST).read_text())["step"] in (2, 4)
+
+
+def test_a_compiler_that_fails_is_done_without_aloud_and_never_when_asked_for_by_name(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> torch.Tensor:
+        raise RuntimeError("no working C compiler")
+
+    go(tmp_path / "plain", make_run(data_dir, num_steps=2))
+    monkeypatch.setattr(torch, "compile", lambda function, **kwargs: broken)
+    monkeypatch.setattr(choices, "is_compile_worthwhile", lambda device: True)
+    _, said = go(tmp_path / "auto", make_run(data_dir, num_steps=2))
+    assert any("torch.compile failed" in line and "no working C compiler" in line for line in said)
+    assert figures(tmp_path / "auto") == figures(tmp_path / "plain")
+    manifest = checkpoint.verify(tmp_path / "auto/checkpoints/pretrain" / names.step_dir(2))
+    assert manifest.choices["is_compiled"] is False
+    with pytest.raises(RunFailed, match=r"torch\.compile failed"):
+        go(tmp_path / "on", make_run(data_dir, num_steps=2, train={"compile": "on"}))
+
+
+def test_the_minutes_of_compiling_are_no_part_of_speed_or_eta(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_once(function: Any, **kwargs: object) -> Any:
+        calls = iter([0.5])
+
+        def compiled(*args: torch.Tensor) -> torch.Tensor:
+            time.sleep(next(calls, 0.0))
+            loss: torch.Tensor = function(*args)
+            return loss
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", slow_once)
+    _, said = go(tmp_path, make_run(data_dir, num_steps=3, train={"compile": "on"}))
+    first, second, _ = metrics(tmp_path)
+    assert (first.tokens_per_s, first.step_s) == (None, None)
+    assert second.step_s is not None
+    assert second.step_s < 0.4
+    assert any(line.startswith("step 1/3") and "- tok/s" in line and "eta" not in line for line in said)
+
+
+def test_by_default_each_checkpoint_has_its_sample(tmp_path: Path, data_dir: Path) -> None:
+    go(tmp_path, make_run(data_dir, num_steps=5, save_every=2, keep_last=9))
+    written = sorted(path.name for path in (tmp_path / names.SAMPLES).iterdir())
+    assert written == [f"pretrain-{step:08d}.txt" for step in (2, 4, 5)]
+    assert (tmp_path / names.SAMPLES / written[0]).read_text().startswith("[the cat]")
+
+
+def test_a_checkpoint_carries_the_tokenizer_with_its_chat_template(tmp_path: Path, data_dir: Path) -> None:
+    go(tmp_path, make_run(data_dir, num_steps=1))
+    folder = tmp_path / "checkpoints/pretrain" / names.step_dir(1)
+    for name in (names.TOKENIZER, names.TOKENIZER_CONFIG):
+        assert (folder / name).read_bytes() == (data_dir / name).read_bytes()
+        assert name in {file.name for file in checkpoint.verify(folder).files}
+
+
+def test_a_disk_that_refuses_is_explained_and_not_a_traceback(
+    tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run_dir(tmp_path, make_run(data_dir, num_steps=1))
+    (tmp_path / names.TRAINER_LOCK).mkdir()
+    assert main([str(tmp_path)]) == names.EXIT_FAILED
+    said = capsys.readouterr()
+    assert "The disk refused" in said.err
+    assert "state failed" in said.out
+
+
 def test_data_that_changed_since_the_run_was_resolved_is_refused(tmp_path: Path) -> None:
     make_data(tmp_path / "data")
     run = make_run(tmp_path / "data")
@@ -346,6 +495,16 @@ def test_a_vocabulary_mismatch_names_every_number(tmp_path: Path, data_dir: Path
         go(tmp_path, other)
     assert "vocab_size mismatch: model.vocab_size in run.json: 300" in caught.value.why
     assert "272" in caught.value.why
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_id_past_the_vocabulary_is_named_before_it_reaches_the_model(tmp_path: Path, split: str) -> None:
+    make_data(tmp_path / "data", num_shards=1)
+    run = make_run(tmp_path / "data")
+    shard = tmp_path / "data" / names.shard_name(split, 0)
+    shard.write_bytes(b"\xff\xfe" * (shard.stat().st_size // 2))
+    with pytest.raises(DataError, match=rf"The {split} shards hold the id 65,279; the vocabulary ends at 271"):
+        go(tmp_path / "run", run)
 
 
 def test_a_batch_that_is_not_whole_rows_is_refused(tmp_path: Path, data_dir: Path) -> None:

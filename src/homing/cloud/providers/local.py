@@ -15,6 +15,7 @@ outlives the process that made it, and when all its processes have died it still
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -129,7 +130,12 @@ class Local:
     def describe(self, instance_id: str) -> Instance:
         folder = self._folder(instance_id)
         processes = self._processes(instance_id)
-        made = self._read(folder / "instance.json")
+        try:
+            made = self._read(folder / "instance.json")
+        except ProviderRefused as exc:
+            # Rate and beginning are lost, but not whether it runs nor whether it was ended: destroy still works.
+            is_over = self._exists(folder, "ended.json") and not processes
+            return self._instance(instance_id, "gone" if is_over else "unknown", detail=exc.what)
         if made is None:
             if not processes:
                 return self._instance(instance_id, "gone", detail="never created here, or its folder was removed")
@@ -155,14 +161,22 @@ class Local:
         folders = self._world.listdir(self._root) if self._world.exists(self._root) else []
         running = [mark for _, mark in self._world.marked(names.MARK_ENV, self._prefix)]
         ids = {name for name in (*folders, *running) if name.startswith(self._prefix)}
-        found = [self.describe(instance_id) for instance_id in sorted(ids)]
+        found = [self._describe_or_unknown(instance_id) for instance_id in sorted(ids)]
         return [instance for instance in found if instance.state != "gone"]
+
+    def _describe_or_unknown(self, instance_id: str) -> Instance:
+        """One damaged folder must not hide the others, nor keep them from being destroyed."""
+        try:
+            return self.describe(instance_id)
+        except ProviderRefused as exc:
+            return self._instance(instance_id, "unknown", detail=exc.what)
 
     def destroy(self, instance_id: str) -> None:
         folder = self._folder(instance_id)
         is_recorded = self._world.exists(folder / "instance.json")
         if is_recorded and not self._exists(folder, "destroy.json"):
-            self._write(folder / "destroy.json", {"asked_at": self._world.now()})
+            with contextlib.suppress(OSError):  # on a full disk its processes end all the same; ended.json then fails
+                self._write(folder / "destroy.json", {"asked_at": self._world.now()})
         self._end_processes(instance_id)
         if is_recorded:
             # create, not write: if the agent ended billing first, its moment counts.
@@ -174,7 +188,7 @@ class Local:
         if not self._world.exists(path):
             return ""
         start = max(0, self._world.size(path) - _LOG_BYTES)
-        return self._world.read_from(path, start, _LOG_BYTES).decode("utf-8", "replace")
+        return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
 
     # --- helpers, in the order they are called ---
 

@@ -72,7 +72,9 @@ def marked(mark: str) -> Iterator[int]:
             if wanted.encode() in entries and state not in (b"Z", b"X"):
                 yield int(name)
         return
-    listing = subprocess.run(["ps", "-axEww", "-o", "pid=,command="], stdout=subprocess.PIPE, check=True)
+    listing = subprocess.run(
+        ["ps", "-axEww", "-o", "pid=,command="], stdout=subprocess.PIPE, check=True, timeout=DEADLINE_S
+    )
     for line in listing.stdout.decode("utf-8", "replace").splitlines():
         if wanted in line.split():
             yield int(line.split()[0])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from homing.lm.model import Decoder
-from homing.lm.shards.pack import PackedStream
+from homing.lm.shards.pack import PackedStream, check_ids
 from homing.lm.shards.read import TokenSplit
 
 __all__ = ["Evaluation", "evaluate"]
@@ -56,7 +56,9 @@ def evaluate(
     sums, told = [], time.monotonic()
     for row in range(0, num_rows, rows_at_a_time):
         rows = min(rows_at_a_time, num_rows - row)
-        tokens = torch.from_numpy(stream.rows(row, rows, context)).long()
+        ids = stream.rows(row, rows, context)
+        check_ids(ids, model.shape.vocab_size, split.name)
+        tokens = torch.from_numpy(ids).long()
         ids_BT, targets_BT = tokens[:-1].view(rows, context), tokens[1:].clone()
         # The stream goes on after the split has been seen once; what comes then was seen, and does not count.
         targets_BT[max(0, stream.epoch_tokens - 1 - row * context) :] = _IGNORED

@@ -159,7 +159,7 @@ def _read_manifest(folder: Path) -> CheckpointManifest | None:
         return None
     try:
         return codec.loads(CheckpointManifest, path.read_bytes())
-    except codec.WireError as exc:
+    except (OSError, codec.WireError) as exc:
         raise IntegrityError(
             what=f"{path} cannot be read.", why=str(exc), fix="Fetch the checkpoint again: homing fetch RUN"
         ) from exc
@@ -168,7 +168,7 @@ def _read_manifest(folder: Path) -> CheckpointManifest | None:
 def _read_run(path: Path) -> Run:
     try:
         run = codec.loads(Run, path.read_bytes())
-    except codec.WireError as exc:
+    except (OSError, codec.WireError) as exc:
         raise IntegrityError(
             what=f"{path} cannot be read.", why=str(exc), fix="Fetch the checkpoint again: homing fetch RUN"
         ) from exc

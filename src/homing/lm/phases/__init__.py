@@ -16,7 +16,7 @@ from homing.lm.model import Decoder
 from homing.lm.shards.pack import PackedStream
 from homing.wire.run import Phase, Run
 
-__all__ = ["PHASES", "PhaseWork", "open_phase"]
+__all__ = ["PHASES", "PhaseWork", "check_phases", "open_phase"]
 
 PHASES = {("pretrain", "full"): "homing.lm.phases.pretrain:Pretrain"}
 
@@ -26,6 +26,7 @@ class PhaseWork(Protocol):
 
     stream: PackedStream
     rows_per_step: int
+    can_evaluate: bool  # there is held-out text
 
     def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation: ...
 

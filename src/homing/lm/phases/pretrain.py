@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from homing.errors import DataError, UsageError
+from homing.errors import UsageError
 from homing.lm.evals.bits_per_byte import Evaluation, evaluate
 from homing.lm.model import Decoder
 from homing.lm.shards.pack import PackedStream
@@ -38,16 +38,14 @@ class Pretrain:
         self.rows_per_step = phase.batch_tokens // context
         manifest = read_manifest(data_dir)
         self.stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
-        self._val: TokenSplit = open_split(data_dir, manifest, "val")
-        if self._val.num_tokens < 2:
-            raise DataError(
-                what=f"The val split in {data_dir} is too small to measure on.",
-                why=f"It holds {self._val.num_tokens} token.",
-                fix="Raise data.val_fraction, or name more text under data.validation.",
-            )
+        held_out = manifest.splits.get("val")
+        # One token has no token before it to be predicted from.
+        self.can_evaluate = held_out is not None and held_out.num_tokens > 1
+        self._val: TokenSplit | None = open_split(data_dir, manifest, "val") if self.can_evaluate else None
         self._token_bytes = load_tokenizer(data_dir / names.TOKENIZER).token_bytes()
 
     def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation:
+        assert self._val is not None, "evaluated without held-out text; ask can_evaluate first"
         return evaluate(
             model,
             self._val,

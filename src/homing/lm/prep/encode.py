@@ -1,72 +1,101 @@
 """Pass two: documents to ids to shards, with a mark now and then from which a killed prep goes on.
 
-A mark is a position in the documents and the state of both writers, taken together after their bytes are on disk.
+A mark is a position in the documents and the state of both writers, taken together after their bytes are on disk,
+and the threshold that told the writers apart: with another one it is of no use.
 Shards depend on the documents alone, so what a resumed prep writes is, byte for byte, what it would have written.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from homing.lm.prep.order import Inputs
-from homing.lm.prep.pieces import Piece, Position, ahead, pieces_of
-from homing.lm.prep.scan import Scan
+from homing.lm.prep.pieces import Piece, Position, ahead
 from homing.lm.prep.work import Work
 from homing.lm.shards.write import ShardWriter
-from homing.lm.text.documents import Cuts
 from homing.lm.text.split import document_hash
 from homing.lm.tokenizer.encode import Encoder
 from homing.wire.data import Split
 
-__all__ = ["MARK_BYTES", "encode_all"]
+__all__ = ["MARK_BYTES", "encode_all", "last_mark", "position_of"]
 
 # Text between two marks: a second or two of work is lost at most, and syncing stays a small part of the time.
 MARK_BYTES = 256_000_000
 # Text of the person's own on which the encoder is proven at each start; `tokenizers` is slow, so not much.
-_PROOF_BYTES = 128_000
+_PROOF_BYTES = 32_000
+# Runs of documents on one side are written as they lie; where they are many, gathering each side first is faster.
+_MAX_RUNS = 64
+# Pieces that are being encoded, two at a time, or wait to be written.
+_NUM_UNDER_WAY = 4
+
+
+def last_mark(work: Work, threshold: int) -> dict[str, Any]:
+    """Empty where there is none, or none with this threshold."""
+    mark: dict[str, Any] = work.state.get("mark") or {}
+    return mark if mark.get("threshold") == threshold else {}
+
+
+def position_of(mark: dict[str, Any]) -> Position:
+    return Position(**mark["position"]) if mark else Position()
 
 
 def encode_all(
     work: Work,
-    inputs: Inputs,
-    scan: Scan,
-    encoder: Encoder,
+    pieces: Iterator[Piece],
+    threshold: int,
+    encoder: Callable[[], Encoder],
     writers: Callable[[str, Any], ShardWriter],
     *,
-    text_field: str,
+    mark: dict[str, Any],
     tell: Callable[[int, int], None],
+    meanwhile: Callable[[], None],
 ) -> dict[str, Split]:
-    """`writers(split, state)` makes a writer that goes on from `state`; `tell(read bytes, tokens)` after each piece."""
-    mark = work.state.get("mark") or {}
+    """`pieces` go on from `mark`, and so does what `writers(split, state)` makes; `tell(read bytes, tokens)` each time.
+
+    `encoder()` is asked for when the reading has begun, so that it may still be loading then. `meanwhile` is done
+    beside the encoding, once that is under way.
+    """
     train, val = writers("train", mark.get("train")), writers("val", mark.get("val"))
-    cuts = Cuts(scan.unmarked_bytes, text_field, is_checked=False)
-    unmarked_bytes, is_proven = 0, False
+    unmarked_bytes, proof, aside = 0, None, None
     try:
-        with ahead(_with_sides(pieces_of(inputs, cuts, start=_position(mark)), scan.threshold)) as pieces:
-            for piece, is_val in pieces:
+        with (
+            ahead(_with_sides(pieces, threshold)) as sided,
+            ThreadPoolExecutor(1, "write-shards") as write_beside,
+            ThreadPoolExecutor(1, "beside-encoding") as beside,
+        ):
+            # One piece is written while others are encoded, never more than one: order and memory stay as they are.
+            writing = write_beside.submit(lambda: None)
+            for piece, is_val, (ids, starts) in _encoded(sided, encoder):
                 if piece.documents:
-                    if not is_proven:
-                        encoder.prove(list(_few(piece.documents)))
-                        is_proven = True
-                    _encode(piece, is_val, encoder, train, val)
+                    # Not before the first piece: comparing begins with loading, which lets no other thread run.
+                    proof = proof or encoder().prove(list(_few(piece.documents)))
+                    proof.check()
+                    writing.result()
+                    writing = write_beside.submit(_write, piece, is_val, ids, starts, train, val)
+                aside = aside or beside.submit(meanwhile)
                 tell(piece.read_bytes, train.num_tokens + val.num_tokens)
                 unmarked_bytes += piece.num_text_bytes
                 if unmarked_bytes >= MARK_BYTES:
+                    writing.result()
                     position = {"source": piece.after.source, "document": piece.after.document}
-                    work.save(mark={"position": position, "train": train.mark(), "val": val.mark()})
+                    states = {"train": train.mark(), "val": val.mark()}
+                    work.save(mark={"threshold": threshold, "position": position, **states})
                     unmarked_bytes = 0
+            writing.result()
+            if aside is not None:
+                aside.result()
+        if proof is not None:
+            proof.check(is_last=True)
         return {"train": train.finish(), "val": val.finish()}
     finally:
         train.abandon()
         val.abandon()
-
-
-def _position(mark: dict[str, Any]) -> Position:
-    return Position(**mark["position"]) if mark else Position()
 
 
 def _with_sides(pieces: Iterator[Piece], threshold: int) -> Iterator[tuple[Piece, npt.NDArray[np.bool_]]]:
@@ -76,6 +105,21 @@ def _with_sides(pieces: Iterator[Piece], threshold: int) -> Iterator[tuple[Piece
             yield piece, np.full(len(piece.documents), piece.is_validation)
         else:
             yield piece, np.array([document_hash(document) < threshold for document in piece.documents], dtype=bool)
+
+
+def _encoded(
+    sided: Iterator[tuple[Piece, npt.NDArray[np.bool_]]], encoder: Callable[[], Encoder]
+) -> Iterator[tuple[Piece, npt.NDArray[np.bool_], tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]]:
+    """In order, with the next pieces always under way: no core waits for a slow document, nor for us."""
+    with ThreadPoolExecutor(2, "encode") as pool:
+        line: deque[Any] = deque()
+        for piece, is_val in sided:
+            line.append((piece, is_val, pool.submit(encoder().encode, piece.documents)))
+            if len(line) == _NUM_UNDER_WAY:
+                first, is_val, encoding = line.popleft()
+                yield first, is_val, encoding.result()
+        for piece, is_val, encoding in line:
+            yield piece, is_val, encoding.result()
 
 
 def _few(documents: list[bytes]) -> Iterator[bytes]:
@@ -88,15 +132,23 @@ def _few(documents: list[bytes]) -> Iterator[bytes]:
         left -= len(document)
 
 
-def _encode(
-    piece: Piece, is_val: npt.NDArray[np.bool_], encoder: Encoder, train: ShardWriter, val: ShardWriter
+def _write(
+    piece: Piece,
+    is_val: npt.NDArray[np.bool_],
+    ids: npt.NDArray[np.uint32],
+    starts: npt.NDArray[np.int64],
+    train: ShardWriter,
+    val: ShardWriter,
 ) -> None:
-    ids, starts = encoder.encode(piece.documents)
     sizes = np.fromiter(map(len, piece.documents), dtype=np.int64, count=len(piece.documents))
+    turns = np.flatnonzero(np.diff(is_val)) + 1
+    if len(turns) < _MAX_RUNS:
+        for first, last in pairwise([0, *turns.tolist(), len(is_val)]):
+            run = starts[first : last + 1]
+            writer = val if is_val[first] else train
+            writer.append(ids[run[0] : run[-1]], run - run[0], int(sizes[first:last].sum()))
+        return
     for writer, is_here in ((train, ~is_val), (val, is_val)):
-        if is_here.all():
-            writer.append(ids, starts, int(sizes.sum()))
-        elif is_here.any():
-            lengths = np.diff(starts)
-            here = np.concatenate([[0], np.cumsum(lengths[is_here])])
-            writer.append(ids[np.repeat(is_here, lengths)], here, int(sizes[is_here].sum()))
+        lengths = np.diff(starts)
+        here = np.concatenate([[0], np.cumsum(lengths[is_here])])
+        writer.append(ids[np.repeat(is_here, lengths)], here, int(sizes[is_here].sum()))

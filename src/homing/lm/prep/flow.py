@@ -6,14 +6,16 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from homing import __version__
 from homing.errors import DataError, HomingError, MissingExtra
-from homing.lm.prep.encode import encode_all
+from homing.lm.prep.encode import encode_all, last_mark, position_of
 from homing.lm.prep.order import (
     Inputs,
     PrepOrder,
@@ -23,10 +25,12 @@ from homing.lm.prep.order import (
     find_inputs,
     settings_of,
 )
+from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.prep.publish import find_finished, publish
 from homing.lm.prep.scan import Scan, Scanner, scan_warnings
 from homing.lm.prep.work import Work, disk_full, open_work, write_whole
 from homing.lm.shards.write import ShardWriter, dtype_for
+from homing.lm.text.documents import Cuts
 from homing.lm.tokenizer.encode import Encoder, warm_up
 from homing.lm.tokenizer.files import Facts, build_tokenizer_json, write_extras
 from homing.lm.tokenizer.specials import END_OF_TEXT
@@ -56,58 +60,110 @@ def prepare(order: PrepOrder, report: Report) -> DataManifest:
         fingerprint = {"settings": settings, "stamps": inputs.stamps, "version": __version__}
         if work.begin(fingerprint, is_forced=order.is_forced):
             report(Progress("resumed"))
-        return _work_through(order, facts, inputs, settings, work, report)
+        return _work_through(_Job(order, facts, inputs, settings, work, report))
 
 
-def _work_through(
-    order: PrepOrder, facts: Facts, inputs: Inputs, settings: dict[str, Any], work: Work, report: Report
-) -> DataManifest:
-    warming = warm_up()
-    scan = _scan_and_learn(order, facts, inputs, work, report)
-    warming.join()
-    for warning in scan_warnings(scan, order, has_validation=bool(inputs.validation)):
-        report(Progress("scan", warning=warning))
-    if "manifest" in work.state:
-        manifest = loads(DataManifest, work.state["manifest"])
-    else:
-        _check_disk(order.dir, facts, scan)
-        splits = _encode(order, facts, inputs, scan, work, report)
-        _check_unchanged(inputs, work)
-        manifest = _manifest(facts, inputs, settings, scan, splits, work)
-    report(Progress("publish", inputs.num_bytes, inputs.num_bytes, _num_tokens(manifest.splits)))
-    publish(work, manifest, inputs)
+@dataclass(frozen=True)
+class _Job:
+    order: PrepOrder
+    facts: Facts
+    inputs: Inputs
+    settings: dict[str, Any]
+    work: Work
+    report: Report
+
+
+def _work_through(job: _Job) -> DataManifest:
+    work, num_bytes = job.work, job.inputs.num_bytes
+    try:
+        if "manifest" in work.state:
+            manifest = loads(DataManifest, work.state["manifest"])
+        else:
+            manifest = _make(job)
+    except HomingError:
+        if "scan" not in work.state:
+            work.discard()  # nothing here is worth going on from
+        raise
+    job.report(Progress("publish", num_bytes, num_bytes, _num_tokens(manifest.splits)))
+    publish(work, manifest, job.inputs)
     return manifest
 
 
-def _scan_and_learn(order: PrepOrder, facts: Facts, inputs: Inputs, work: Work, report: Report) -> Scan:
-    """Pass one, with the tokenizer in the work folder at its end."""
-    if "scan" in work.state:
-        return Scan(**work.state["scan"])
-    tell = _teller("scan" if order.tokenizer else "train", inputs.num_bytes, report)
-    scanner = Scanner(order, inputs, lambda done: tell(done, 0))
-    try:
-        if order.tokenizer:
-            for _ in scanner.sample():
-                pass
-            source = Path(order.tokenizer)
-            text = (source / TOKENIZER if source.is_dir() else source).read_text(encoding="utf-8")
+def _make(job: _Job) -> DataManifest:
+    """All but the publishing."""
+    work, splits = job.work, None
+    # What need not be waited for is done beside: a tokenizer that exists is loaded while the reading begins.
+    with ThreadPoolExecutor(1, "beside") as beside:
+        if job.order.tokenizer:
+            _take_existing(job)
+            encoder = beside.submit(Encoder, work.folder / TOKENIZER)
+            scan, splits = _scan_and_encode(job, encoder.result)
         else:
-            text = _learn(order, facts, inputs, scanner, report)
-        scan = scanner.result()
-    except HomingError:
-        work.discard()  # nothing here is worth going on from
-        raise
-    write_whole(work.folder / TOKENIZER, text.encode())
-    write_extras(work.folder)
-    work.save(scan=asdict(scan))
-    report(Progress("scanned", inputs.num_bytes, inputs.num_bytes))
+            beside.submit(warm_up)
+            scan = _scan_and_learn(job)
+            encoder = beside.submit(Encoder, work.folder / TOKENIZER)
+        for warning in scan_warnings(scan, job.order, has_validation=bool(job.inputs.validation)):
+            job.report(Progress("scan", warning=warning))
+        splits = splits or _encode(job, scan, encoder.result)
+    _check_unchanged(job.inputs, work)
+    return _manifest(job, scan, splits)
+
+
+def _take_existing(job: _Job) -> None:
+    if "scan" not in job.work.state:
+        source = Path(job.order.tokenizer)
+        data = (source / TOKENIZER if source.is_dir() else source).read_bytes()
+        write_whole(job.work.folder / TOKENIZER, data)
+
+
+def _scan_and_encode(job: _Job, encoder: Callable[[], Encoder]) -> tuple[Scan, dict[str, Split] | None]:
+    """With a tokenizer that exists: one pass where the split is known before its end, else the first of two.
+
+    Known it is where documents are many. Should they turn out to be few after all, the shards are made again. A killed
+    pass leaves a mark but no scan: then all text is scanned, and what was encoded counts if the split is the same.
+    """
+    if "scan" in job.work.state:
+        return Scan(**job.work.state["scan"]), None
+    tell_scan = _teller("scan", job.inputs.num_bytes, job.report)
+    scanner = Scanner(job.order, job.inputs, lambda done: tell_scan(done, 0))
+    pieces = scanner.pieces()
+    first = next(pieces)
+    threshold, splits = scanner.likely_threshold, None
+    if "mark" in job.work.state or scanner.is_likely_small(first):
+        with ahead(chain([first], pieces)) as all_pieces:
+            for piece in all_pieces:
+                tell_scan(piece.read_bytes, 0)
+    else:
+        _check_disk(job, sum(s.num_bytes for s in job.inputs.sources if not s.packing and not s.is_jsonl))
+        splits = _encode_pieces(job, chain([first], pieces), threshold, encoder, mark={})
+    scan = _save_scan(job, scanner)
+    return scan, splits if scan.threshold == threshold else None
+
+
+def _scan_and_learn(job: _Job) -> Scan:
+    """Pass one, with the tokenizer in the work folder at its end."""
+    if "scan" in job.work.state:
+        return Scan(**job.work.state["scan"])
+    tell = _teller("train", job.inputs.num_bytes, job.report)
+    scanner = Scanner(job.order, job.inputs, lambda done: tell(done, 0))
+    text = _learn(job, scanner)
+    write_whole(job.work.folder / TOKENIZER, text.encode())
+    return _save_scan(job, scanner)
+
+
+def _save_scan(job: _Job, scanner: Scanner) -> Scan:
+    scan = scanner.result()
+    job.work.save(scan=asdict(scan))
+    job.report(Progress("scanned", job.inputs.num_bytes, job.inputs.num_bytes))
     return scan
 
 
-def _learn(order: PrepOrder, facts: Facts, inputs: Inputs, scanner: Scanner, report: Report) -> str:
+def _learn(job: _Job, scanner: Scanner) -> str:
+    facts, num_bytes = job.facts, job.inputs.num_bytes
+
     def sample_then_say() -> Any:
         yield from scanner.sample()
-        report(Progress("merge", inputs.num_bytes, inputs.num_bytes))
+        job.report(Progress("merge", num_bytes, num_bytes))
 
     merges = learn_merges(sample_then_say(), num_merges=facts.num_merges, split=facts.split)
     scanner.result()  # blank text is the better complaint
@@ -116,25 +172,46 @@ def _learn(order: PrepOrder, facts: Facts, inputs: Inputs, scanner: Scanner, rep
     return build_tokenizer_json(merges, facts.specials, facts.split)
 
 
-def _encode(order: PrepOrder, facts: Facts, inputs: Inputs, scan: Scan, work: Work, report: Report) -> dict[str, Split]:
+def _encode(job: _Job, scan: Scan, encoder: Callable[[], Encoder]) -> dict[str, Split]:
+    """Pass two, from the last mark on."""
+    _check_disk(job, scan.num_text_bytes)
+    mark = last_mark(job.work, scan.threshold)
+    cuts = Cuts(scan.unmarked_bytes, job.order.text_field, is_checked=False)
+    pieces = pieces_of(job.inputs, cuts, start=position_of(mark))
+    return _encode_pieces(job, pieces, scan.threshold, encoder, mark)
+
+
+def _encode_pieces(
+    job: _Job, pieces: Iterator[Piece], threshold: int, encoder: Callable[[], Encoder], mark: dict[str, Any]
+) -> dict[str, Split]:
+    return encode_all(
+        job.work,
+        pieces,
+        threshold,
+        encoder,
+        _writers(job),
+        mark=mark,
+        tell=_teller("encode", job.inputs.num_bytes, job.report),
+        meanwhile=lambda: write_extras(job.work.folder),
+    )
+
+
+def _writers(job: _Job) -> Callable[[str, Any], ShardWriter]:
     def writer(split: str, state: Any) -> ShardWriter:
         return ShardWriter(
-            work.folder,
+            job.work.folder,
             split,
-            dtype=dtype_for(facts.vocab_size),
-            end_of_text_id=facts.specials.index(END_OF_TEXT),
-            shard_tokens=order.shard_tokens,
+            dtype=dtype_for(job.facts.vocab_size),
+            end_of_text_id=job.facts.specials.index(END_OF_TEXT),
+            shard_tokens=job.order.shard_tokens,
             state=state,
         )
 
-    encoder = Encoder(work.folder / TOKENIZER)
-    tell = _teller("encode", inputs.num_bytes, report)
-    return encode_all(work, inputs, scan, encoder, writer, text_field=order.text_field, tell=tell)
+    return writer
 
 
-def _manifest(
-    facts: Facts, inputs: Inputs, settings: dict[str, Any], scan: Scan, splits: dict[str, Split], work: Work
-) -> DataManifest:
+def _manifest(job: _Job, scan: Scan, splits: dict[str, Split]) -> DataManifest:
+    facts, inputs = job.facts, job.inputs
     source = [
         SourceFile(source.path, source.num_bytes, sha256)
         for source, sha256 in zip(inputs.sources, scan.sha256s, strict=True)
@@ -144,21 +221,21 @@ def _manifest(
     return DataManifest(
         dtype=dtype_for(facts.vocab_size),
         vocab_size=facts.vocab_size,
-        tokenizer_sha256=file_sha256(work.folder / TOKENIZER),
+        tokenizer_sha256=file_sha256(job.work.folder / TOKENIZER),
         specials=list(facts.specials),
         splits=splits,
         source=source,
         source_sha256=hashlib.sha256(lines.encode()).hexdigest(),
-        settings=settings,
+        settings=job.settings,
         code_version=__version__,
         made_at=time.time(),
     )
 
 
-def _check_disk(target: Path, facts: Facts, scan: Scan) -> None:
+def _check_disk(job: _Job, num_text_bytes: int) -> None:
     # Four bytes of text a token is usual; where text is denser, the disk itself will say so.
-    width = 2 if dtype_for(facts.vocab_size) == "uint16" else 4
-    needed, free = scan.num_text_bytes // 4 * width, shutil.disk_usage(target).free
+    target, width = job.order.dir, 2 if dtype_for(job.facts.vocab_size) == "uint16" else 4
+    needed, free = num_text_bytes // 4 * width, shutil.disk_usage(target).free
     if free < needed:
         raise disk_full(target, f"About {needed / 1e6:,.0f} MB of shards are to come, {free / 1e6:,.0f} MB are free.")
 

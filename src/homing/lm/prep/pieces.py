@@ -46,7 +46,7 @@ class Piece:
 
 def _piece_bytes() -> int:
     """Small pieces are fast and keep memory low; many cores need a little more to share."""
-    return min(max(4, 2 * (os.cpu_count() or 1)), 32) * _MB
+    return min(max(4, os.cpu_count() or 1), 16) * _MB
 
 
 def pieces_of(
@@ -83,7 +83,7 @@ def pieces_of(
 
 
 @contextmanager
-def ahead(items: Iterator[T], depth: int = 2) -> Iterator[Iterator[T]]:
+def ahead(items: Iterator[T], depth: int = 4) -> Iterator[Iterator[T]]:
     """`items`, made by a thread that stays `depth` ahead. Its exception is raised here; leaving ends the thread."""
     line: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=depth)
     is_over = threading.Event()

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from homing.errors import DataError
 from homing.lm.prep.order import Inputs, file_sha256
 from homing.lm.prep.work import Work, sync_folder, write_whole
 from homing.lm.tokenizer.files import EXTRAS
@@ -39,6 +40,13 @@ def publish(work: Work, manifest: DataManifest, inputs: Inputs) -> None:
         if (work.folder / name).exists():
             os.replace(work.folder / name, work.target / name)
     sync_folder(work.target)
+    if not _is_whole(work.target, manifest):
+        work.discard()
+        raise DataError(
+            what=f"Shards went missing from {work.target} before they were finished.",
+            why="Something else deleted or changed files there while prep was at work, or after it was killed.",
+            fix="Run the same command again: it begins anew.",
+        )
     _remember(work.target, inputs)
     write_whole(work.target / MANIFEST, dumps(manifest, indent=2).encode() + b"\n")
     work.discard()

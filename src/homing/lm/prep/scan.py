@@ -1,10 +1,13 @@
-"""Pass one: every byte is read, hashed and checked, so that bad text is found before any work is done on it.
+"""Pass one: every byte is read, hashed and checked, so that no bad text becomes data.
 
 What it finds decides the rest: how many documents, how much text, where the split between train and val lies. On the
 way an even sample of the text goes to whoever wants it, which is the tokenizer's trainer.
 
 The sample keeps pace with the reading: a document is taken while the sample is no further along than the reading is.
 So it is spread over the whole input, deterministic, and needs neither the unpacked size nor a second look.
+
+Where nothing is to be learned first, its pieces can be encoded as they come, if the split is known beforehand: it is
+for many documents, and the first piece tells whether there will be many.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from homing.errors import DataError
 from homing.lm.prep.order import Inputs, PrepOrder
 from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.text.documents import Cuts, unmarked_bytes_for
-from homing.lm.text.split import SmallCorpus, choose_threshold
+from homing.lm.text.split import HASH_SPACE, SmallCorpus, choose_threshold
 
 __all__ = ["Scan", "Scanner", "scan_warnings"]
 
@@ -42,13 +45,15 @@ class Scanner:
         self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
         self._fraction = 0.0 if inputs.validation else order.val_fraction
         self._small = SmallCorpus(self._fraction)
+        # Where documents are many, the threshold will be this one; `result` has the final word.
+        self.likely_threshold = int(self._fraction * HASH_SPACE)
         self._sha256s: list[str] = []
         self._num_documents = self._num_val_documents = self._num_text_bytes = 0
 
     def sample(self) -> Iterator[bytes]:
         """Goes through all text; yields the documents of the sample. Run it to its end, then ask for the result."""
         total, sampled = self._inputs.num_bytes, 0
-        with ahead(self._looked_at()) as pieces:
+        with ahead(self.pieces()) as pieces:
             for piece in pieces:
                 allowed = self._order.sample_bytes * piece.read_bytes / total
                 for document in piece.documents if not piece.is_validation else []:
@@ -56,6 +61,11 @@ class Scanner:
                         sampled += len(document)
                         yield document
                 self._tell(piece.read_bytes)
+
+    def is_likely_small(self, first: Piece) -> bool:
+        """Whether the threshold must be found by looking at every document, judged by the first piece of them."""
+        share = first.read_bytes / self._inputs.num_bytes
+        return self._small.is_small and len(first.documents) <= self._small.max_documents * share
 
     def result(self) -> Scan:
         if self._num_documents == self._num_val_documents:
@@ -76,8 +86,8 @@ class Scanner:
             files_cut=self._cuts.files_cut[:20],
         )
 
-    def _looked_at(self) -> Iterator[Piece]:
-        """In the reading thread, so that hashing documents overlaps with counting their words."""
+    def pieces(self) -> Iterator[Piece]:
+        """All text, looked at on the way. In the reading thread, so that it overlaps with the use of the pieces."""
         for piece in pieces_of(self._inputs, self._cuts, sha256s=self._sha256s):
             self._num_documents += len(piece.documents)
             self._num_text_bytes += piece.num_text_bytes

@@ -26,7 +26,7 @@ __all__ = ["STATE", "Work", "open_work", "sync_folder", "write_whole"]
 
 WORK_FOLDER = ".prep"
 STATE = "state.json"
-_FORMAT = 1  # of state.json; another one is not continued
+_FORMAT = 2  # of state.json; another one is not continued
 
 
 class Work:
@@ -41,7 +41,7 @@ class Work:
         found = self._read()
         if found.get("fingerprint") == wanted and not is_forced:
             self.state = found
-            return "scan" in found
+            return "scan" in found or "mark" in found
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.state = {"fingerprint": wanted}
@@ -98,6 +98,12 @@ def _as_data_error(target: Path) -> Iterator[None]:
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(target, exc.strerror or "") from exc
+        if exc.filename and not Path(os.fsdecode(exc.filename)).absolute().is_relative_to(target.absolute()):
+            raise DataError(
+                what=f"{os.fsdecode(exc.filename)} cannot be read.",
+                why=f"{exc.strerror or exc}. It was there when prep began.",
+                fix="Put it back, or leave it out, and run the same command again.",
+            ) from exc
         raise DataError(
             what=f"{target} cannot be written.",
             why=f"{exc.strerror or exc}: {exc.filename or target}",

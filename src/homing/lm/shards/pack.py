@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from homing.errors import DataError
 from homing.lm.shards.read import TokenSplit
 
-__all__ = ["PackedStream"]
+__all__ = ["PackedStream", "check_ids", "permutation"]
 
 # A stretch touches one epoch, or two where they meet.
 _EPOCHS_KEPT = 2
@@ -86,6 +87,18 @@ class PackedStream:
             if len(self._epochs) > _EPOCHS_KEPT:
                 del self._epochs[next(iter(self._epochs))]
         return self._epochs[number]
+
+
+def check_ids(ids: NDArray[np.int32], vocab_size: int, split: str) -> None:
+    """Refuses ids past the vocabulary: sizes do not show a damaged or foreign shard, and a GPU's answer to such an id
+    names neither shard nor id."""
+    largest = int(ids.view(np.uint32).max())
+    if largest >= vocab_size:
+        raise DataError(
+            what=f"The {split} shards hold the id {largest:,}; the vocabulary ends at {vocab_size - 1:,}.",
+            why="They are damaged, or were made with another tokenizer: `homing verify RUN --hash` finds the file.",
+            fix="homing prep RUN --force makes them again.",
+        )
 
 
 def permutation(count: int, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from homing.errors import DataError
 from homing.wire.data import Shard, Split
 from homing.wire.names import index_name, shard_name
 
@@ -42,12 +43,18 @@ class _Growing:
     """A file that only grows, with its sha256."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
+        if num_bytes and (not path.is_file() or path.stat().st_size < num_bytes):
+            raise DataError(
+                what=f"The unfinished work in {path.parent} is damaged.",
+                why=f"{path.name} is missing, or shorter than the {num_bytes:,} bytes that were written to it.",
+                fix="Begin again: homing prep RUN --force",
+            )
         self._file: IO[bytes] = open(path, "r+b" if num_bytes else "w+b", buffering=0)  # noqa: SIM115, closed by us
         self._hash = hashlib.sha256()
         left = num_bytes
         while left:
             block = self._file.read(min(left, 1 << 20))
-            assert block, f"{path} is shorter than its mark"
+            assert block, f"{path} became shorter while it was read"
             self._hash.update(block)
             left -= len(block)
         self._file.truncate(num_bytes)

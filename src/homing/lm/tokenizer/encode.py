@@ -5,7 +5,8 @@ the vocabulary carries them; the ids of specials are simply never produced.
 
 gigatoken is young, so it is not believed: `prove` encodes awkward strings and the beginning of the person's own text
 with `tokenizers` as well, at each start, and one different id stops the run. There is no second encoder to fall
-back to; shards must not depend on which of two was in a good mood.
+back to; shards must not depend on which of two was in a good mood. The one known difference (new_letters) is settled
+by the document alone.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ import importlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from homing.errors import DataError, IntegrityError
-from homing.lm.tokenizer.load import load_tokenizer, read_tokenizer_json
+from homing.lm.tokenizer.load import Tokenizer, load_tokenizer, read_tokenizer_json
+from homing.lm.tokenizer.new_letters import has_new_letter, parts_by_new_letters
 
-__all__ = ["AWKWARD", "Encoder", "warm_up"]
+__all__ = ["AWKWARD", "Encoder", "Proof", "warm_up"]
 
 # gigatoken remembers every word it has met. A fresh one costs a tenth of a second, so it is dropped after so much text.
-_FRESH_AFTER_BYTES = 256_000_000
+_FRESH_AFTER_BYTES = 128_000_000
 
 AWKWARD = [
     "<|endoftext|><|im_start|>user<|im_end|> <|pad|><|endoftext|",
@@ -42,46 +45,73 @@ AWKWARD = [
 ]
 
 
-def warm_up() -> threading.Thread:
-    """Imports what `Encoder` needs beside the caller's own work; join it before the first `encode`."""
+def warm_up() -> None:
+    """Imports what `Encoder` needs, for whoever has a moment before."""
     # gigatoken hands its rows over as an awkward array, whose import alone takes half a second.
-    thread = threading.Thread(target=importlib.import_module, args=("awkward",), name="warm-up", daemon=True)
-    thread.start()
-    return thread
+    for module in ("awkward", "numpy.ma"):
+        importlib.import_module(module)
 
 
 class Encoder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        warm_up()
         self._path = os.fspath(path)
-        data = read_tokenizer_json(path)
-        data["added_tokens"] = []
-        data["post_processor"] = None
-        self._json = json.dumps(data)
+        self._json = json.dumps({**read_tokenizer_json(path), "added_tokens": [], "post_processor": None})
+        self._lock, self._reference_lock = threading.Lock(), threading.Lock()
         self._backend: Any = self._load()
         self._num_bytes = 0
+        self._reference: Tokenizer | None = None  # loaded when it is first asked for
 
     def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """All ids end to end, and where each document begins, with the end of the last one added."""
+        """All ids end to end, and where each document begins, with the end of the last one added. From any thread."""
         from gigatoken import BytesSource
 
-        if self._num_bytes > _FRESH_AFTER_BYTES:
-            self._backend, self._num_bytes = self._load(), 0
-        self._num_bytes += sum(map(len, documents))
-        rows = self._backend.encode_batch(BytesSource(list(documents))).layout
+        if not documents:
+            return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
+        odd = [number for number, document in enumerate(documents) if has_new_letter(document)]
+        if odd:
+            return self._encode_by_parts(documents, odd)
+        with self._lock:
+            if self._num_bytes > _FRESH_AFTER_BYTES:
+                self._backend, self._num_bytes = self._load(), 0
+            self._num_bytes += sum(map(len, documents))
+            backend = self._backend
+        rows = backend.encode_batch(BytesSource(list(documents))).layout
         starts = np.asarray(rows.offsets.data, dtype=np.int64)
         assert len(starts) == len(documents) + 1, "one row for each document"
         return np.asarray(rows.content.data, dtype=np.uint32)[starts[0] : starts[-1]], starts - starts[0]
 
-    def prove(self, documents: Sequence[bytes]) -> None:
-        """Raises unless `tokenizers` gives the same ids for AWKWARD and for `documents`."""
-        reference = load_tokenizer(self._path)
+    def _encode_by_parts(
+        self, documents: Sequence[bytes], odd: list[int]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """As `encode`, for documents of which `odd` have new letters: those parts as `tokenizers` encodes them."""
+        split = {number: parts_by_new_letters(documents[number]) for number in odd}
+        parts = [split.get(number, [(False, document)]) for number, document in enumerate(documents)]
+        ids, starts = self.encode([part for row in parts for is_odd, part in row if not is_odd])
+        plain = iter([ids[start:end] for start, end in pairwise(starts.tolist())])
+        reference = self._load_reference()  # lets no other thread run, so only now, when others have something to do
+        rows = [
+            np.concatenate(
+                [
+                    np.array(reference.encode(part.decode()), dtype=np.uint32) if is_odd else next(plain)
+                    for is_odd, part in row
+                ]
+            )
+            for row in parts
+        ]
+        return np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64)
+
+    def prove(self, documents: Sequence[bytes]) -> Proof:
+        """Begins to compare AWKWARD and `documents` with `tokenizers`; ask the proof now and then, and at the end."""
         texts = [text.encode() for text in AWKWARD] + list(documents)
         ids, starts = self.encode(texts)
-        for number, text in enumerate(texts):
-            got = ids[starts[number] : starts[number + 1]].tolist()
-            wanted = reference.encode(text.decode())
-            if got != wanted:
-                raise _not_identical(text, got, wanted)
+        rows = [ids[starts[n] : starts[n + 1]].tolist() for n in range(len(texts))]
+        return Proof(self._load_reference, texts, rows)
+
+    def _load_reference(self) -> Tokenizer:
+        with self._reference_lock:
+            self._reference = self._reference or load_tokenizer(self._path)
+            return self._reference
 
     def _load(self) -> Any:
         from gigatoken.gigatoken_rs import load_hf_json
@@ -94,6 +124,33 @@ class Encoder:
                 why=str(exc),
                 fix="Leave it out, and prep trains a tokenizer of its own.",
             ) from exc
+
+
+class Proof:
+    """The comparison, in a thread of its own: `tokenizers` takes longer to load than the first pieces to encode."""
+
+    def __init__(self, reference: Callable[[], Tokenizer], texts: list[bytes], rows: list[list[int]]) -> None:
+        self._reference, self._texts, self._rows = reference, texts, rows
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._compare, name="prove-encoder", daemon=True)
+        self._thread.start()
+
+    def check(self, *, is_last: bool = False) -> None:
+        """Raises as soon as a difference is known; with `is_last` it waits until all is compared."""
+        if is_last:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _compare(self) -> None:
+        try:
+            reference = self._reference()
+            for text, got in zip(self._texts, self._rows, strict=True):
+                wanted = reference.encode(text.decode())
+                if got != wanted:
+                    raise _not_identical(text, got, wanted)
+        except BaseException as exc:  # carried to the thread that asks
+            self._error = exc
 
 
 def _not_identical(text: bytes, got: list[int], wanted: list[int]) -> IntegrityError:

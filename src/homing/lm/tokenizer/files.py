@@ -17,7 +17,7 @@ from typing import Any
 
 from homing.errors import DataError
 from homing.lm.tokenizer.bytes_as_text import as_text
-from homing.lm.tokenizer.load import load_tokenizer, read_tokenizer_json
+from homing.lm.tokenizer.load import read_tokenizer_json, specials_of
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, END_OF_TEXT, IM_START, PAD
 from homing.lm.tokenizer.splits import name_of_split, pre_tokenizer_named
 from homing.wire.names import TOKENIZER, TOKENIZER_CONFIG
@@ -87,14 +87,14 @@ def write_extras(folder: Path) -> None:
 
 def read_facts(path: Path) -> Facts:
     """Of a tokenizer that prep can encode with: byte-level, a split of ours, specials at ids 0, 1, ..."""
-    tokenizer = load_tokenizer(path)
     data = read_tokenizer_json(path)
-    specials = sorted(tokenizer.specials, key=tokenizer.specials.__getitem__)
+    numbers = specials_of(data, path)
+    specials = sorted(numbers, key=numbers.__getitem__)
     split = name_of_split(data.get("pre_tokenizer"))
     why = ""
     if split is None:
         why = "It splits text in a way of its own; homing encodes with the gpt4 or the gpt2 split."
-    elif [tokenizer.specials[special] for special in specials] != list(range(len(specials))):
+    elif [numbers[special] for special in specials] != list(range(len(specials))):
         why = "Its special tokens do not have the ids 0, 1, 2, ..., where homing keeps them."
     elif specials[0] != END_OF_TEXT:
         why = f"Its token 0 is {specials[0]}, not {END_OF_TEXT}."
@@ -105,4 +105,4 @@ def read_facts(path: Path) -> Facts:
             f"{path} cannot encode for homing.", why=why, fix="Leave it out, and prep trains one of its own."
         )
     assert split is not None
-    return Facts(tokenizer.vocab_size, specials, split, len(data["model"]["merges"]))
+    return Facts(len(data["model"]["vocab"].keys() | numbers.keys()), specials, split, len(data["model"]["merges"]))

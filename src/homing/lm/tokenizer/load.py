@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import json
 import os
 from collections.abc import Iterable
@@ -11,7 +13,7 @@ from homing.errors import DataError
 from homing.lm.tokenizer.bytes_as_text import CHAR_TO_BYTE
 from homing.lm.tokenizer.specials import END_OF_TEXT
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["Tokenizer", "load_tokenizer", "read_tokenizer_json", "specials_of"]
 
 
 class Tokenizer:
@@ -51,18 +53,24 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         backend = Backend.from_file(os.fspath(path))
     except Exception as exc:  # the package raises a bare Exception
         raise _unusable(path, str(exc)) from exc
+    return Tokenizer(backend, specials_of(data, path))
+
+
+def specials_of(data: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, int]:
+    """Name -> id of the special tokens; refuses a vocabulary that is not byte-level or has no <|endoftext|>."""
     specials = {entry["content"]: int(entry["id"]) for entry in data.get("added_tokens", []) if entry.get("special")}
     if END_OF_TEXT not in specials:
         raise _unusable(path, f"It has no special token {END_OF_TEXT}.")
-    if not set().union(*(token for token in data["model"]["vocab"] if token not in specials)) <= set(CHAR_TO_BYTE):
+    if not set("".join(token for token in data["model"]["vocab"] if token not in specials)) <= set(CHAR_TO_BYTE):
         raise _unusable(path, "Its vocabulary is not byte-level.")
-    return Tokenizer(backend, specials)
+    return specials
 
 
 def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Parsed and checked. The same text is parsed once, so whoever wants to change it takes a copy."""
     try:
-        with open(path, encoding="utf-8") as file:
-            data = json.load(file)
+        with open(path, "rb") as file:
+            data = _parse(file.read())
     except FileNotFoundError as exc:
         raise DataError(
             what=f"There is no tokenizer at {os.fspath(path)}.",
@@ -74,6 +82,18 @@ def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(data, dict) or not isinstance(data.get("model"), dict) or data["model"].get("type") != "BPE":
         raise _unusable(path, "It is not the tokenizer.json of a BPE tokenizer.")
     return data
+
+
+@functools.lru_cache(maxsize=2)
+def _parse(text: bytes) -> Any:
+    # Tens of thousands of lists come, and none is garbage: the collector would go through all memory again and again.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return json.loads(text)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _unusable(path: str | os.PathLike[str], why: str) -> DataError:

@@ -38,6 +38,12 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"{line}\n")
         _say(f"Training failed | state failed | exit {names.EXIT_FAILED} | {error.what} | {run_dir}")
         return names.EXIT_FAILED
+    except OSError as error:
+        # A disk that is full, read-only or gone: nothing is wrong with the program, so no traceback.
+        what = f"The disk refused: {error}."
+        sys.stderr.write(f"error: {what}\nThe run directory {run_dir} must be writable, and the data readable.\n")
+        _say(f"Training failed | state failed | exit {names.EXIT_FAILED} | {what} | {run_dir}")
+        return names.EXIT_FAILED
     folder = run_dir / names.CHECKPOINTS / outcome.phase / names.step_dir(outcome.step)
     title = "Training Complete" if outcome.state == "done" else f"Training stopped: {outcome.reason}"
     _say(f"{title} | state {outcome.state} | exit {outcome.exit_code} | step {outcome.step:,} | {folder}")

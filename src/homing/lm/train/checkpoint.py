@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -41,6 +41,7 @@ __all__ = [
     "find_latest",
     "list_steps",
     "load",
+    "load_weights",
     "mend_pointers",
     "restore_rng",
     "retain",
@@ -63,7 +64,6 @@ class TrainState:
     step: int  # optimizer steps done, skipped ones included
     num_tokens: int
     rows_consumed: int  # the whole state of the data
-    best_val_loss: Optional[float] = None  # noqa: UP045 - the wire codec reads this spelling
     num_skipped: int = 0
     num_bad_in_a_row: int = 0
     rng: dict[str, str] = field(default_factory=dict)  # device -> state of its generator, in hex
@@ -168,6 +168,27 @@ def load(folder: Path, manifest: CheckpointManifest) -> LoadedCheckpoint:
         state=codec.loads(TrainState, (folder / names.STATE).read_bytes()),
         weights=load_file(folder / names.WEIGHTS),
         optimizer=load_file(folder / names.OPTIMIZER),
+    )
+
+
+def load_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Of any folder that holds model.safetensors, to start from. A manifest beside it must vouch for the file; weights
+    that others made have none, and models/NAME has one that leaves the optimizer out."""
+    path, problems = folder / names.WEIGHTS, list[str]()
+    if (folder / names.MANIFEST).exists():
+        manifest = _read_sealed(folder, problems)
+        listed = {file.name: file.sha256 for file in manifest.files} if manifest else {}
+        if manifest and (not path.is_file() or file_sha256(path) != listed.get(names.WEIGHTS)):
+            problems.append(f"{names.WEIGHTS} is missing, or its sha256 is not its manifest's")
+    try:
+        if not problems:
+            return load_file(path)
+    except (OSError, SafetensorError) as exc:
+        problems.append(f"{names.WEIGHTS} cannot be read: {exc}")
+    raise IntegrityError(
+        what=f"The weights in {folder} cannot be used to start from.",
+        why="\n".join(problems),
+        fix="Name a whole checkpoint in init_from, or fetch it again: homing fetch RUN",
     )
 
 

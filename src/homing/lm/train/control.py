@@ -66,7 +66,7 @@ class Wishes:
         self._signal = number
 
     def stop(self, *, save_s: float = 0.0) -> Stop | None:
-        """A reason to end now, or None. Costs one stat; `save_s` is how long the next save is expected to take."""
+        """A reason to end now, or None. Costs one stat; `save_s`: until a save begun at the next look is done."""
         if self._signal:
             return Stop("signal", f"{signal.Signals(self._signal).name} was received.")
         control = self._read()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from homing.errors import DataError
-from homing.lm.shards.pack import PackedStream
+from homing.lm.shards.pack import PackedStream, check_ids
 
 __all__ = ["Feed"]
 
@@ -26,9 +26,17 @@ class Feed:
     """Yields (ids_RT, targets_RT) of consecutive steps, from `first_row` on; the same rows on every machine."""
 
     def __init__(
-        self, stream: PackedStream, *, first_row: int, rows_per_step: int, context: int, device: torch.device
+        self,
+        stream: PackedStream,
+        *,
+        first_row: int,
+        rows_per_step: int,
+        context: int,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
         self._stream = stream
+        self._vocab_size = vocab_size
         self._first_row = first_row
         self._shape = (rows_per_step, context)
         self._device = device
@@ -68,6 +76,7 @@ class Feed:
             while not self._is_closed.is_set():
                 host = torch.empty(rows * context + 1, dtype=torch.int32, pin_memory=self._device.type == "cuda")
                 self._stream.read_into(row * context, host.numpy())
+                check_ids(host.numpy(), self._vocab_size, self._stream.split.name)
                 self._put(host)
                 row += rows
         except BaseException as error:

@@ -118,7 +118,7 @@ class _Session:
 def _open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes) -> _Session:
     check_phases(run.phases)
     device = set_up_device(run.train)
-    where = f"{describe_device(device)}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    where = f"{describe_device(device)}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
     journal.aloud("run_started", f"homing {homing.__version__} trains {run.name} on {where}.", device=str(device))
     data_dir, tokenizer = check_data(run, run_dir)
     papers = read_papers(run, run_dir, data_dir, tokenizer)
@@ -138,7 +138,7 @@ class _Phase:
         self.evaluation: Evaluation | None = None  # of the current step, or None
         self.saved_step = -1  # the step of the newest checkpoint
         self.saved_at = time.monotonic()
-        self.save_s = 0.0
+        self.save_s = self.eval_s = self.step_s = 0.0  # how long the last of each took
 
     # -- the story ---------------------------------------------------------------------------------------------------
 
@@ -146,6 +146,8 @@ class _Phase:
         found = self._find_checkpoint()
         if found and found.is_final:
             self.final = self.dir / names.step_dir(found.step)
+            # A trainer killed between its last save and the pointers left them at the checkpoint before.
+            checkpoint.mend_pointers(self.dir, found, damaged=self.damaged)
             self.state = dataclasses.replace(self.state, step=found.step, num_tokens=found.num_tokens)
             self._event("phase_skipped", f"Phase {self.phase.kind} is already trained: {self.final.name}.", aloud=True)
             return None
@@ -155,17 +157,20 @@ class _Phase:
         self._forget_metrics_past(self.state.step, is_resumed=found is not None)
         self._settle_choices()
         self._event("phase_started", self._describe(), aloud=True, num_steps=self.phase.num_steps)
+        if not self.work.can_evaluate:
+            text = "There is no held-out text: nothing is evaluated, and no checkpoint is called the best."
+            self._event("not_evaluated", text, aloud=True)
 
-        first_step = self.state.step
+        first_step = clocked_from = self.state.step
         begun = mark = time.perf_counter()
         tokens_since_mark = 0
         feed = Feed(
             self.work.stream, first_row=self.state.rows_consumed, rows_per_step=self.work.rows_per_step,
-            context=self.s.run.model.context, device=self.s.device,
+            context=self.s.run.model.context, vocab_size=self.s.run.model.vocab_size, device=self.s.device,
         )  # fmt: skip
         with feed, _quiet_gc() as settle_gc:
             while self.state.step < self.phase.num_steps:
-                is_first = self.state.step == first_step
+                is_first, step_begun = self.state.step == first_step, time.monotonic()
                 loss, norm = (self._first_step if is_first else self.step)(*feed.next())
                 tokens_since_mark += self.phase.batch_tokens
                 self.state = dataclasses.replace(
@@ -176,16 +181,20 @@ class _Phase:
                 )
                 self._count_bad(loss, norm)
                 step, is_last = self.state.step, self.state.step == self.phase.num_steps
-                stop = None if is_last else self.s.wishes.stop(save_s=self.save_s)
+                self.step_s = 0.0 if is_first else time.monotonic() - step_begun
+                stop = None if is_last else self.s.wishes.stop(save_s=self._next_s())
                 is_logged = step % max(1, self.s.run.train.log_every) == 0 or is_last
                 # A stop may be a preemption with seconds to live: it saves, and leaves out what can wait.
-                is_due = self.phase.eval_every > 0 and step % self.phase.eval_every == 0
-                is_evaluated = is_last or (is_due and not stop)
+                is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
 
+                if is_first and self.is_compiled:  # minutes that no later step takes: neither speed nor eta count them
+                    begun = mark = time.perf_counter()
+                    clocked_from, tokens_since_mark = step, 0
                 seconds = time.perf_counter() - mark
                 self.evaluation = self._evaluate() if is_evaluated else None
                 if is_logged or is_evaluated:
-                    eta_s = (time.perf_counter() - begun) / (step - first_step) * (self.phase.num_steps - step)
+                    step_s = (time.perf_counter() - begun) / (step - clocked_from) if step > clocked_from else None
+                    eta_s = None if step_s is None else step_s * (self.phase.num_steps - step)
                     self._log(loss, norm, tokens_since_mark, seconds, eta_s)
                     tokens_since_mark, seconds = 0, 0.0
                 if is_last or stop or self._is_save_due():
@@ -228,11 +237,18 @@ class _Phase:
                     loss = self.loss(ids_BT, targets_BT) * (len(ids_BT) / len(ids_RT))
                     loss.backward()
                     total += loss.detach()
+                self.has_compiled = self.is_compiled
                 return total
             except torch.OutOfMemoryError as exc:
-                problem = str(exc).splitlines()[0]
+                change, problem = self._shrink, str(exc).splitlines()[0]
+            except Exception as exc:
+                # Compilers fail with errors of many kinds. If it was not the compiler, the plain step fails as well.
+                if not self.is_compiled or self.has_compiled:
+                    raise
+                change, problem = self._stop_compiling, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
             # Out of the `except`, so that the failed step's tensors are no longer held by the exception.
-            self._shrink(problem)
+            self.optimizer.zero_grad()
+            change(problem)
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
@@ -260,7 +276,7 @@ class _Phase:
         torch.manual_seed(run.seed)
         start = Path(phase.init_from) if phase.init_from else self.previous
         if start:
-            self.model.load_weights(checkpoint.load(start, checkpoint.verify(start)).weights)
+            self.model.load_weights(checkpoint.load_weights(start))
             self._event("weights_loaded", f"Starting from the weights of {start}.", aloud=True)
         self.model.to(self.s.device)
         self.optimizer = build_optimizer(self.model, phase.optimizer)
@@ -292,6 +308,7 @@ class _Phase:
             self._event("choices_changed", f"Not as in the checkpoint: {', '.join(changed)}.", aloud=True)
         self.state = dataclasses.replace(self.state, choices=picked.to_dict())
         self.micro_batch, self.is_compiled = picked.micro_batch, picked.is_compiled
+        self.has_compiled = False  # until the first step has shown that it can
         self.model.set_precision(picked.precision)
         self.loss: Callable[[Tensor, Tensor], Tensor] = self.model.loss
         if self.is_compiled:
@@ -304,8 +321,9 @@ class _Phase:
             self._event("compile_started", "Compiling the model; the first step takes a while.", aloud=True)
             with self.s.journal.still("compiling", "compiling", phase=self.phase.kind):
                 result = self.step(ids_RT, targets_RT)
-            took = time.perf_counter() - begun
-            self._event("compile_finished", f"Compiled in {format_duration(took)}.", aloud=True, seconds=took)
+            if self.is_compiled:
+                took = time.perf_counter() - begun
+                self._event("compile_finished", f"Compiled in {format_duration(took)}.", aloud=True, seconds=took)
         else:
             result = self.step(ids_RT, targets_RT)
         since_start = time.monotonic() - self.s.wishes.started
@@ -323,13 +341,25 @@ class _Phase:
                 if self.micro_batch > 1
                 else "Lower model.context or the model's size, or take a card with more memory.",
             )
-        self.optimizer.zero_grad()
         if self.s.device.type == "cuda":
             torch.cuda.empty_cache()
         text = f"Out of memory: micro-batch {self.micro_batch} -> {lower} rows, the batch stays the same."
         self._event("micro_batch_lowered", text, aloud=True, why=problem)
         self.micro_batch = lower
         self.state = dataclasses.replace(self.state, choices={**self.state.choices, "micro_batch": lower})
+
+    def _stop_compiling(self, problem: str) -> None:
+        """`auto` may go on without, aloud; `on` was asked for by name, and a slow run must not pass for it."""
+        if self.s.run.train.compile == "on":
+            raise _Hopeless(
+                what="torch.compile failed on this model here.",
+                why=problem,
+                fix="Set train.compile: off (slower, the same numbers), or auto to fall back when it fails.",
+            )
+        text = f"warning: torch.compile failed; training goes on without it, slower. {problem}"
+        self._event("compile_failed", text, aloud=True)
+        self.is_compiled, self.loss = False, self.model.loss
+        self.state = dataclasses.replace(self.state, choices={**self.state.choices, "is_compiled": False})
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
@@ -350,8 +380,8 @@ class _Phase:
                 fix="Lower the learning rate (phases.0.lr) or raise its warm-up; checkpoints before this are good.",
             )
 
-    def _log(self, loss: float, norm: float, num_tokens: int, seconds: float, eta_s: float) -> None:
-        rate = num_tokens / seconds if seconds > 0 else None
+    def _log(self, loss: float, norm: float, num_tokens: int, seconds: float, eta_s: float | None) -> None:
+        rate = num_tokens / seconds if num_tokens and seconds > 0 else None
         peak = peak_flops(self.s.device)
         val = self.evaluation
         metric = Metric(
@@ -365,7 +395,7 @@ class _Phase:
             grad_norm=finite(norm),
             tokens_per_s=rate,
             mfu=rate * self.s.run.sizes.flops_per_token / peak if rate and peak else None,
-            step_s=seconds / (num_tokens / self.phase.batch_tokens),
+            step_s=self.phase.batch_tokens / rate if rate else None,
             memory_bytes=torch.cuda.max_memory_allocated() if self.s.device.type == "cuda" else None,
             val_loss=finite(val.loss) if val else None,
             val_bits_per_byte=finite(val.bits_per_byte) if val else None,
@@ -380,16 +410,26 @@ class _Phase:
         def tell(done: int, of: int) -> None:
             self._event("evaluating", f"Evaluating: {done:,} of {of:,} rows.")
 
+        begun = time.monotonic()
         evaluation = self.work.evaluate(self.model, tell)
-        best = self.state.best_val_loss
-        if math.isfinite(evaluation.loss) and (best is None or evaluation.loss < best):
-            self.state = dataclasses.replace(self.state, best_val_loss=evaluation.loss)
+        self.eval_s = time.monotonic() - begun
         return evaluation
 
+    def _next_s(self) -> float:
+        """Until a save asked for at the next look would be on disk: what is too late then must be done now."""
+        return self.save_s + self.step_s + (self.eval_s if self._is_eval_due() else 0.0)
+
+    def _is_eval_due(self) -> bool:
+        """Also before each checkpoint that was planned: one that nobody measured can never be the best."""
+        every = self.phase.eval_every
+        return every > 0 and (self.state.step % every == 0 or self._is_save_planned())
+
+    def _is_save_planned(self) -> bool:
+        return self.phase.save_every > 0 and self.state.step % self.phase.save_every == 0
+
     def _is_save_due(self) -> bool:
-        by_step = self.phase.save_every > 0 and self.state.step % self.phase.save_every == 0
         by_time = self.phase.save_every_s > 0 and time.monotonic() - self.saved_at >= self.phase.save_every_s
-        return by_step or by_time
+        return self._is_save_planned() or by_time
 
     def _save(self, *, is_needed: bool) -> None:
         """A save that fails is said aloud and training goes on, unless it is the one that the end hangs on."""

@@ -28,9 +28,12 @@ def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
     """Refuses a checkpoint of another configuration; its own run.json tells what differs."""
     if found_sha256 == config_sha256(run, phase):
         return
-    then = codec.loads(Run, (folder / names.RUN).read_bytes())
-    phase_then = next((p for p in then.phases if p.kind == phase.kind), None)
-    before = _flat(_identity(then, phase_then)) if phase_then else {}
+    try:
+        then = codec.loads(Run, (folder / names.RUN).read_bytes())
+        phase_then = next((p for p in then.phases if p.kind == phase.kind), None)
+        before = _flat(_identity(then, phase_then)) if phase_then else {}
+    except ValueError:  # whole by its hash, so written by a homing whose run.json was another
+        before = {}
     now = _flat(_identity(run, phase))
     differences = [
         f"{key}: {before.get(key, 'absent')} in the checkpoint, {now.get(key, 'absent')} in run.json"

@@ -1,0 +1,102 @@
+"""`homing store ls|get|put|rm`: look into a store, bring things home, put things there, remove old checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homing.cli import talk
+from homing.cli.control import open_home
+from homing.cli.options import Json, Yes
+from homing.cloud.home import Home
+from homing.cloud.keep import plan_removal, remove
+from homing.errors import UsageError
+from homing.store import Store, open_store
+from homing.units import format_bytes
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Look into a store.")
+
+Url = Annotated[str | None, typer.Option("--store", help="Such as file:/path; the one under $HOMING_HOME if left out.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="A key or a folder, as `homing store ls` shows it.")]
+
+
+@app.command("ls")
+def ls(
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that begin so.")] = "",
+    store: Url = None,
+    json_: Json = False,
+) -> None:
+    """Every key with its size."""
+    with open_home() as home:
+        entries = _open(home, store).list(prefix)
+        document = {"files": [{"key": entry.key, "num_bytes": entry.num_bytes} for entry in entries]}
+        talk.emit("store/1", document)
+        talk.table(["key", "size"], [(entry.key, format_bytes(entry.num_bytes)) for entry in entries])
+        talk.say(f"{len(entries)} files, {format_bytes(sum(entry.num_bytes for entry in entries))}.")
+
+
+@app.command("get")
+def get(
+    key: Key,
+    to: Annotated[Path | None, typer.Argument(metavar="PATH", help="Its own name here, if left out.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
+    store: Url = None,
+    json_: Json = False,
+) -> None:
+    """Bring one file home, whole or not at all."""
+    target = to or Path(key.rsplit("/", 1)[-1])
+    target = target / key.rsplit("/", 1)[-1] if target.is_dir() else target
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists.", "Nothing is written over unasked.", "Add --force, or name another path.")
+    with open_home() as home:
+        opened = _open(home, store)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        opened.get(key, str(target), opened.sha256(key))
+        talk.emit("store-get/1", {"key": key, "path": str(target), "num_bytes": target.stat().st_size})
+        talk.say(f"{target}: {format_bytes(target.stat().st_size)}, checked by its hash.")
+
+
+@app.command("put")
+def put(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A file here.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Such as files/notes.txt.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    store: Url = None,
+    json_: Json = False,
+) -> None:
+    """Put one file there, verified by reading it back."""
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file.", "Folders are put file by file.", "Name a file.")
+    with open_home() as home:
+        opened = _open(home, store)
+        if opened.exists(key) and not force:
+            raise UsageError(f"{key} is there already.", "Nothing is replaced unasked.", "Add --force.")
+        entry = opened.put(key, str(path))
+        if opened.sha256(key) != entry.sha256:
+            raise UsageError(f"{key} does not read back as it was written.", opened.url, "Try again; check the disk.")
+        talk.emit("store-put/1", {"key": key, "num_bytes": entry.num_bytes, "sha256": entry.sha256})
+        talk.say(f"{key}: {format_bytes(entry.num_bytes)}, read back and equal.")
+
+
+@app.command("rm")
+def rm(key: Key, yes: Yes = False, store: Url = None, json_: Json = False) -> None:
+    """Remove a key or a folder. The best and the last checkpoint of a run stay; so does all of a live run."""
+    with open_home() as home:
+        opened = _open(home, store)
+        removal = plan_removal(opened, key, home)
+        only = " It may be the only copy of these weights." if removal.is_model else ""
+        question = f"Remove {len(removal.keys)} files, {format_bytes(removal.num_bytes)}, from {opened.url}?{only}"
+        if not talk.ask(question, yes=yes):
+            talk.say("Nothing was removed.")
+            return
+        remove(opened, removal)
+        talk.emit("store-rm/1", {"keys": removal.keys, "num_bytes": removal.num_bytes})
+        talk.say(f"Removed {key}: {format_bytes(removal.num_bytes)}, seen absent.")
+
+
+def _open(home: Home, url: str | None) -> Store:
+    return open_store(url or f"file:{home.path / 'store'}", home.world, create=False)

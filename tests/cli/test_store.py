@@ -1,0 +1,80 @@
+"""`homing store`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, clear, lay_out, typing
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Homing]:
+    lay_out(tmp_path, monkeypatch, steps=12, step_s=0.02)
+    yield typing(capsys, monkeypatch)
+    clear(homing_home)
+
+
+def checkpoints(cli: Homing) -> dict[str, str]:
+    """step folder -> its key, of the one run there is"""
+    files = cli("store", "ls", "runs", "--json").json["files"]
+    keys = [file["key"] for file in files if "/step-" in file["key"] and file["key"].endswith("/manifest.json")]
+    return {key.split("/")[-2]: key.rsplit("/", 1)[0] for key in keys}
+
+
+def test_an_old_checkpoint_is_removed_by_name_and_the_last_one_stays(cli: Homing) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    cli("watch", "moss")
+    found = checkpoints(cli)
+    assert len(found) >= 2, found
+    last = found[max(found)]
+    refused = cli("store", "rm", last, "--yes")
+    assert refused.code == 2
+    assert "is the last checkpoint" in refused.err
+    everything = cli("store", "rm", last.rsplit("/", 2)[0], "--yes")
+    assert everything.code == 2
+    assert "every checkpoint" in everything.err
+    oldest = found[min(found)]
+    removed = cli("store", "rm", oldest, "--yes", "--json")
+    assert removed.code == 0
+    assert removed.json["keys"][0].endswith("/manifest.json"), "the manifest goes first"
+    assert set(checkpoints(cli)) == set(found) - {min(found)}
+
+
+def test_what_a_live_run_pushes_stays(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay_out(tmp_path, monkeypatch, steps=2000, step_s=0.05)
+    cli = typing(capsys, monkeypatch)
+    try:
+        cli("launch", "moss", "--spend-limit", "1", "--yes")
+        listed = cli("runs", "--json")
+        assert listed.out, listed.err
+        run_id = listed.json["runs"][0]["run"]
+        refused = cli("store", "rm", f"runs/{run_id}", "--yes")
+        assert refused.code == 2
+        assert "is live" in refused.err
+    finally:
+        clear(homing_home)
+
+
+def test_a_file_goes_there_and_comes_back_and_nothing_is_clobbered(cli: Homing, tmp_path: Path) -> None:
+    note = tmp_path / "note.txt"
+    note.write_text("hello")
+    url = f"file:{tmp_path / 'elsewhere'}"
+    (tmp_path / "elsewhere").mkdir()
+    assert cli("store", "put", str(note), "files/note.txt", "--store", url).code == 0
+    assert cli("store", "put", str(note), "files/note.txt", "--store", url).code == 2
+    assert cli("store", "get", "files/note.txt", str(note), "--store", url).code == 2
+    assert cli("store", "get", "files/note.txt", str(tmp_path / "deep/back.txt"), "--store", url).code == 0
+    assert (tmp_path / "deep/back.txt").read_text() == "hello"
+    near = cli("store", "rm", "files/nite.txt", "--store", url, "--yes")
+    assert near.code == 2
+    assert "files/note.txt" in near.err
+    asked = cli("store", "rm", "files/note.txt", "--store", url)
+    assert asked.code == 2, "no terminal and no --yes"
+    assert cli("store", "rm", "files/note.txt", "--store", url, "--yes").code == 0
+    assert cli("store", "ls", "--store", url, "--json").json["files"] == []

@@ -1,0 +1,40 @@
+"""Pages and figures that a program wrote are what it would write now."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from homing.cli.main import VERBS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_of_the_run_file_is_what_the_schema_says() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "docs/make_run_file_page.py"), "--check"], check=False)
+    assert done.returncode == 0, "python docs/make_run_file_page.py writes it anew"
+
+
+def test_the_readme_lists_every_verb_and_no_other() -> None:
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Verbs")[1].split("##")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = {name.split()[0] for cell in cells for name in re.findall(r"`([a-z ]+)`", cell)}
+    assert named - {"get", "put", "rm"} == set(VERBS)
+
+
+def test_the_figures_in_the_readme_are_those_of_the_file_it_names() -> None:
+    figures = json.loads((ROOT / "benchmarks/results/quickstart.json").read_text(encoding="utf-8"))["figures"]
+    shown = (ROOT / "README.md").read_text(encoding="utf-8").split("<!-- figures: quickstart -->")[1]
+    shown = shown.split("<!-- end of figures -->")[0]
+    for number in (
+        f"{figures['val_loss']:.3f}",
+        f"{figures['val_bits_per_byte']:.3f}",
+        f"{figures['bigram_nats']:.3f}",
+        f"{figures['seconds']:.0f} s",
+        f"{figures['tokens']:,}",
+    ):
+        assert number in shown, f"{number} is in the file and not in the README"
+    assert figures["sample"].strip().splitlines()[0] in shown
