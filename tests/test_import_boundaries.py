@@ -42,3 +42,9 @@ def test_help_takes_at_most_three_tenths_of_a_second_of_cpu() -> None:
     argv = [sys.executable, "-c", code]
     spent = [float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout) for _ in range(3)]
     assert min(spent) <= 0.3, spent
+
+
+def test_a_verb_that_does_not_exist_is_answered_with_the_nearest() -> None:
+    done = subprocess.run([sys.executable, "-m", "homing.cli", "lunch"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Did you mean launch?" in done.stderr

@@ -13,6 +13,7 @@ from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
 from homing.config import home as home_path
+from homing.config import run_files
 from homing.errors import HomingError, UsageError
 from homing.units import parse_usd
 from homing.world import World
@@ -40,7 +41,16 @@ def find_run(home: Home, name: str | None) -> RunRow:
     """By id or name; a run file's path means the run of that name."""
     if name is not None and (name.endswith((".yaml", ".yml", ".toml", ".json")) or "/" in name):
         name = Path(name).stem
-    return home.ledger.find(name)
+    try:
+        return home.ledger.find(name)
+    except UsageError:
+        if name is not None and name in run_files():
+            raise UsageError(
+                what=f"{name} has not been launched yet.",
+                why=f"There is its run file, {run_files()[name]}, and no run of it.",
+                fix=f"homing launch {name} --spend-limit DOLLARS",
+            ) from None
+        raise
 
 
 def parse_limit(text: str | None, flag: str = "--spend-limit") -> Decimal | None:

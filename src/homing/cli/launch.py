@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.control import open_home, parse_limit, say_problems, usd
+from homing.cli.control import find_run, open_home, parse_limit, say_problems, usd
 from homing.cli.options import Json, RunRequired, Sets, Yes
 from homing.cloud.home import Home
 from homing.cloud.launch import Draft, Launched, LaunchOrder, draft, guards, launch, rehearse
@@ -19,6 +19,7 @@ from homing.cloud.reconcile import refresh
 from homing.config import Loaded, has_smoke_passed, load_run, needs_smoke_first
 from homing.config.schema import NAME_PATTERN
 from homing.errors import UsageError
+from homing.wire import names
 
 __all__ = ["command"]
 
@@ -38,12 +39,15 @@ def command(
 ) -> None:
     """Rent, boot, train, push, end billing. The laptop may close once the agent has spoken."""
     limit = parse_limit(spend_limit)
-    loaded = load_run(run, sets or [], is_smoke=smoke)
-    if name is not None:
-        loaded = _renamed(loaded, name)
-    if limit is not None:
-        loaded = _limited(loaded, limit)
     with open_home() as home:
+        if resume:
+            loaded = _as_launched(home, run, is_changed=bool(sets or name or smoke))
+        else:
+            loaded = load_run(run, sets or [], is_smoke=smoke)
+        if name is not None:
+            loaded = _renamed(loaded, name)
+        if limit is not None:
+            loaded = _limited(loaded, limit)
         say_problems([*loaded.warnings, *refresh(home)])
         ready = _draft(loaded, home, resume=resume, smoke=smoke)
         _say_plan(ready, home)
@@ -56,6 +60,24 @@ def command(
         done = launch(ready, home, tell=lambda text: talk.say(f"  {text}"))
         talk.emit("launch/1", _document(done, ready))
         _say_next(done, ready)
+
+
+def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
+    """A run goes on as it was launched, --set and all: from its record, whatever the run file says by now."""
+    row = find_run(home, run)
+    if is_changed:
+        raise UsageError(
+            what=f"{row.id} goes on as it was launched.",
+            why="Its checkpoints belong to that configuration; --set, --name and --smoke would be another run.",
+            fix=f"homing launch {row.name} --resume   or start a new run: homing launch {row.name} --set ...",
+        )
+    record = home.run_dir(row.id) / names.RUN
+    if not home.world.exists(record):
+        raise UsageError(
+            what=f"The record of {row.id} is not at home.", why=f"There is no {record}.", fix="Start a new run instead."
+        )
+    loaded = load_run(str(record))
+    return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, id=row.id))
 
 
 def _renamed(loaded: Loaded, name: str) -> Loaded:

@@ -19,8 +19,13 @@ def command(run: RunName = None, json_: Json = False) -> None:
     """Every instance ever asked for, from the intent to the receipt; rows are never deleted."""
     with open_home() as home:
         problems = refresh(home)
-        row = find_run(home, run) if run is not None else None
-        lines = home.ledger.lines(row.id if row else None)
+        if run is not None:
+            row = find_run(home, run)
+            # A name means every run of that name: a receipt that leaves earlier dollars out is none.
+            is_id = run == row.id
+            lines = home.ledger.lines(row.id) if is_id else [x for x in home.ledger.lines() if x.run_name == row.name]
+        else:
+            lines = home.ledger.lines()
         now = home.world.now()
         total = meter.total_spend(lines, now)
         spends = {line.mark: meter.line_spend(line, now) for line in lines}

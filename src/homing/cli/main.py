@@ -8,6 +8,7 @@ It parses, calls the library and prints; the library never prompts, prints or ex
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import os
@@ -20,7 +21,7 @@ from typer.core import TyperGroup
 
 from homing import __version__
 from homing.cli import talk
-from homing.errors import HomingError, StillBilling
+from homing.errors import HomingError, StillBilling, UsageError
 
 __all__ = ["STORIES", "main"]
 
@@ -70,7 +71,12 @@ class LazyVerbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
-            return None
+            near = difflib.get_close_matches(cmd_name, VERBS, n=1)
+            raise UsageError(
+                what=f"There is no verb {cmd_name!r}.",
+                why=f"Did you mean {near[0]}?" if near else "`homing --help` lists them all.",
+                fix=f"homing {near[0]}" if near else "homing --help",
+            )
         module = importlib.import_module(f"homing.cli.{cmd_name}")
         app = getattr(module, "app", None)
         if app is None:

@@ -56,6 +56,7 @@ def command(
     if not talk.ask(question, yes=yes):
         raise typer.Exit(0)
 
+    name = _free_name(folder, name)
     shorter = ["--set", f"phases.0.steps={steps}"] if steps else []
     begun = time.monotonic()
     trip = _Trip(folder, name)
@@ -67,7 +68,7 @@ def command(
     try:
         trip.step("Rent, boot, train", "launch", name, "--spend-limit", f"{limit}", "--yes", *shorter)
         trip.step("Watch it learn", "watch", name)
-        trip.step("Bring the model home, verified by hash", "fetch", name, "--force")
+        trip.step("Bring the model home, verified by hash", "fetch", name)
         sample = trip.step("Let it speak", "generate", name, "--prompt", PROMPT, "--tokens", "160", "--seed", "1")
     except BaseException:
         # Whatever went wrong, nothing may be left running; a second failure must not hide the first.
@@ -87,6 +88,15 @@ def command(
             why=f"Its loss {figures['val_loss']:.3f} is not under the bigram entropy {figures['bigram_nats']:.3f}.",
             fix=f"Read {folder}/runs/{name}.yaml and the log above; `homing quickstart` again starts afresh.",
         )
+
+
+def _free_name(folder: Path, name: str) -> str:
+    """Another name where a model of that name lies already: a second quickstart takes nothing away."""
+    if not (folder / "models" / name).exists():
+        return name
+    number = next(n for n in range(2, 10_000) if not (folder / "models" / f"{name}-{n}").exists())
+    talk.say(f"{folder / 'models' / name} is there already, so this run is called {name}-{number}.")
+    return f"{name}-{number}"
 
 
 class _Trip:
@@ -143,7 +153,7 @@ def _figures(trip: _Trip, sample: str) -> dict[str, Any]:
     model_dir = trip.folder / "models" / trip.name
     manifest = codec.loads(CheckpointManifest, (model_dir / names.MANIFEST).read_bytes())
     bigram = bigram_entropy(trip.folder / "data" / trip.name)
-    ledger = trip.json("ledger", trip.name)
+    ledger = trip.json("ledger", manifest.run_id)
     return {
         "run": manifest.run_id,
         "steps": manifest.step,

@@ -40,6 +40,8 @@ def is_verbose() -> bool:
 
 def say(text: str = "", *, end: str = "\n") -> None:
     if not is_quiet():
+        # Data that was said before comes before, also where both streams end in one file.
+        sys.stdout.flush()
         print(text, end=end, file=sys.stderr, flush=True)
 
 

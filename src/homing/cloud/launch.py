@@ -48,7 +48,7 @@ _POLL_S = 0.3
 class LaunchOrder:
     """What a person asked for, complete: nothing below this asks again."""
 
-    run: Run  # without an id
+    run: Run  # without an id, or with that of the run to resume
     run_file_text: str
     is_prepared: bool
     offer: Offer
@@ -91,7 +91,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         raise UsageError(
             what="No spend limit is set, and nobody rents without saying how much.",
             why="Neither limits.spend in the run file nor --spend-limit names one.",
-            fix=f"homing launch {run.name} --spend-limit DOLLARS",
+            fix=f"homing launch {run.name} --spend-limit DOLLARS" + (" --resume" if order.resume else ""),
         )
     if not order.is_prepared:
         raise DataError(
@@ -202,8 +202,8 @@ def _check_minimum(order: LaunchOrder, limit: Decimal, spent: Decimal) -> None:
 
 
 def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
-    name = order.run.name
-    found = next((run for run in home.ledger.runs() if name in (run.name, run.id)), None)
+    name, wanted = order.run.name, order.run.id or order.run.name
+    found = next((run for run in home.ledger.runs() if wanted in (run.name, run.id)), None)
     if found is None:
         raise UsageError(what=f"There is no run {name!r} to resume.", fix=f"Launch it: homing launch {name}")
     if found.state == "done":

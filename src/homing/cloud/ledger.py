@@ -11,6 +11,7 @@ Two clients may write at once: each step is one transaction that checks what it 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -194,10 +195,12 @@ class Ledger:
         found = [run for run in runs if name is None or name in (run.id, run.name)]
         if found:
             return found[0]
-        known = ", ".join(dict.fromkeys(run.name for run in runs[:20]))
+        names = list(dict.fromkeys(run.name for run in runs))
+        near = difflib.get_close_matches(name or "", names, n=1)
+        known = f"{', '.join(names[:20])}." + (f" Did you mean {near[0]}?" if near else "")
         if not runs:
             raise UsageError(what="There is no run yet.", fix="homing launch NAME --spend-limit DOLLARS")
-        raise UsageError(what=f"There is no run {name!r}.", why=f"Known: {known}.", fix="homing runs")
+        raise UsageError(what=f"There is no run {name!r}.", why=f"Known: {known}", fix="homing runs")
 
     def lines(self, run_id: str | None = None) -> list[LedgerLine]:
         """Oldest first; with a run, its attempts in order."""

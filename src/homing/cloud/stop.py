@@ -47,13 +47,13 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was asked for fro
 def wait_for_stop(
     home: Home, run: RunRow, *, timeout_s: float = STOP_TIMEOUT_S, tell: Callable[[str], None] = lambda text: None
 ) -> Status:
-    """Until the agent reports the end. A failed look is told and tried again."""
+    """Until training and billing have ended. A failed look is told and tried again."""
     deadline = home.world.monotonic() + timeout_s
     said = ""
     while True:
         problems = refresh(home)
         status = look(home, home.ledger.run(run.id) or run)
-        if not status.run.is_live:
+        if not status.run.is_live and not status.is_billing:
             return status
         beat = status.signs.heartbeat if status.signs else None
         now = f"{beat.state} at step {beat.step:,}" if beat else "no heartbeat yet"

@@ -147,7 +147,9 @@ class Local:
             state: InstanceState = "ready"
             if ended or self._exists(folder, "destroy.json"):
                 state = "destroying"
-            return self._instance(instance_id, state, made, detail=f"{len(processes)} processes")
+            return self._instance(
+                instance_id, state, made, detail=f"{len(processes)} process{'es' * (len(processes) != 1)}"
+            )
         if ended:
             return self._instance(instance_id, "gone", made, ended, detail=f"ended by {ended.get('by', '?')}")
         if self._exists(folder, "destroy.json"):

@@ -106,5 +106,5 @@ def too_little_text(vocab_size: int, num_specials: int, num_merges: int) -> Data
     return DataError(
         what=f"The text gives no vocabulary of {vocab_size:,}: it has {num_merges:,} merges and no more.",
         why=f"{num_specials} specials, 256 bytes and {num_merges:,} merges make {largest:,}; more text makes more.",
-        fix=f"--vocab-size {largest} is the largest possible; well below it is better.",
+        fix=f"Set tokenizer.vocab_size in the run file (--vocab-size without one) to {largest} or, better, well below.",
     )
