@@ -244,7 +244,7 @@ def test_a_run_is_not_resumed_from_another_store_than_its_own(home: Home, tmp_pa
     home.ledger.set_run(row.id, state="stopped", store="file:/elsewhere")
     with pytest.raises(UsageError, match="another store") as caught:
         make_draft(home, tmp_path, resume=True)
-    assert "--set store=file:/elsewhere" in caught.value.fix
+    assert "store: file:/elsewhere into the run file" in caught.value.fix
 
 
 def test_a_launch_whose_terminal_is_gone_still_undoes_itself(home: Home, tmp_path: Path) -> None:

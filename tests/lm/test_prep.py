@@ -565,3 +565,14 @@ def test_text_that_changes_while_it_is_read_is_refused(corpus: Path) -> None:
     with pytest.raises(DataError, match="changed while"):
         prepare(order_of(corpus), touch)
     assert not (corpus.parent / "out" / "manifest.json").exists()
+
+
+def test_the_same_text_prepared_again_has_the_same_manifest_byte_for_byte(tmp_path: Path) -> None:
+    """A record names its data by the manifest's hash, so preparing anew must be able to bring it back."""
+    (tmp_path / "a.txt").write_text("the cat sat on the mat and the rat ran. " * 200, encoding="utf-8")
+    order = PrepOrder([str(tmp_path / "a.txt")], tmp_path / "out", vocab_size=280)
+    prepare(order, lambda progress: None)
+    first = (tmp_path / "out/manifest.json").read_bytes()
+    (tmp_path / "out/manifest.json").unlink()
+    prepare(order, lambda progress: None)
+    assert (tmp_path / "out/manifest.json").read_bytes() == first

@@ -215,7 +215,7 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
         raise UsageError(
             what=f"{found.id} lies in another store than the run file names.",
             why=f"It was begun in {found.store}, the run file says {order.run.store}: it would begin at nothing.",
-            fix=f"homing launch {name} --resume --set store={found.store}",
+            fix=f"Write store: {found.store} into the run file, then: homing launch {name} --resume",
         )
     left = [line for line in home.ledger.lines(found.id) if line.destroyed_at is None]
     if left and not found.is_live:

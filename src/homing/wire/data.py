@@ -51,4 +51,3 @@ class DataManifest:
     source_sha256: str  # of the source list, so that one string tells whether inputs changed
     settings: Dict[str, Any] = field(default_factory=dict)
     code_version: str = ""
-    made_at: float = 0.0

@@ -228,7 +228,6 @@ def _manifest(job: _Job, scan: Scan, splits: dict[str, Split]) -> DataManifest:
         source_sha256=hashlib.sha256(lines.encode()).hexdigest(),
         settings=job.settings,
         code_version=__version__,
-        made_at=time.time(),
     )
 
 

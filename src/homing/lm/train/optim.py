@@ -82,9 +82,6 @@ class Optimizer:
         for parameter in self.model.parameters():
             parameter.grad = None
 
-    def clip_gradients(self, model: nn.Module, max_norm: float) -> Tensor:
-        return clip_gradients(model, max_norm)
-
     # -- state -------------------------------------------------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, Tensor]:
