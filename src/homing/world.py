@@ -30,7 +30,7 @@ __all__ = ["Completed", "Database", "HttpRequest", "HttpResponse", "NetworkError
 
 PathLike = Union[str, "os.PathLike[str]"]
 _PIECE = 1 << 20
-_locks: List[BinaryIO] = []  # held until this process ends
+_locks: List[int] = []  # open until this process ends
 
 
 class NetworkError(OSError):
@@ -174,15 +174,15 @@ class World:
 
     def lock(self, path: PathLike) -> bool:
         """True if it is ours until this process ends, however it ends; False while another holds it."""
-        file = open(path, "ab")  # noqa: SIM115 (kept open: closing it would give the lock back)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
+            os.close(fd)
             return False
         except OSError:
             pass  # a file system without locks: a guard that does not start would be the worse end
-        _locks.append(file)
+        _locks.append(fd)  # closing it would give the lock back
         return True
 
     def database(self, path: PathLike) -> Database:

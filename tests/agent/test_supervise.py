@@ -220,7 +220,7 @@ def test_a_dead_sync_is_started_again(instance: Instance) -> None:
     wait_until(watching)
     killed = watching()[0]
     os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: watching() and watching()[0] != killed)
+    wait_until(lambda: any(pid != killed for pid in watching()))
     assert agent.wait(60) == 0
     check_ended_well(instance)
     assert "sync_restarted" in instance.kinds()
