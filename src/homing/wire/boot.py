@@ -55,3 +55,7 @@ class Boot:
     heartbeat_s: float = 5.0
     stop_grace_s: float = 120.0  # from "stop" to SIGKILL of the trainer
     env: Dict[str, str] = field(default_factory=dict)  # for trainer and sync; never secrets
+    fence: int = 0  # the lease under which it was launched; 0: none was taken
+    agent_argv: List[str] = field(default_factory=list)  # with which the dead-man starts an agent that died again
+    notice_url: str = ""  # where the machine tells of its preemption: any 200 is a notice
+    keep_on_failure_s: float = 0.0  # how long a failed instance stays for a person to look at; inside the limit

@@ -43,6 +43,7 @@ STORE_OBJECTS = "objects"
 STORE_RUNS = "runs"
 STORE_MODELS = "models"
 RECORD = "record.json"
+LEASES = "lease"  # folder below the run: 00000001.json, ...
 
 # Trainer exit codes.
 EXIT_DONE = 0

@@ -20,6 +20,23 @@ class Attempt:
     spend_usd: str = "0"
 
 
+@record("lease", 1)
+@dataclass(frozen=True)
+class Lease:
+    """runs/<id>/lease/<number>.json, made once by create-if-absent and never changed; the highest number counts.
+
+    It says which home owns the run and which instance may write into its prefix. An instance under another mark has
+    been superseded: it ends its own billing and touches nothing.
+    """
+
+    number: int
+    run_id: str
+    owner: str  # six characters of the home
+    host: str  # for people
+    mark: str  # of the instance that may write; "" while there is none
+    t: float
+
+
 @record("run-record", 1)
 @dataclass(frozen=True)
 class RunRecord:

@@ -24,6 +24,7 @@ from homing.world import World
 
 __all__ = [
     "Billing",
+    "Connection",
     "Feature",
     "InputFile",
     "Instance",
@@ -34,6 +35,7 @@ __all__ = [
     "Place",
     "Provider",
     "Request",
+    "Resource",
     "lack",
     "mask",
     "wait_until",
@@ -149,6 +151,30 @@ class Instance:
     page: str = ""  # where the provider shows it
 
 
+@dataclass(frozen=True)
+class Resource:
+    """Something of ours beside instances that stays or costs: a volume, a key, a security group."""
+
+    kind: str  # volume | key | group
+    id: str
+    mark: str  # or another name that begins with our owner's prefix
+    provider: str
+    rate_usd_per_hour: Decimal = Decimal(0)
+    created_at: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to log in by SSH. The host key is pinned: `known_hosts` is one line, never "accept what comes"."""
+
+    user: str
+    host: str
+    port: int = 22
+    key_path: str = ""
+    known_hosts: str = ""
+
+
 class Provider(Protocol):
     name: str
     page: str  # the provider's own list of instances, printed when something goes wrong
@@ -171,6 +197,14 @@ class Provider(Protocol):
     def log(self, instance_id: str) -> str: ...  # the end of what its first command wrote, as the provider kept it
 
     def place(self, mark: str) -> Place: ...  # pure; with how the agent ends billing, as data
+
+    def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None: ...  # its own guard
+
+    def list_resources(self) -> list[Resource]: ...  # beside instances; raises rather than return nothing
+
+    def destroy_resource(self, resource: Resource) -> None: ...  # gone already is success
+
+    def connection(self, instance_id: str) -> Connection | None: ...  # None: not reached by SSH; `cannot` says why
 
 
 def lack(offer: Offer, needs: Needs) -> str:

@@ -27,6 +27,7 @@ from typing import Any
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers import local_end
 from homing.cloud.providers.base import (
+    Connection,
     Feature,
     Instance,
     InstanceState,
@@ -35,6 +36,7 @@ from homing.cloud.providers.base import (
     Order,
     Place,
     Request,
+    Resource,
     lack,
     wait_until,
 )
@@ -191,6 +193,18 @@ class Local:
             return ""
         start = max(0, self._world.size(path) - _LOG_BYTES)
         return self._world.read(path, start, _LOG_BYTES).decode("utf-8", "replace")
+
+    def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
+        """It has none of its own; the agent and the dead-man learn a new limit through the store."""
+
+    def list_resources(self) -> list[Resource]:
+        return []  # a folder and its processes are all there is
+
+    def destroy_resource(self, resource: Resource) -> None:
+        raise AssertionError(f"this computer has no {resource.kind}")
+
+    def connection(self, instance_id: str) -> Connection | None:
+        return None
 
     # --- helpers, in the order they are called ---
 
