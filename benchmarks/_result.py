@@ -1,6 +1,7 @@
-"""What every script here leaves behind: benchmarks/results/NAME.json, figures with the commit and the machine.
+"""What every script here leaves behind: figures with the commit and the machine.
 
-    figures -> write_result(name, figures, passed=...) -> results/NAME.json
+    figures -> write_result(name, figures, passed=...) -> results/NAME.json    how fast, how much
+    figures -> write_proof(name, figures, passed=...)  -> proofs/NAME.json     that a promise holds
 
 A figure without the commit and the machine it was measured on cannot be compared with the next one.
 """
@@ -17,15 +18,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "machine", "write_result"]
+__all__ = ["PROOFS", "RESULTS", "machine", "write_proof", "write_result"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PROOFS = RESULTS.parent / "proofs"
 # Their versions move figures; absent ones are left out.
 _PACKAGES = ("torch", "numpy", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "pydantic", "ruamel.yaml")
 
 
 def write_result(name: str, figures: dict[str, Any], *, passed: bool) -> None:
     """Writes the file whole or not at all; `name` is the script's, such as "bad_input"."""
+    _write(RESULTS, name, figures, passed)
+
+
+def write_proof(name: str, figures: dict[str, Any], *, passed: bool) -> None:
+    _write(PROOFS, name, figures, passed)
+
+
+def _write(folder: Path, name: str, figures: dict[str, Any], passed: bool) -> None:
     document = {
         "schema": "homing.result/1",
         "name": name,
@@ -37,10 +47,10 @@ def write_result(name: str, figures: dict[str, Any], *, passed: bool) -> None:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    aside = RESULTS / f".{name}.{os.getpid()}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{name}.{os.getpid()}.json"
     aside.write_text(json.dumps(document, indent=2, default=str, allow_nan=False) + "\n", encoding="utf-8")
-    aside.replace(RESULTS / f"{name}.json")
+    aside.replace(folder / f"{name}.json")
 
 
 def machine() -> dict[str, Any]:

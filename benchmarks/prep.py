@@ -1,12 +1,12 @@
 """How fast, how exact and how lean `homing prep` is, against the libraries called bare.
 
     python benchmarks/prep.py            100 MB for speed, 10 MB to 1 GB for memory
-    python benchmarks/prep.py --quick    10 MB, 5 and 20 MB: under a minute, and keeps no result
+    python benchmarks/prep.py --quick    10 MB for speed, 5 to 60 MB for memory: under a minute, and keeps no result
 
 speed     text file to finished shards, against tiktoken's batch encoder on all cores, file to file
 training  tokenizer.json from the text, against rustbpe alone
-ids       shards against `tokenizers`, document by document
-memory    peak of a process that prepares ever more text
+ids       shards against `tokenizers`, document by document, in order
+memory    peak of a process that prepares ever more text: all that is resident, pages of files too
 
 Each figure comes from a process of its own, and the two sides of a ratio take turns on the same text; interpreter
 start and imports are counted on neither side. The text is the prose that Debian and PyPI put on any machine (manuals,
@@ -29,7 +29,6 @@ import sysconfig
 import tempfile
 import time
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -189,36 +188,30 @@ def measure_rustbpe(corpus: str, out: str, tokenizer: str) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began, "vocab": trainer.vocab_size}
 
 
-def measure_identity(corpus: str, out: str, tokenizer: str, max_bytes: int = 0) -> dict[str, Any]:
-    """Every document of the corpus (or an even part of it) as `tokenizers` encodes it, looked for in the shards."""
+def measure_identity(corpus: str, out: str, tokenizer: str) -> dict[str, Any]:
+    """Every document of the corpus, as `tokenizers` encodes it, must be the next one of train or the next one of val.
+
+    So a document in the wrong place counts, and so do all after it on that side."""
     import numpy as np
     from tokenizers import Tokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     reference = Tokenizer.from_file(tokenizer)
     reference.encode_special_tokens = True  # text that spells a special stays text
-    there = Counter(_digest(ids) for split in ("train", "val") for ids in _shard_documents(Path(out), split, np))
-    num_there = there.total()
+    sides = [_shard_documents(Path(out), split, np) for split in ("train", "val")]
+    heads = [next(side, None) for side in sides]
     documents = [text for text in Path(corpus).read_bytes().decode().split(MARKER) if text]
-    every = max(1, round(sum(map(len, documents)) / max_bytes)) if max_bytes else 1
-    checked = documents[::every]
     different = 0
-    for first in range(0, len(checked), 256):
-        for row in reference.encode_batch_fast(checked[first : first + 256], add_special_tokens=False):
-            digest = _digest(np.array(row.ids, dtype="<u2"))
-            # Each counts once, so a document that is there twice must have been written twice.
-            different += there[digest] <= 0
-            there[digest] -= 1
-    return {
-        "checked": len(checked),
-        "different": different,
-        "documents": len(documents),
-        "documents_in_shards": num_there,
-    }
-
-
-def _digest(ids: Any) -> bytes:
-    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
+    for first in range(0, len(documents), 256):
+        for row in reference.encode_batch_fast(documents[first : first + 256], add_special_tokens=False):
+            ids = np.array(row.ids, dtype="<u2")
+            at = next((n for n, head in enumerate(heads) if head is not None and np.array_equal(head, ids)), None)
+            if at is None:
+                different += 1
+            else:
+                heads[at] = next(sides[at], None)
+    left_over = sum(head is not None for head in heads) + sum(1 for side in sides for _ in side)
+    return {"checked": len(documents), "different": different, "left_over": left_over}
 
 
 def _shard_documents(folder: Path, split: str, np: Any) -> Iterator[Any]:
@@ -257,8 +250,7 @@ def in_child(measure: str, *arguments: object) -> dict[str, Any]:
 
 
 def child(measure: str, arguments: list[str]) -> None:
-    typed: list[Any] = [int(a) if a.isdigit() else a for a in arguments]
-    print(json.dumps({**MEASURES[measure](*typed), "peak_mb": round(peak_mb(), 1)}))
+    print(json.dumps({**MEASURES[measure](*arguments), "peak_mb": round(peak_mb(), 1)}))
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -272,9 +264,9 @@ def main() -> int:
     if asked.child:
         child(asked.child[0], asked.child[1:])
         return 0
-    speed_mb, memory_mb, rounds = (10, (5, 20), 1) if asked.quick else (100, (10, 100, 1000), 3)
+    speed_mb, memory_mb, rounds = (10, (5, 20, 60), 1) if asked.quick else (100, (10, 100, 300, 1000), 5)
     with tempfile.TemporaryDirectory(prefix="homing-prep-") as folder:
-        figures = run(Path(folder), speed_mb, memory_mb, rounds, is_quick=asked.quick)
+        figures = run(Path(folder), speed_mb, memory_mb, rounds)
     checks = judge(figures, is_quick=asked.quick)
     passed = all(checks.values())
     if not asked.quick:
@@ -284,12 +276,13 @@ def main() -> int:
     print(
         f"{'PASS' if passed else 'FAIL'}: {figures['speed_ratio']:.1f}x tiktoken,"
         f" training {figures['training_ratio']:.2f}x bare rustbpe, {figures['identity']['different']} documents differ"
-        f" of {figures['identity']['checked']} checked, peak {max(figures['peak_mb'].values()):.0f} MB"
+        f" of {figures['identity']['checked']} checked, peak {max(figures['peak_mb'].values()):.0f} MB,"
+        f" {figures['peak_ratio']:.2f} times the smallest"
     )
     return 0 if passed else 1
 
 
-def run(folder: Path, speed_mb: int, memory_mb: tuple[int, ...], rounds: int, *, is_quick: bool) -> dict[str, Any]:
+def run(folder: Path, speed_mb: int, memory_mb: tuple[int, ...], rounds: int) -> dict[str, Any]:
     documents = real_documents()
     corpus = folder / "speed.txt"
     real = write_corpus(corpus, documents, speed_mb * MB)
@@ -323,8 +316,7 @@ def run(folder: Path, speed_mb: int, memory_mb: tuple[int, ...], rounds: int, *,
         f"encoding: ours {num_bytes / MB / fast:.1f} MB/s, tiktoken {num_bytes / MB / slow:.1f} MB/s, best of {rounds}"
     )
 
-    checked_bytes = 2 * MB if is_quick else 0
-    figures["identity"] = in_child("identity", corpus, folder / "encoded", tokenizer, checked_bytes)
+    figures["identity"] = in_child("identity", corpus, folder / "encoded", tokenizer)
     print(f"ids: {figures['identity']}")
 
     figures["peak_mb"] = {}
@@ -332,6 +324,7 @@ def run(folder: Path, speed_mb: int, memory_mb: tuple[int, ...], rounds: int, *,
         grown = folder / "grown.txt"
         write_corpus(grown, documents, size * MB)
         figures["peak_mb"][str(size)] = in_child("ours", grown, folder / "grown", tokenizer)["peak_mb"]
+    figures["peak_ratio"] = max(figures["peak_mb"].values()) / min(figures["peak_mb"].values())
     figures["training_peak_mb"] = in_child("ours", grown, folder / "grown", "")["peak_mb"]
     print(f"peak MB of encoding by MB of text: {figures['peak_mb']}; with training: {figures['training_peak_mb']}")
     return figures
@@ -341,17 +334,18 @@ def judge(figures: dict[str, Any], *, is_quick: bool) -> dict[str, bool]:
     peaks = list(figures["peak_mb"].values())
     identity = figures["identity"]
     # In ten MB the fixed costs of a start (loading tokenizers, proving the encoder) are most of the time, so the quick
-    # form only tells whether something is badly broken; the claims are the other pair.
-    least, most = (1.0, 2.0) if is_quick else (6.0, 1.1)
+    # form only tells whether something is badly broken; the claims are the other figures. As to memory, in five MB not
+    # every thread gets to hold a piece of text yet.
+    least, most, flat = (1.0, 2.0, 1.3) if is_quick else (6.0, 1.1, 1.25)
     return {
         f"at least {least} times as fast as tiktoken": figures["speed_ratio"] >= least,
         f"training takes at most {most} times bare rustbpe": figures["training_ratio"] <= most,
         "as many tokens as tiktoken": figures["tokens_agree"],
-        "ids identical to tokenizers": identity["checked"] > 0 and identity["different"] == 0,
-        "every document in the shards once": identity["documents"] == identity["documents_in_shards"],
+        "ids identical to tokenizers, in order": identity["checked"] > 0 and identity["different"] == 0,
+        "nothing else in the shards": identity["left_over"] == 0,
         "peak memory of encoding under 500 MB": max(peaks) < 500,
         "peak memory of training under 500 MB": figures["training_peak_mb"] < 500,
-        "memory flat: the most text takes under twice the memory of the least": max(peaks) < 2 * peaks[0],
+        f"memory flat: the largest peak is at most {flat} times the smallest": figures["peak_ratio"] <= flat,
     }
 
 

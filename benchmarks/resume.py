@@ -52,10 +52,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="homing-resume-") as folder:
         whole, killed = _lay_out(Path(folder), num_steps)
         print(f"a run of {num_steps} steps, never killed ...", flush=True)
-        _to_the_end(whole)
+        to_the_end(whole)
         kills = _kill(killed, num_kills, num_steps, chance)
-        _to_the_end(killed)
-        problems = _differences(whole, killed, num_steps)
+        to_the_end(killed)
+        problems = differences(whole, killed, num_steps)
         damages, damage_problems = _damage(killed, Path(folder) / "hurt", chance, is_quick=arguments.quick)
     problems += damage_problems
     if kills["in_save"] < num_kills // 4:
@@ -94,7 +94,7 @@ def _start(run_dir: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def _to_the_end(run_dir: Path) -> None:
+def to_the_end(run_dir: Path) -> None:
     with _start(run_dir) as child:
         out, _ = child.communicate(timeout=DEADLINE_S)
     if child.returncode or "Training Complete" not in out:
@@ -151,7 +151,7 @@ def _wait_for_save(run_dir: Path) -> None:
                 return
 
 
-def _figures(run_dir: Path) -> list[tuple[Any, ...]]:
+def read_figures(run_dir: Path) -> list[tuple[Any, ...]]:
     lines = [json.loads(line) for line in (run_dir / names.METRICS).read_text().splitlines()]
     return [(m["step"], m["num_tokens"], m["loss"], m["grad_norm"], m["lr"], m["val_loss"]) for m in lines]
 
@@ -161,8 +161,8 @@ def _weights(run_dir: Path, num_steps: int) -> list[str]:
     return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (names.WEIGHTS, names.OPTIMIZER)]
 
 
-def _differences(whole: Path, other: Path, num_steps: int) -> list[str]:
-    expected, got = _figures(whole), _figures(other)
+def differences(whole: Path, other: Path, num_steps: int) -> list[str]:
+    expected, got = read_figures(whole), read_figures(other)
     problems = []
     if [line[0] for line in got] != list(range(1, num_steps + 1)):
         problems.append(f"{other.name}: steps are missing or stand twice")
@@ -176,7 +176,7 @@ def _damage(run_dir: Path, hurt: Path, chance: random.Random, *, is_quick: bool)
     """Each file of the newest checkpoint cut or flipped; the trainer itself must notice, say it and go on."""
     from homing.lm.train.loop import train
 
-    num_steps = len(_figures(run_dir))
+    num_steps = len(read_figures(run_dir))
     newest = names.step_dir(num_steps)
     counts, problems = {"tried": 0, "refused": 0}, []
     for name in sorted(path.name for path in (run_dir / CHECKPOINTS / newest).iterdir()):
@@ -192,7 +192,7 @@ def _damage(run_dir: Path, hurt: Path, chance: random.Random, *, is_quick: bool)
             counts["refused"] += is_refused and is_resumed
             if not (is_refused and is_resumed):
                 problems.append(f"{name}, {kind}: not refused aloud, or nothing resumed")
-            problems += [f"{name}, {kind}: {problem}" for problem in _differences(run_dir, hurt, num_steps)]
+            problems += [f"{name}, {kind}: {problem}" for problem in differences(run_dir, hurt, num_steps)]
     return counts, problems
 
 

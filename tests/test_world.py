@@ -233,3 +233,26 @@ def test_a_damaged_database_is_an_os_error(world: World, tmp_path: Path) -> None
     (tmp_path / "db.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(OSError, match="not a database"):
         world.database(tmp_path / "db.sqlite").execute(("SELECT 1", ()))
+
+
+def test_a_link_is_the_same_file_and_a_copy_where_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_bytes(b"tokens")
+    World().link(source, target)
+    assert target.stat().st_ino == source.stat().st_ino
+    target.unlink()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    World().link(source, target)
+    assert target.read_bytes() == b"tokens"
+    assert target.stat().st_ino != source.stat().st_ino
+
+
+def test_a_program_gets_what_is_meant_for_its_stdin_and_nothing_otherwise() -> None:
+    assert World().run(["cat"], 30.0, stdin="secret \u00fc\n").out == "secret \u00fc\n"
+    assert World().run(["cat"], 30.0).out == ""

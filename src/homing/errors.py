@@ -5,9 +5,11 @@
     ├── UsageError              2   a flag, a file or an answer was wrong
     │   ├── RunFileError        2   every mistake in a run file at once, with lines
     │   ├── DataError           2   text, tokenizer or shards cannot be used as they are
+    │   ├── NotOwner            2   another home holds the run's lease
     │   └── MissingExtra        2   a verb needs `pip install 'homing[...]'`
     ├── NoOffer                 3   nobody can start such a machine now
     ├── ProviderRefused         4   key, quota or request refused
+    │   ├── ProviderSilent      4   no answer, or none that says anything: what bills may bill on
     │   ├── CreateFailed        4   carries instance_id if something was created
     │   └── StartTimeout        4   created, never became ready
     ├── LimitReached            5   spend, time or idle limit
@@ -34,7 +36,9 @@ __all__ = [
     "MissingExtra",
     "Mistake",
     "NoOffer",
+    "NotOwner",
     "ProviderRefused",
+    "ProviderSilent",
     "RunFailed",
     "RunFileError",
     "StartTimeout",
@@ -110,6 +114,10 @@ class DataError(UsageError):
     pass
 
 
+class NotOwner(UsageError):
+    pass
+
+
 class MissingExtra(UsageError):
     def __init__(self, verb: str, extra: str, module: str) -> None:
         super().__init__(
@@ -125,6 +133,10 @@ class NoOffer(HomingError):
 
 class ProviderRefused(HomingError):
     exit_code = 4
+
+
+class ProviderSilent(ProviderRefused):
+    pass
 
 
 class CreateFailed(ProviderRefused):

@@ -16,6 +16,7 @@ import hashlib
 import http.client
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -124,6 +125,13 @@ class World:
                 dst.write(piece)
         return digest.hexdigest()
 
+    def link(self, source: PathLike, target: PathLike) -> None:
+        """A second name for a file that nobody writes to any more; a copy where the disk has no such thing."""
+        try:
+            os.link(source, target)
+        except OSError:
+            self.copy(source, target)
+
     def sha256(self, path: PathLike) -> str:
         digest = hashlib.sha256()
         with open(path, "rb") as file:
@@ -148,9 +156,10 @@ class World:
         return sorted(os.listdir(path))
 
     def walk(self, path: PathLike) -> List[str]:
-        """Relative paths of all files below, sorted, with forward slashes."""
+        """Relative paths of all files below, sorted, with forward slashes; a folder that cannot be listed raises."""
         root = os.fspath(path)
-        found = [os.path.relpath(os.path.join(base, name), root) for base, _, names in os.walk(root) for name in names]
+        tree = os.walk(root, onerror=_unless_gone)
+        found = [os.path.relpath(os.path.join(base, name), root) for base, _, names in tree for name in names]
         return sorted(name.replace(os.sep, "/") for name in found)
 
     def mkdir(self, path: PathLike) -> None:
@@ -185,6 +194,17 @@ class World:
         _locks.append(fd)  # closing it would give the lock back
         return True
 
+    def is_locked(self, path: PathLike) -> bool:
+        """Whether another process holds it. Looking takes it for a moment, so whoever wants it asks more than once."""
+        try:
+            with open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # also on a file system without locks: nobody is taken for dead there
+        return False
+
     def database(self, path: PathLike) -> Database:
         return Database(path)
 
@@ -210,10 +230,16 @@ class World:
             return False
         return True
 
-    def run(self, argv: Sequence[str], timeout_s: float, env: Optional[Dict[str, str]] = None) -> Completed:
+    def on_signal(self, number: int, handler: Optional[Callable[[int], None]]) -> None:
+        """Calls it with the number when the signal comes to this process; None ignores the signal."""
+        signal.signal(number, signal.SIG_IGN if handler is None else lambda got, _frame: handler(got))
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, env: Optional[Dict[str, str]] = None, stdin: str = ""
+    ) -> Completed:
         """A short program, waited for; code 124 when it ran out of time, 127 when it could not start."""
         try:
-            text: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "encoding": "utf-8", "errors": "replace"}
+            text: Dict[str, Any] = {"input": stdin, "encoding": "utf-8", "errors": "replace"}
             done = subprocess.run(list(argv), env=env, capture_output=True, timeout=timeout_s, check=False, **text)
         except subprocess.TimeoutExpired:
             return Completed(124, "", f"timed out after {timeout_s:g} s")
@@ -226,6 +252,9 @@ class World:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def host(self) -> str:
+        return os.uname().nodename
 
     def python(self) -> str:
         return sys.executable
@@ -293,6 +322,11 @@ def _whole(path: PathLike, place: Callable[[str, PathLike], None], mode: int = 0
         with contextlib.suppress(OSError):
             os.unlink(aside)
     _sync_folder_of(path)
+
+
+def _unless_gone(exc: OSError) -> None:
+    if not isinstance(exc, FileNotFoundError):  # a folder may be removed while we walk; anything else hides files
+        raise exc
 
 
 def _sync_folder_of(path: PathLike) -> None:

@@ -33,6 +33,13 @@ def wait_until(is_true: Callable[[], object], timeout_s: float = 30.0) -> None:
         time.sleep(0.03)
 
 
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 @dataclasses.dataclass
 class Instance:
     root: Path
@@ -52,14 +59,14 @@ class Instance:
         self.change(trainer_argv=[sys.executable, str(TRAINER), str(self.run_dir), *words])
 
     def start(self, python: str = sys.executable) -> subprocess.Popen[bytes]:
+        self.change(agent_argv=boot_module.agent_argv(python, self.root / "work"))
         (self.root / "work" / names.BOOT).write_text(codec.dumps(self.boot))
         zip_path = self.root / "work/agent.zip"
         if not zip_path.exists():
             boot_module.build_agent_zip(zip_path, World())
         env = {**os.environ, names.MARK_ENV: self.boot.mark}
-        argv = [python, "-I", str(zip_path), str(self.root / "work" / names.BOOT)]
         with open(self.root / "agent.out", "ab") as out:
-            agent = subprocess.Popen(argv, env=env, stdout=out, stderr=out, start_new_session=True)
+            agent = subprocess.Popen(self.boot.agent_argv, env=env, stdout=out, stderr=out, start_new_session=True)
         self.agents.append(agent)
         return agent
 
@@ -94,6 +101,13 @@ class Instance:
         return sorted(names.parse_step(key[4]) or 0 for key in keys if key[-1] == names.MANIFEST)
 
     def processes(self) -> list[int]:
+        """All but the dead-man: here nothing ends the machine, and he is who stays until its end."""
+        return [pid for pid in self.everything() if pid not in self.dead_men()]
+
+    def dead_men(self) -> list[int]:
+        return [pid for pid in self.everything() if b"--dead-man" in command_line(pid)]
+
+    def everything(self) -> list[int]:
         return [process.pid for process, value in World().marked(names.MARK_ENV, self.boot.mark)]
 
     def trainer_pid(self) -> int:
@@ -120,7 +134,7 @@ def instance(tmp_path: Path) -> Iterator[Instance]:
     made = Instance(tmp_path, boot, store)
     made.train_with()
     yield made
-    for pid in made.processes():
+    for pid in [*made.dead_men(), *made.everything()]:  # the one who would start others first
         World().signal(pid, signal.SIGKILL)
     for agent in made.agents:
         agent.kill()

@@ -6,18 +6,22 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from tests.agent.conftest import Instance, wait_until
 
 from homing.agent.supervise import CHILD_ENV, Agent
+from homing.store.lease import lease_key
 from homing.wire import codec, names
 from homing.wire.boot import EndBilling
 from homing.wire.checkpoint import CheckpointManifest
-from homing.wire.control import Heartbeat
+from homing.wire.control import Heartbeat, Request
 from homing.wire.event import Outcome
+from homing.wire.record import Lease
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
 
@@ -428,3 +432,150 @@ def test_an_agent_that_fails_near_the_limit_does_not_wait_past_it_for_a_deaf_tra
     assert time.monotonic() - began < 6
     assert agent.children == {}
     wait_until(lambda: instance.processes() == [])
+
+
+def test_an_instance_that_another_has_superseded_pushes_nothing_more_and_ends_billing(instance: Instance) -> None:
+    instance.train_with(steps=100_000, step_s=0.02)
+    agent = instance.start()
+    instance.trainer_pid()
+    lease = Lease(1, "amber-1", "bbbbbb", "attic", "somebody-else", time.time())
+    instance.store.put_bytes(lease_key("amber-1", 1), codec.dumps(lease).encode())
+    assert agent.wait(60) == names.EXIT_STOPPED
+    assert instance.has_ended_billing()
+    assert "superseded" in instance.kinds()
+    assert "pushed" not in instance.kinds()
+    assert "superseded" in instance.outcome().reason
+    assert not instance.store.exists("runs/amber-1/outcome.json")
+    assert instance.in_store(Heartbeat, names.HEARTBEAT).state != "ended"
+    wait_until(lambda: instance.processes() == [])
+
+
+def serve_notice() -> tuple[HTTPServer, dict[str, int]]:
+    said = {"status": 404, "asked": 0}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            said["asked"] += 1
+            self.send_response(said["status"])
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server, said
+
+
+def test_a_notice_at_the_machines_own_address_becomes_a_checkpoint_and_a_preempted_outcome(instance: Instance) -> None:
+    server, said = serve_notice()
+    instance.train_with(steps=100_000, save_every=1e9)
+    instance.change(notice_url=f"http://127.0.0.1:{server.server_port}/notice")
+    agent = instance.start()
+    instance.trainer_pid()
+    wait_until(lambda: said["asked"] and instance.heartbeat().step > 3)
+    assert agent.poll() is None, "404 is no notice"
+    said["status"] = 200
+    assert agent.wait(60) == names.EXIT_STOPPED
+    server.shutdown()
+    server.server_close()
+    outcome = instance.outcome()
+    assert (outcome.state, outcome.is_preempted, outcome.is_final) == ("stopped", True, False)
+    assert "preempted" in instance.kinds()
+    assert instance.steps_in_store()
+    assert instance.in_store(Outcome, names.OUTCOME).is_preempted
+
+
+def test_a_notice_address_that_does_not_answer_disturbs_nothing(instance: Instance) -> None:
+    instance.change(notice_url="http://127.0.0.1:1/notice")
+    assert instance.run() == 0
+    check_ended_well(instance)
+    assert not instance.outcome().is_preempted
+
+
+def test_a_failure_leaves_its_last_words_where_they_outlive_the_instance(instance: Instance) -> None:
+    code = "print('a line before')\nraise ValueError('the shards are torn')"
+    instance.change(trainer_argv=[sys.executable, "-c", code])
+    assert instance.run() == 1
+    outcome = instance.in_store(Outcome, names.OUTCOME)
+    assert outcome.reason == "The trainer ended with 1: ValueError: the shards are torn"
+    assert outcome.log_tail.startswith("Traceback (most recent call last)")
+    assert "a line before" not in outcome.log_tail
+    event = next(event for event in instance.events() if event.kind == "run_failed")
+    assert event.data["log_tail"] == outcome.log_tail
+
+
+def test_a_failed_instance_is_kept_for_a_person_and_a_stop_from_home_ends_it(instance: Instance) -> None:
+    instance.change(trainer_argv=[sys.executable, "-c", "raise SystemExit(1)"], keep_on_failure_s=600.0)
+    agent = instance.start()
+    wait_until(lambda: "kept" in instance.kinds() and instance.in_store(Heartbeat, names.HEARTBEAT).state == "kept")
+    assert instance.in_store(Outcome, names.OUTCOME).state == "failed", "its words are in the store before the wait"
+    assert not instance.has_ended_billing()
+    instance.ask(serial=1, stop=True, reason="Seen enough.")
+    assert agent.wait(60) == 1
+    check_ended_well(instance)
+
+
+def test_a_kept_instance_ends_when_its_time_is_over_and_inside_its_limit(instance: Instance) -> None:
+    instance.change(trainer_argv=[sys.executable, "-c", "raise SystemExit(1)"], keep_on_failure_s=1.0)
+    assert instance.run() == 1
+    check_ended_well(instance)
+
+
+def test_a_run_that_did_not_fail_is_not_kept(instance: Instance) -> None:
+    instance.change(keep_on_failure_s=600.0)
+    assert instance.run() == 0
+    assert "kept" not in instance.kinds()
+
+
+def test_a_diverged_run_raises_one_alert_and_goes_on(instance: Instance) -> None:
+    instance.train_with(steps=120, lost_at=5, save_every=60)
+    assert instance.run() == 0
+    alerts = [event for event in instance.events() if event.kind == "alert"]
+    assert len(alerts) == 1
+    assert "left its course" in alerts[0].text
+
+
+def test_a_diverged_run_is_stopped_with_a_checkpoint_where_the_run_file_says_so(instance: Instance) -> None:
+    instance.train_with(steps=100_000, lost_at=5)
+    instance.change(on_divergence="stop")
+    assert instance.run() == names.EXIT_STOPPED
+    check_ended_well(instance)
+    assert instance.outcome().is_final
+    assert "stop_asked" in instance.kinds()
+
+
+def test_warnings_are_said_once_each_also_by_a_second_agent(instance: Instance) -> None:
+    instance.train_with(steps=100_000, step_s=0.05)
+    instance.change(time_limit_s=1000.0)
+    begun_ago(instance, 650)
+    agent = instance.start()
+    wait_until(lambda: "limit_warning" in instance.kinds())
+    agent.kill()
+    wait_until(lambda: "agent_restarted" in instance.kinds())
+    wait_until(lambda: "leftovers_ended" in instance.kinds())
+    instance.trainer_pid()
+    time.sleep(1.0)
+    assert instance.kinds().count("limit_warning") == 1
+
+
+def test_evidence_of_use_rides_in_the_heartbeat_and_beside_an_idle_stop(instance: Instance) -> None:
+    instance.train_with(steps=100_000, silent=1, save_every=1e9)
+    instance.change(idle_limit_s=1.5)
+    assert instance.run() == names.EXIT_STOPPED
+    assert set(instance.heartbeat().use) >= {"cpu", "memory"}
+    assert all(share >= 0 for share in instance.heartbeat().use.values())
+    event = next(event for event in instance.events() if event.kind == "limit_reached")
+    assert set(event.data["use"]) >= {"cpu", "memory"}
+
+
+def test_new_limits_are_written_down_for_the_dead_man(instance: Instance) -> None:
+    instance.train_with(steps=100_000)
+    agent = instance.start()
+    instance.trainer_pid()
+    instance.ask(serial=1, spend_limit_usd="7.50", time_limit_s=5000.0)
+    wait_until(lambda: (instance.run_dir / names.LIMITS).exists())
+    taken = codec.loads(Request, (instance.run_dir / names.LIMITS).read_bytes())
+    assert (taken.spend_limit_usd, taken.time_limit_s, taken.stop) == ("7.50", 5000.0, False)
+    wait_until(lambda: instance.heartbeat().spend_limit_usd == "7.50" and instance.heartbeat().time_limit_s == 5000.0)
+    agent.kill()

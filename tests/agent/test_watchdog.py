@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from homing.agent.watchdog import END, END_FLOOR_S, KILL, LAND, Watchdog
+from homing.agent.watchdog import Watchdog
 from homing.wire import codec, names
 from homing.wire.boot import Boot, EndBilling
 from homing.wire.control import Request
 from homing.wire.event import Event, Metric
+from homing.wire.limit import DEAD_MAN, END, GUARD, KILL, LAND, PROVIDER
 from homing.world import World
 
 HOUR = 3600.0
@@ -73,8 +74,8 @@ def test_landing_begins_before_the_limit_and_the_end_comes_inside_it(clock: Cloc
     assert "spend limit of $2" in dog.why_stop()
     assert dog.left_s(LAND) == 0
     assert dog.left_s(KILL) == 120
-    assert dog.left_s(END) == 210
-    clock.pass_s(210)
+    assert dog.left_s(END) == 180
+    clock.pass_s(180)
     assert dog.spend() < Decimal(2)
 
 
@@ -86,16 +87,27 @@ def test_a_small_limit_keeps_a_small_reserve(clock: Clock, tmp_path: Path) -> No
 
 def test_the_smallest_limit_that_launch_takes_leaves_seconds_to_end_in(clock: Clock, tmp_path: Path) -> None:
     dog = make_dog(clock, tmp_path, rate_usd_per_hour="3600", spend_limit_usd="185", stop_grace_s=120.0)
-    assert 185 - dog.left_s(END) == END_FLOOR_S
+    assert 185 - dog.left_s(END) > 4
     assert dog.left_s(LAND) < dog.left_s(KILL) < dog.left_s(END)
+
+
+@pytest.mark.parametrize("limit_s", [5.0, 36.0, 160.0, 185.0, 600.0, HOUR, 100 * HOUR])
+def test_agent_dead_man_guard_and_provider_act_in_this_order_and_before_the_limit(
+    clock: Clock, tmp_path: Path, limit_s: float
+) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="3600", spend_limit_usd=str(limit_s), stop_grace_s=120.0)
+    moments = [dog.left_s(share) for share in (LAND, KILL, END, DEAD_MAN, GUARD, PROVIDER)]
+    assert moments == sorted(moments)
+    assert len(set(moments[2:])) == 4
+    assert moments[-1] < limit_s
 
 
 def test_the_nearer_of_money_and_time_counts(clock: Clock, tmp_path: Path) -> None:
     dog = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="2", time_limit_s=HOUR)
     assert dog.nearest() == (HOUR, "time limit of 3600 s")
-    dog.change_limits(Request(serial=1, time_limit_s=9 * HOUR))
+    dog.change(Request(serial=1, time_limit_s=9 * HOUR))
     assert dog.nearest() == (2 * HOUR, "spend limit of $2")
-    dog.change_limits(Request(serial=2, spend_limit_usd="3.5"))
+    dog.change(Request(serial=2, spend_limit_usd="3.5"))
     assert dog.nearest()[0] == 3.5 * HOUR
 
 
@@ -233,3 +245,111 @@ def test_files_that_cannot_be_read_do_not_take_it_down(clock: Clock, tmp_path: P
     dog = make_dog(clock, tmp_path)
     dog.read()
     assert dog.metric is None
+
+
+def test_the_trainer_is_told_to_land_before_the_push_that_must_follow(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="2")
+    assert dog.land_s() == dog.left_s(LAND)
+    planned = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="2", push_s=200.0, home_s=20.0)
+    assert planned.land_s() == planned.left_s(END) - 420
+
+
+def test_a_measured_push_replaces_the_planned_one(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="2", push_s=200.0, home_s=20.0)
+    pushed = Event(clock.now(), "sync", "checkpoint_pushed", "", data={"seconds": 500.0, "num_bytes": 1})
+    clock.append(tmp_path / names.EVENTS, (codec.dumps(pushed) + "\n").encode())
+    dog.read()
+    assert dog.land_s() == dog.left_s(END) - 1020
+
+
+def lines(clock: Clock, run_dir: Path, losses: list[float | None], **told: object) -> None:
+    for loss in losses:
+        clock.pass_s(1)
+        step = lines.step = getattr(lines, "step", 0) + 1  # type: ignore[attr-defined]
+        metric = dataclasses.replace(Metric(clock.now(), "pretrain", step, 9999, step * 10, loss), **told)  # type: ignore[arg-type]
+        clock.append(run_dir / names.METRICS, (codec.dumps(metric) + "\n").encode())
+
+
+def alarms(dog: Watchdog) -> list[str]:
+    dog.read()
+    return [what for what, _, _ in dog.alarms()]
+
+
+def test_a_loss_far_above_its_usual_line_after_line_is_divergence(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path)
+    lines(clock, tmp_path, [9.0 - 0.1 * n for n in range(60)])
+    assert alarms(dog) == []
+    lines(clock, tmp_path, [20.0] * 9)
+    assert alarms(dog) == [], "a spike may come back"
+    lines(clock, tmp_path, [3.2, *[20.0] * 9])
+    assert alarms(dog) == []
+    lines(clock, tmp_path, [20.0])
+    assert alarms(dog) == ["divergence"]
+    dog.begin()
+    assert alarms(dog) == [], "another trainer starts from a good checkpoint"
+
+
+def test_a_loss_that_is_no_number_line_after_line_is_divergence(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path)
+    lines(clock, tmp_path, [3.0, *[None] * 9])
+    assert alarms(dog) == []
+    lines(clock, tmp_path, [None])
+    assert alarms(dog) == ["divergence"]
+
+
+def test_a_loss_that_only_falls_or_begins_a_phase_high_is_none(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path)
+    lines(clock, tmp_path, [0.5] * 50)
+    lines(clock, tmp_path, [5.0] * 50, phase="sft")
+    assert alarms(dog) == []
+
+
+def test_speed_is_judged_on_the_first_twenty_steps(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, planned_tokens_per_s=1000.0)
+    lines(clock, tmp_path, [3.0] * 20, tokens_per_s=300.0)
+    assert alarms(dog) == []
+    lines(clock, tmp_path, [3.0], tokens_per_s=300.0)
+    assert alarms(dog) == ["slow"]
+    assert "300 tokens/s, where 1000 were planned" in next(iter(dog.alarms()))[2]
+    enough = make_dog(clock, tmp_path, planned_tokens_per_s=899.0)
+    lines(clock, tmp_path, [3.0] * 30, tokens_per_s=300.0)
+    assert alarms(enough) == []
+
+
+def test_a_very_slow_machine_is_known_within_ten_minutes(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, planned_tokens_per_s=1000.0)
+    lines(clock, tmp_path, [3.0] * 3, tokens_per_s=2.0)
+    assert alarms(dog) == []
+    clock.pass_s(600)
+    assert alarms(dog) == ["slow"]
+
+
+def test_warnings_come_at_60_and_80_percent_of_money_or_time_whichever_is_first(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, rate_usd_per_hour="1", spend_limit_usd="10", time_limit_s=20 * HOUR)
+    clock.pass_s(6 * HOUR - 1)
+    assert alarms(dog) == []
+    clock.pass_s(2)
+    (_, at_60, text) = next(iter(dog.alarms()))
+    assert "60% of a limit is used up: $6.00" in text
+    clock.pass_s(2 * HOUR)
+    (_, at_80, _) = next(iter(dog.alarms()))
+    assert at_80 != at_60
+    dog.change(Request(serial=1, spend_limit_usd="13"))
+    (_, again, _) = next(iter(dog.alarms()))
+    assert again not in (at_60, at_80), "a new limit warns anew"
+    short = make_dog(clock, tmp_path, rate_usd_per_hour="0.01", spend_limit_usd="10", time_limit_s=10 * HOUR)
+    assert alarms(short) == ["limit_warning"]
+
+
+def test_what_an_agent_before_this_one_said_is_known(clock: Clock, tmp_path: Path) -> None:
+    event = Event(clock.now(), "agent", "limit_warning", "...", data={"key": "0.6 of 10"})
+    clock.append(tmp_path / names.EVENTS, (codec.dumps(event) + "\n").encode())
+    assert "0.6 of 10" in make_dog(clock, tmp_path).told
+
+
+def test_a_limit_that_is_no_number_is_refused_and_changes_nothing(clock: Clock, tmp_path: Path) -> None:
+    dog = make_dog(clock, tmp_path, spend_limit_usd="12")
+    for amount in ("NaN", "Infinity", "-Infinity", "lots"):
+        with pytest.raises(ArithmeticError):
+            dog.change(Request(serial=1, spend_limit_usd=amount))
+    assert dog.spend_limit == 12

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cloud.rig import marked_now
+
+from homing.cloud.home import Home
+from homing.world import World
 
 
 @pytest.fixture
@@ -41,6 +48,14 @@ def test_a_shape_that_cannot_be_is_refused_before_anything_is_created(cli: Homin
     assert said.code == 2
     assert "model.heads" in said.err
     assert cli("runs", "--json").json["runs"] == []
+
+
+def test_wishes_for_failure_and_guards_ride_in_the_request(cli: Homing) -> None:
+    assert cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--keep-on-failure", "soon").code == 2
+    said = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--keep-on-failure", "30m", "--one-guard", "--json")
+    assert said.code == 0
+    assert said.json["armed"] == ["agent", "dead-man"]
+    assert said.json["request"]["keep_on_failure_s"] == 1800.0
 
 
 def test_a_dry_run_prints_the_request_and_leaves_nothing(
@@ -105,3 +120,24 @@ def test_nothing_to_resume_is_said(cli: Homing) -> None:
 
 def test_without_a_run_it_exits_2(cli: Homing) -> None:
     assert cli("launch").code == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_launch_that_is_told_to_end_undoes_what_it_started(
+    cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def end_us(*args: Any) -> None:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)  # a system that goes down does not ask once
+        signal.pause()
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr("homing.cloud.launch._first_heartbeat", end_us)
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes")
+    assert said.code == 130, said.err
+    home = Home(homing_home, World())
+    assert marked_now(home) == []
+    (line,) = home.ledger.lines()
+    assert (line.billing, line.state) == ("no", "gone")
+    assert home.ledger.find("moss").state == "failed"
+    assert signal.getsignal(number) is before

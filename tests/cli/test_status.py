@@ -42,6 +42,34 @@ def test_a_store_that_is_away_is_said_and_not_shown_as_nothing(cli: Homing, homi
     assert "billing yes" in said.out
 
 
+def test_it_looks_again_until_the_run_has_ended(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    cli("stop", "moss", "--no-wait")
+    said = cli("status", "moss", "--watch", "1", "--json")
+    rounds = [json.loads(line) for line in said.out.splitlines()]
+    assert rounds[-1]["state"] == "stopped"
+    assert not rounds[-1]["is_billing"]
+    assert cli("status", "moss", "--watch").code == 0, "without its seconds"
+    assert cli("status", "moss", "--watch", "0.1").code == 2
+    for word in ("guards", "agent and dead-man", "all, verified; the newest checkpoint is pretrain step"):
+        assert word in cli("status", "moss").out
+    assert "eta" not in cli("status", "moss").out
+
+
+def test_a_failure_is_told_with_its_last_words_after_the_instance_is_gone(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay_out(tmp_path, monkeypatch, steps=10, step_s=0.02, how="fail")
+    cli = typing(capsys, monkeypatch)
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    assert cli("watch", "moss").code == 1
+    said = cli("status", "moss")
+    assert "failed: The loss is not finite." in said.out
+    assert "Traceback: boom" in said.out
+    assert cli("status", "moss", "--json").json["outcome"]["log_tail"].endswith("Traceback: boom")
+    clear(homing_home)
+
+
 def test_an_unknown_run_lists_those_known(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     said = cli("status", "fern", "--json")

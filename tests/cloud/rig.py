@@ -167,17 +167,18 @@ def make_draft(
     resume: bool = False,
     is_prepared: bool = True,
     limits: Limits | None = None,
+    provider: str = "local",
 ) -> Draft:
     order = LaunchOrder(
         run=make_run(tmp_path, name, limits=limits),
         run_file_text=f"name: {name}\n",
         is_prepared=is_prepared,
-        offer=home.provider("local").offers(Needs())[0],
+        offer=home.provider(provider).offers(Needs())[0],
         spend_limit_usd=None if limit is None else Decimal(limit),
         resume=resume,
     )
     ready = draft(order, home)
-    work_dir = home.provider("local").place(ready.mark).work_dir
+    work_dir = home.provider(provider).place(ready.mark).work_dir
     argv = tuple(trainer_argv(tmp_path, work_dir, steps=steps, step_s=step_s, how=how))
     return dataclasses.replace(ready, order=dataclasses.replace(ready.order, trainer_argv=argv, heartbeat_s=0.2))
 

@@ -11,8 +11,9 @@ import pytest
 from tests.cloud.rig import make_draft, marked_now
 
 from homing.cloud.destroy import destroy_lines, destroy_run
+from homing.cloud.guards import count_alive, guards, sign_in
 from homing.cloud.home import Home
-from homing.cloud.launch import guards, launch, rehearse
+from homing.cloud.launch import dry_run, launch
 from homing.cloud.providers.base import wait_until
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
@@ -94,7 +95,7 @@ def test_of_two_launches_of_one_name_at_once_the_ledger_lets_one_through(home: H
 def test_a_dry_run_touches_nothing(home: Home, tmp_path: Path, homing_home: Path) -> None:
     ready = make_draft(home, tmp_path)
     before = sorted(path for path in tmp_path.rglob("*"))
-    request = rehearse(ready, home).to_dict()
+    request = dry_run(ready, home).to_dict()
     assert sorted(path for path in tmp_path.rglob("*")) == before
     assert request["mark"] == ready.mark
     assert any("data/train-00000.bin" in item for item in request["inputs"])
@@ -102,10 +103,38 @@ def test_a_dry_run_touches_nothing(home: Home, tmp_path: Path, homing_home: Path
 
 
 def test_launch_says_which_guards_are_armed_and_that_local_has_none_of_its_own(home: Home, tmp_path: Path) -> None:
-    armed, absent = guards(make_draft(home, tmp_path), home)
-    assert armed.startswith("armed")
-    assert "$1.00" in armed
-    assert absent.startswith("not armed")
+    agent, dead_man, provider, at_home, worst = guards(make_draft(home, tmp_path), home)
+    assert agent.startswith("armed")
+    assert "$1.00" in agent
+    assert dead_man.startswith("armed: a dead-man process")
+    assert provider.startswith("not armed")
+    assert at_home.startswith("not armed: no guard at home")
+    assert "both die, it bills on at $0.36/h until: homing destroy moss" in worst
+    sign_in(home, 60.0)
+    assert guards(make_draft(home, tmp_path), home)[3].startswith("armed: the guard at home")
+
+
+def test_with_one_guard_alive_it_undoes_itself_unless_that_is_said_to_be_enough(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.cloud.launch.GUARDS_S", 0.5)
+    # A machine on which no second process comes to life.
+    monkeypatch.setattr("homing.cloud.launch.count_alive", lambda *_: 1)
+    with pytest.raises(StartTimeout, match="Only one guard is alive"):
+        launch(make_draft(home, tmp_path, steps=100_000), home)
+    assert home.provider("local").list_owned() == []
+    ready = make_draft(home, tmp_path, steps=100_000)
+    order = dataclasses.replace(ready.order, is_one_guard_enough=True)
+    assert launch(dataclasses.replace(ready, order=order), home).run.state == "running"
+
+
+def test_the_first_heartbeat_tells_of_two_guards_on_the_instance(home: Home, tmp_path: Path) -> None:
+    ready = make_draft(home, tmp_path, steps=100_000)
+    done = launch(ready, home)
+    assert done.heartbeat.has_dead_man
+    assert count_alive(ready, home, done.heartbeat) == 2
+    sign_in(home, 60.0)
+    assert count_alive(ready, home, done.heartbeat) == 3
 
 
 def test_the_worst_case_is_the_nearer_of_both_limits(home: Home, tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.cloud.rig import make_draft, marked_now
+from tests.cloud.rig import make_draft, marked_now, trainer_argv
 
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
@@ -20,9 +20,11 @@ from homing.cloud.providers.local import Local
 from homing.cloud.signs import Signs, Tail
 from homing.cloud.status import Status, look, progress_line
 from homing.cloud.watch import check_interval, to_finish, watch
-from homing.errors import StillBilling, StoreError, UsageError
-from homing.store import FileStore
+from homing.errors import ProviderRefused, StillBilling, StoreError, UsageError
+from homing.store import FileStore, run_key
+from homing.wire import codec, names
 from homing.wire.control import Heartbeat
+from homing.wire.event import Event, Metric
 from homing.world import World
 
 
@@ -90,35 +92,76 @@ def test_a_limit_ends_the_run_inside_it_and_is_told_apart(
 ) -> None:
     """The instance lives by the real clock, so the rate is made large: the limit is a minute away."""
     monkeypatch.setenv("HOMING_LOCAL_RATE", "36")
-    monkeypatch.setattr("homing.cloud.meter.MARGIN_S", 1.0)
+    monkeypatch.setattr("homing.cloud.launch._check_minimum", lambda *_: None)
     done = launch(make_draft(home, tmp_path, limit="0.60", steps=100_000, step_s=0.02), home)
     reports = list(watch(home, home.ledger.find("moss"), every_s=1))
     row = home.ledger.find("moss")
     assert (row.state, row.exit_code) == ("stopped", 5)
-    alert = next(report.text for report in reports if report.kind == "alert")
-    assert alert.endswith("of the limit of $0.60 is spent.")
+    alerts = [report.text for report in reports if report.kind == "alert"]
+    assert sum("of a limit is used up" in text for text in alerts) == 2  # at 60% and at 80%, once each
     seen = home.provider("local").describe(done.instance.id)
     assert seen.spend_usd is not None
     assert seen.spend_usd <= Decimal("0.60")
     assert to_finish(look(home, row), home) is not None
 
 
-def test_when_nothing_of_ours_is_left_on_the_instance_the_watch_says_that_it_bills(home: Home, tmp_path: Path) -> None:
+def test_when_nothing_of_ours_is_left_on_the_instance_whoever_watches_ends_it_and_goes_on(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.cloud.guard.DEAD_S", 0.0)
+    monkeypatch.setattr("homing.cloud.watch._REFRESH_S", 0.2)
+    argv = partial(trainer_argv, tmp_path, steps=8)
+    monkeypatch.setattr("homing.cloud.boot.trainer_argv", lambda python, work_dir: argv(str(work_dir)))
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     while marked_now(home):
         for pid, _ in marked_now(home):
-            os.kill(pid, signal.SIGKILL)
-    with pytest.raises(StillBilling, match="may still cost money") as caught:
-        list(watch(home, done.run, every_s=1))
-    assert "died" in caught.value.why
+            World().signal(pid, signal.SIGKILL)
+    reports = list(watch(home, done.run, every_s=1))
+    alerts = [report.text for report in reports if report.kind == "alert"]
+    assert any("Nothing of ours runs" in text for text in alerts)
+    assert any("Attempt 2 is launched" in text for text in alerts)
+    assert reports[-1].text.startswith("done")
+    assert [line.attempt for line in home.ledger.lines()] == [1, 2]
 
 
-def test_past_the_limit_with_the_instance_still_there_the_watch_is_loud(home: Home, tmp_path: Path) -> None:
+def test_past_the_limit_with_the_instance_still_there_whoever_watches_ends_it(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     home.ledger.update(home.ledger.lines()[0].mark, spend_usd="99")
-    with pytest.raises(StillBilling) as caught:
-        list(watch(home, done.run, every_s=1))
-    assert "its limit has passed" in caught.value.why
+    reports = list(watch(home, done.run, every_s=1))
+    assert "The guard at home ends it at its limit" in reports[-1].text
+    assert home.ledger.find("moss").exit_code == 5
+    assert not marked_now(home)
+
+
+def test_an_end_that_the_provider_does_not_confirm_is_loud(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+    home.ledger.update(home.ledger.lines()[0].mark, spend_usd="99")
+    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "destroy", lambda *_: (_ for _ in ()).throw(ProviderRefused("No, says the provider.")))
+        with pytest.raises(StillBilling, match="may still cost money"):
+            list(watch(home, done.run, every_s=1))
+
+
+def test_events_validations_and_samples_come_in_the_order_in_which_they_happened(home: Home, tmp_path: Path) -> None:
+    done = launch(make_draft(home, tmp_path, steps=2), home)
+    list(watch(home, done.run, every_s=1))
+    store, run_id = home.store_of(done.run), done.run.id
+    events = [
+        Event(1.0, "sync", "checkpoint_pushed", "A transfer of the past."),
+        Event(2.0, "trainer", "phase_started", "Begun."),
+        Event(4.0, "trainer", "sampled", "text", data={"path": "samples/pretrain-00000009.txt"}),
+        Event(5.0, "agent", "limit_warning", "60% of a limit is used up."),
+    ]
+    store.put_bytes(run_key(run_id, names.EVENTS), "".join(codec.dumps(e) + "\n" for e in events).encode())
+    metric = Metric(3.0, "pretrain", 9, 10, 90, loss=2.0, val_loss=2.5)
+    store.put_bytes(run_key(run_id, names.METRICS), (codec.dumps(metric) + "\n").encode())
+    store.put_bytes(run_key(run_id, names.SAMPLES, "pretrain-00000009.txt"), b"once upon")
+    told = [(r.kind, r.text) for r in watch(home, home.ledger.find("moss"), every_s=1) if r.kind != "line"]
+    assert [kind for kind, _ in told] == ["event", "event", "sample", "alert", "end"]
+    assert "validation at step 9" in told[1][1]
 
 
 def test_a_provider_that_cannot_be_asked_is_told_once(
@@ -178,8 +221,6 @@ class TestTail:
         assert tail.lines() == ["a much longer file", "with other lines"]
 
     def test_a_line_that_is_no_document_is_passed_over(self, store: FileStore) -> None:
-        from homing.wire.event import Event
-
         tail = Tail(store, "events")
         good = json.dumps({"t": 1.0, "source": "agent", "kind": "k", "text": "t"})
         store.put_bytes("events", f"{good}\nnot json\n{good}\n".encode())

@@ -292,6 +292,15 @@ def test_stores_and_cards_are_spelled_out(load: Load, folder: Path, homing_home:
     assert run.cloud.gpu == "A100"
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["s3://bucket/homing", "s3:bucket", "s3://b-1?endpoint=https://x.org:9000&region=auto", "hf:me/runs",
+     "hf:datasets/me/runs/deep", "file:/x", "file:///x"],
+)  # fmt: skip
+def test_every_kind_of_store_is_taken_as_written(load: Load, url: str) -> None:
+    assert load(BASE + f"store: {url}\n").run.store == url
+
+
 def test_toml_and_json_say_the_same_as_yaml(load: Load) -> None:
     yaml = load(BASE).run
     toml = load(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import uuid
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -29,6 +30,7 @@ from homing.cloud.providers.base import (
     lack,
     wait_until,
 )
+from homing.errors import ProviderRefused
 from homing.wire.boot import Boot
 from homing.world import World
 
@@ -40,7 +42,8 @@ SLEEPER = "import time\ntime.sleep(600)\n"
 class ProviderContract:
     @pytest.fixture
     def owner(self) -> str:
-        return "abc123"
+        """Another for each test: `local` sees every process on this computer, also those of tests beside this one."""
+        return uuid.uuid4().hex[:6]
 
     @pytest.fixture
     def provider(self, owner: str, tmp_path: Path) -> Provider:
@@ -168,3 +171,40 @@ class ProviderContract:
 
     def test_every_feature_that_is_lacking_has_a_sentence(self, provider: Provider) -> None:
         assert all(text.endswith(".") for text in provider.cannot.values())
+
+    def test_either_it_has_a_guard_of_its_own_or_it_says_that_it_has_none(self, provider: Provider) -> None:
+        assert bool(provider.guard) != ("native_spend_limit" in provider.cannot)
+
+    def test_setting_the_guard_leaves_a_living_instance_alive(self, provider: Provider, request_: Request) -> None:
+        made = provider.create(request_)
+        provider.set_guard(made.id, Decimal("5.00"), World().now() + 86400)
+        assert [instance.id for instance in provider.list_owned()] == [made.id]
+
+    def test_setting_the_guard_of_what_is_gone_is_no_error(self, provider: Provider, request_: Request) -> None:
+        made = provider.create(request_)
+        provider.destroy(made.id)
+        self.gone(provider, made.id)
+        provider.set_guard(made.id, Decimal("5.00"), None)
+
+    def test_a_new_owner_has_nothing_beside_instances(self, provider: Provider, stranger: Provider) -> None:
+        assert provider.list_resources() == []
+        assert stranger.list_resources() == []
+
+    def test_an_instance_is_reached_by_ssh_or_it_says_why_not(self, provider: Provider, request_: Request) -> None:
+        made = provider.create(request_)
+        assert (provider.connection(made.id) is None) == ("ssh" in provider.cannot)
+
+    def test_what_a_stranger_started_is_not_ours_to_end(
+        self, provider: Provider, stranger: Provider, request_: Request
+    ) -> None:
+        made = provider.create(request_)
+        with pytest.raises(ProviderRefused):
+            stranger.destroy(made.id)
+        assert [instance.id for instance in provider.list_owned()] == [made.id]
+
+    def test_its_log_is_text_and_that_of_what_never_was_is_empty(
+        self, provider: Provider, request_: Request, owner: str
+    ) -> None:
+        made = provider.create(request_)
+        assert isinstance(provider.log(made.id), str)
+        assert provider.log(make_mark(owner, "never-20260101-000000-0000", 1)) == ""

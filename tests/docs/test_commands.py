@@ -41,7 +41,7 @@ def shortened(line: str) -> str:
     command, hash_, comment = line.partition("  #")
     if command.startswith("homing quickstart"):
         command += " --steps 20"
-    elif command.startswith(("homing launch", "homing train")) and "--smoke" not in command:
+    elif command.startswith(("homing launch", "homing train", "homing rehearse poor")) and "--smoke" not in command:
         command += " --set phases.0.steps=20"
     return command + hash_ + comment
 

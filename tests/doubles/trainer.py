@@ -6,6 +6,7 @@ steps, step_s      how long it runs           save_every   a checkpoint every so
 crash_at           exits 1 at this step       crashes      how often (counted in RUN_DIR/../crashes); default always
 hang_at            sleeps for ever, once      deaf=1       obeys neither control.json nor SIGTERM
 silent=1           writes no metrics          bad_exit     outcome.json says failed and final at this step
+lost_at            from this step on the loss is no number
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def main() -> int:
         if step == told.get("bad_exit"):
             return end("failed", 1, step, is_final=True)
         if not told.get("silent"):
-            metric = Metric(time.time(), "pretrain", step, int(told["steps"]), step * 10, 3.0, step_s=told["step_s"])
+            loss = 3.0 if step < told.get("lost_at", 1e9) else None
+            metric = Metric(time.time(), "pretrain", step, int(told["steps"]), step * 10, loss, step_s=told["step_s"])
             with open(run_dir / names.METRICS, "a") as file:
                 file.write(codec.dumps(metric) + "\n")
         is_last = step == told["steps"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from tests.contracts.stores import StoreContract
 
 from homing.errors import StoreError, UsageError
-from homing.store import FileStore, Store, open_store
+from homing.store import FileStore, NotInStore, Store, open_store
 from homing.world import World
 
 
@@ -52,7 +53,7 @@ def test_a_file_url_becomes_an_absolute_folder(url: str, root: str) -> None:
     assert store.url == f"file:{root}"
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/x", "hf:me/models", "/just/a/path", "", "file:", "file:///", "gopher:x"])
+@pytest.mark.parametrize("url", ["ftp://x", "/just/a/path", "", "file:", "file:///", "gopher:x", "s3:", "hf:"])
 def test_an_unknown_scheme_is_refused_with_what_is_supported(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         open_store(url, World())
@@ -85,3 +86,28 @@ def test_what_killed_writers_left_is_swept_once_it_is_old(tmp_path: Path) -> Non
         os.utime(folder / name, (1.0, 1.0))
     open_store(f"file:{tmp_path}/store", World()).put_bytes("runs/a/k", b"y")
     assert sorted(path.name for path in folder.iterdir()) == ["k", "k.tmp-78-0a1b2c3e", "old.json"]
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_absent(tmp_path: Path) -> None:
+    class Ill(World):
+        def size(self, path: object) -> int:
+            raise OSError(errno.EIO, "input/output error")
+
+    open_store(f"file:{tmp_path}/store", World()).put_bytes("k", b"x")
+    store = open_store(f"file:{tmp_path}/store", Ill())
+    for ask in (store.exists, store.read, store.sha256):
+        with pytest.raises(StoreError) as raised:
+            ask("k")
+        assert not isinstance(raised.value, NotInStore)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"file:{tmp_path}/store", World())
+    store.put_bytes("k", b"x")
+
+    def ill(path: object) -> object:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "scandir", ill)
+    with pytest.raises(StoreError, match="could not be listed"):
+        store.list("")

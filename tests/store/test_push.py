@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -238,6 +239,24 @@ def test_a_run_that_ended_leaves_its_model_behind(run_dir: Path, store: Recordin
     assert all(store.sha256(f"models/amber/{file.name}") == file.sha256 for file in manifest.files)
     puts = [key for verb, key in store.calls if verb == "put" and key.startswith("models/")]
     assert puts[-1] == "models/amber/manifest.json"
+
+
+def test_the_model_of_another_run_of_that_name_is_never_replaced(run_dir: Path, store: Recording) -> None:
+    write_checkpoint(run_dir, "pretrain", 10, is_final=True)
+    (run_dir / names.OUTCOME).write_text(codec.dumps(Outcome("done", "", 0)))
+    make_pusher(run_dir, store).push_everything()
+    first = {entry.key: store.sha256(entry.key) for entry in store.list("models/amber/")}
+    later = dataclasses.replace(make_pusher(run_dir, store), run_id="amber-2")
+    write_checkpoint(run_dir, "pretrain", 20, is_final=True, size=2500)
+    for _ in range(2):
+        later.push_everything()
+    assert {entry.key: store.sha256(entry.key) for entry in store.list("models/amber/")} == first
+    manifest = codec.loads(CheckpointManifest, store.read("models/amber-2/manifest.json"))
+    assert (manifest.run_id, manifest.step) == ("amber-2", 20)
+    assert "The model is at models/amber-2/" in (run_dir / names.EVENTS).read_text()
+    write_checkpoint(run_dir, "pretrain", 30, is_final=True)
+    make_pusher(run_dir, store).push_everything()  # the first run itself may go on
+    assert codec.loads(CheckpointManifest, store.read("models/amber/manifest.json")).step == 30
 
 
 @pytest.mark.parametrize("state", ["failed", None])

@@ -13,10 +13,12 @@ from tests.doubles.trainer import write_checkpoint
 
 from homing.store import Store, open_store
 from homing.store import sync as sync_module
+from homing.store.lease import lease_key
 from homing.wire import codec, names
-from homing.wire.boot import Boot, EndBilling, Input
+from homing.wire.boot import Boot, Bootstrap, EndBilling, Input
 from homing.wire.control import Request
 from homing.wire.event import Event
+from homing.wire.record import Lease
 from homing.world import World
 
 
@@ -69,6 +71,29 @@ def test_fetch_brings_every_input_and_leaves_right_ones_alone(boot: Boot, store:
     assert (Path(boot.work_dir) / "data/a").stat().st_mtime_ns == before
     assert (Path(boot.work_dir) / "data/b").read_bytes() == b"bbb"
     assert kinds(boot) == ["input_fetched"] * 3
+
+
+def test_what_an_earlier_instance_here_fetched_is_not_fetched_again_unless_it_is_damaged(
+    boot: Boot, store: Store, tmp_path: Path
+) -> None:
+    boot = with_inputs(boot, store, shard=b"tokens")
+    boot = dataclasses.replace(boot, bootstrap=Bootstrap(inputs_dir=str(tmp_path / "cache")))
+    (kept,) = (tmp_path / "cache" / item.sha256 for item in boot.inputs)
+    assert run_sync(boot, "--fetch") == 0
+    assert kept.read_bytes() == b"tokens"
+    later = dataclasses.replace(boot, work_dir=str(tmp_path / "later"))
+    (tmp_path / "later").mkdir()
+    store.delete(boot.inputs[0].key)  # so that it can only come from the cache
+    assert run_sync(later, "--fetch") == 0
+    assert (tmp_path / "later/data/shard").read_bytes() == b"tokens"
+    store.put_bytes(boot.inputs[0].key, b"tokens")
+    kept.unlink()
+    kept.write_bytes(b"tokenz")
+    last = dataclasses.replace(boot, work_dir=str(tmp_path / "last"))
+    (tmp_path / "last").mkdir()
+    assert run_sync(last, "--fetch") == 0
+    assert (tmp_path / "last/data/shard").read_bytes() == b"tokens"
+    assert kept.read_bytes() == b"tokens"
 
 
 def test_fetch_of_a_damaged_or_missing_object_exits_7_and_leaves_nothing(boot: Boot, store: Store) -> None:
@@ -196,3 +221,54 @@ def test_an_input_on_its_way_is_not_pushed_as_a_file_of_the_run(boot: Boot, stor
     (Path(boot.work_dir) / "run/metrics.jsonl.part-0a1b2c3d").write_text("half")
     assert run_sync(boot, "--once") == 0
     assert [entry.key for entry in store.list("runs/") if "part" in entry.key] == []
+
+
+def lease(store: Store, number: int, mark: str) -> None:
+    body = Lease(number, "amber-1", "bbbbbb", "attic", mark, 1.0)
+    store.put_bytes(lease_key("amber-1", number), codec.dumps(body).encode())
+
+
+@pytest.mark.parametrize("flag", ["--fetch", "--watch", "--once"])
+def test_an_instance_that_another_has_superseded_pushes_nothing_and_says_so(
+    boot: Boot, store: Store, flag: str
+) -> None:
+    boot = dataclasses.replace(with_inputs(boot, store, a=b"aaa"), fence=1)
+    write_checkpoint(Path(boot.work_dir) / "run", "pretrain", 10)
+    lease(store, 1, "m")
+    lease(store, 2, "somebody-else")
+    before = [entry.key for entry in store.list("")]
+    assert run_sync(boot, flag) == names.EXIT_SUPERSEDED
+    assert [entry.key for entry in store.list("")] == before
+    assert kinds(boot) == ["superseded"]
+    assert not (Path(boot.work_dir) / "data").exists()
+
+
+def test_an_adoption_that_keeps_this_instance_changes_nothing_for_it(boot: Boot, store: Store) -> None:
+    boot = dataclasses.replace(boot, fence=1)
+    lease(store, 1, "m")
+    lease(store, 2, "m")
+    write_checkpoint(Path(boot.work_dir) / "run", "pretrain", 10)
+    assert run_sync(boot, "--once") == 0
+    lease(store, 3, "")
+    assert run_sync(boot, "--once") == names.EXIT_SUPERSEDED
+
+
+def test_a_lease_that_cannot_be_read_supersedes_nobody(boot: Boot, store: Store) -> None:
+    boot = dataclasses.replace(with_inputs(boot, store, a=b"aaa"), fence=1)
+    store.put_bytes(lease_key("amber-1", 2), b"{")
+    assert run_sync(boot, "--fetch") == 0
+    write_checkpoint(Path(boot.work_dir) / "run", "pretrain", 10)
+    assert run_sync(boot, "--once") == 0
+
+
+def test_a_watch_ends_when_it_is_superseded_in_its_midst(boot: Boot, store: Store) -> None:
+    boot = dataclasses.replace(boot, fence=1)
+    lease(store, 1, "m")
+
+    class Adopts(World):
+        def sleep(self, seconds: float) -> None:
+            lease(store, 2, "somebody-else")
+
+    write_checkpoint(Path(boot.work_dir) / "run", "pretrain", 10)
+    assert run_sync(boot, "--watch", Adopts()) == names.EXIT_SUPERSEDED
+    assert kinds(boot) == ["checkpoint_pushed", "superseded"]

@@ -15,12 +15,16 @@ import os
 import signal
 from typing import Any, Callable, Dict, List, Optional, Set, Type, TypeVar
 
-from homing.agent.watchdog import END, KILL, Watchdog
+from homing.agent import dead_man, end
+from homing.agent.evidence import use_of_machine
+from homing.agent.limits import last_beat_at
+from homing.agent.watchdog import Watchdog
 from homing.wire import names
 from homing.wire.boot import Boot
 from homing.wire.codec import WireError, dumps, loads
 from homing.wire.control import Control, Heartbeat, Request
 from homing.wire.event import Event, Outcome
+from homing.wire.limit import END, KILL
 from homing.world import HttpRequest, NetworkError, World
 
 log = logging.getLogger(__name__)
@@ -29,22 +33,29 @@ CHILD_ENV = "HOMING_CHILD"  # <mark>/<role>, on the agent's own children only: w
 STATES = {names.EXIT_DONE: "done", names.EXIT_STOPPED: "stopped"}
 MAX_RESTARTS = 2
 PUSH_LIMIT_S = 86400.0  # where neither money nor time is limited
-END_TRY_S = 60.0
+BROKEN_PUSH_S = 30.0  # after a failed bootstrap: what pushes may not be there
 LONGEST_WAIT_S = 60.0
-UNKILLABLE_S = 15.0
+NOTICE_S, GUARD_S, USE_S, CONTROL_S = 5.0, 10.0, 60.0, 15.0  # how often each is looked at
+CONTROL_CHANGE_S = 2.0  # a landing time that moved by less is not written anew
+DEAD_MAN_START_S = 5.0
+TAIL_LINES, TAIL_BYTES = 25, 4000
 
 
 class Agent:
     def __init__(self, boot: Boot, world: World) -> None:
         self.boot, self.world, self.run_dir = boot, world, os.path.join(boot.work_dir, "run")
         world.mkdir(os.path.join(self.run_dir, names.LOGS))
-        before = self._read(names.HEARTBEAT, Heartbeat)
-        self.dog = Watchdog(boot, world, self.run_dir, before.t if before and before.mark == boot.mark else 0.0)
+        self.dog = Watchdog(boot, world, self.run_dir, last_beat_at(boot, world))
         self.tick_s = min(1.0, boot.heartbeat_s)
         self.state, self.problem, self.is_pushed, self.is_leaving = "booting", "", False, False
         self.stop_reason, self.stall, self.is_preempted, self.serial = "", "", False, 0
+        self.is_superseded = False  # another instance has the run's lease: nothing of ours may reach the store
         self.children: Dict[str, int] = {}  # role -> pid
-        self._beat_due, self._watch_due, self._asked_at, self._is_told = 0.0, 0.0, math.inf, False
+        self._due: Dict[str, float] = {}  # what is done every so often -> when next
+        self._asked_at, self._is_told, self.has_dead_man = math.inf, False, False
+        self._use: Dict[str, float] = {}
+        self._push_limit_s = PUSH_LIMIT_S
+        self._told_control: Optional[Control] = None
 
     def preempt(self, reason: str) -> None:
         """From a signal handler: only remembers; the loop acts on it within a tick."""
@@ -58,7 +69,8 @@ class Agent:
         except Exception as exc:
             log.exception("the agent failed")
             outcome = self._outcome(names.EXIT_FAILED, f"The agent failed: {type(exc).__name__}: {exc}")
-        for part in (self._end_children, lambda: self._record(outcome), self._push, self._say_goodbye):
+        keep = lambda: self._keep(outcome)  # noqa: E731
+        for part in (self._end_children, lambda: self._record(outcome), self._push, keep, self._say_goodbye):
             try:
                 part()
             except Exception:
@@ -69,11 +81,15 @@ class Agent:
     # --- training ---
 
     def _train(self) -> Outcome:
+        self._await_dead_man()
         self._beat()
         earlier = self._read(names.OUTCOME, Outcome)
         self._end_leftovers()
         if earlier is not None and earlier.t >= self.boot.started_at:
             return earlier  # an agent before us got that far; only the end is left to do
+        failed = self._bootstrap() if self.boot.bootstrap is not None else None
+        if failed is not None:
+            return failed
         self._start("watch", [*self.boot.sync_argv, "--watch"], "sync")
         self.state = "fetching"
         if not self._sync_until_done("--fetch", lambda: bool(self._why_stop()), "The inputs could not be fetched"):
@@ -87,11 +103,23 @@ class Agent:
             restarts += 1
             self._event("trainer_restarted", f"{outcome.reason} Restart {restarts} of {MAX_RESTARTS}.")
 
+    def _bootstrap(self) -> Optional[Outcome]:
+        """How the run ends if this machine cannot train. The store may be far yet: our log says it too."""
+        argv = [*self.boot.agent_argv[:-1], "--bootstrap", *self.boot.agent_argv[-1:]]
+        code = self._wait(self._start("bootstrap", argv, "bootstrap"), lambda: bool(self._why_stop()))
+        self.children.pop("bootstrap")
+        if code == 0 or self.stop_reason:
+            return self._outcome(names.EXIT_STOPPED, self.stop_reason) if self.stop_reason else None
+        self._push_limit_s = BROKEN_PUSH_S
+        failed = self._read(names.OUTCOME, Outcome) or self._outcome(code, f"The bootstrap ended with {code}.")
+        log.error("%s", failed.reason)
+        return failed
+
     def _end_leftovers(self) -> None:
         """Children of an agent that was killed. SIGTERM lets a trainer save; ours then goes on from there."""
         began = self.world.monotonic()
         ended: Set[int] = set()
-        while self.world.monotonic() - began < self.boot.stop_grace_s + UNKILLABLE_S:
+        while self.world.monotonic() - began < self.boot.stop_grace_s + end.UNKILLABLE_S:
             left = [process.pid for process, _ in self.world.marked(CHILD_ENV, self.boot.mark + "/")]
             is_late = self.world.monotonic() - began > self.boot.stop_grace_s or self.dog.left_s(KILL) <= 0
             for pid in left if is_late else set(left) - ended:
@@ -106,7 +134,7 @@ class Agent:
     def _run_trainer(self) -> Outcome:
         """One life of the trainer, told in its own words where it left some that fit its exit code."""
         self.world.remove(self._path(names.OUTCOME))
-        self.stall, self._asked_at, self._is_told = "", math.inf, False
+        self.stall, self._asked_at, self._is_told, self._told_control = "", math.inf, False, None
         self._control()
         self.dog.begin()
         code = self._wait(self._start("trainer", self.boot.trainer_argv, "trainer"), self._is_grace_over)
@@ -121,21 +149,25 @@ class Agent:
             code = names.EXIT_STOPPED
         own = self._read(names.OUTCOME, Outcome)
         is_fitting = own is not None and own.state == STATES.get(code, "failed")
-        return own if own and is_fitting else self._outcome(code, self.stop_reason or f"The trainer ended with {code}.")
+        last = self._log_tail().splitlines()[-1:] if code == names.EXIT_FAILED else []
+        words = self.stop_reason or f"The trainer ended with {code}" + (f": {last[0]}" if last else ".")
+        return own if own and is_fitting else self._outcome(code, words)
 
     def _why_stop(self) -> str:
         if not self.stop_reason and not self.stall:
             self.stop_reason = self.dog.why_stop()
             self.stall = "" if self.stop_reason else self.dog.why_stalled()
             if self.stop_reason or self.stall:
-                self._event("limit_reached" if self.stop_reason else "stalled", self.stop_reason or self.stall)
+                self._use = use_of_machine(self.world)
+                why = self.stop_reason or self.stall
+                self._event("limit_reached" if self.stop_reason else "stalled", why, use=self._use)
         return self.stop_reason or self.stall
 
     def _is_grace_over(self) -> bool:
         """Looks at every limit, asks the trainer to stop, then insists; True when only SIGKILL is left."""
         why, now = self._why_stop(), self.world.monotonic()
-        if not why:
-            return False
+        if not why or self.is_superseded:
+            return self.is_superseded
         if math.isinf(self._asked_at):
             self._asked_at = now
             self._event("stop_asked", f"The trainer is asked to save and stop: {why}")
@@ -161,22 +193,39 @@ class Agent:
 
     def _record(self, outcome: Outcome) -> None:
         is_final = outcome.is_final or outcome.state == "done" or (outcome.state == "stopped" and not self.is_preempted)
-        self._write(names.OUTCOME, dataclasses.replace(outcome, is_final=is_final))
-        self._event(f"run_{outcome.state}", outcome.reason)
+        is_preempted, tail = self.is_preempted and outcome.state != "done", ""
+        if outcome.state == "failed":
+            tail = outcome.log_tail or self._log_tail()
+        told = dataclasses.replace(outcome, is_final=is_final, is_preempted=is_preempted, log_tail=tail)
+        self._write(names.OUTCOME, told)
+        if is_preempted:
+            self._event("preempted", f"{self.stop_reason} The run can go on elsewhere.")
+        self._event(f"run_{outcome.state}", outcome.reason, log_tail=tail)
 
     def _push(self) -> None:
-        is_late = self._after(self.world.monotonic() + PUSH_LIMIT_S)
-        is_over = lambda: is_late() or self.dog.left_s(END) <= 0  # noqa: E731
+        is_late = self._after(self.world.monotonic() + self._push_limit_s)
+        is_over = lambda: self.is_superseded or is_late() or self.dog.left_s(END) <= 0  # noqa: E731
         self.is_pushed = self._sync_until_done("--once", is_over, "The last push is not verified")
         if self.is_pushed:
             self._event("pushed", "Everything worth keeping is in the store, verified by reading it back.")
         else:
             self._event("ended_unsaved", "No time is left to push: only what pushed.json names is in the store.")
 
+    def _keep(self, outcome: Outcome) -> None:
+        """For a person to look at; log and outcome are in the store by now. Any wish to stop ends it."""
+        if outcome.state != "failed" or self.boot.keep_on_failure_s <= 0 or self.stop_reason:
+            return
+        self.state, is_late = "kept", self._after(self.world.monotonic() + self.boot.keep_on_failure_s)
+        self._event("kept", f"It failed and stays for {self.boot.keep_on_failure_s:g} s, inside its limit.")
+        self._start("watch", [*self.boot.sync_argv, "--watch"], "sync")
+        while not is_late() and not self.stop_reason and self.dog.left_s(KILL) > 0:
+            self._tick()
+        self._end_children()
+
     def _say_goodbye(self) -> None:
         """The last heartbeat must be in the store before billing ends: afterwards there is no machine to send it."""
         # Inside the limit, unless ending has failed: then money goes anyway, and home must hear of it.
-        spare_s = END_TRY_S if self.state == "ending" else min(END_TRY_S, self.dog.left_s(END / 2))
+        spare_s = end.END_TRY_S if self.state == "ending" else min(end.END_TRY_S, self.dog.left_s(END / 2))
         self.state = "ending" if self.state == "ending" else "ended"
         self._beat()
         if spare_s > 0:
@@ -189,7 +238,8 @@ class Agent:
             try:
                 problem = self._try_to_end()
                 if not problem:
-                    return self._event("billing_ended", "What ends billing was done and accepted.")
+                    self._event("billing_ended", "What ends billing was done and accepted.")
+                    return end.note_end(self.boot, self.world)
                 tries += 1
                 self.state, self.problem = "ending", f"STILL BILLING: try {tries} to end it failed: {problem}"
                 self._event("end_billing_failed", self.problem)
@@ -199,38 +249,73 @@ class Agent:
             self.world.sleep(min(self.tick_s * 2 ** min(tries, 10), LONGEST_WAIT_S))
 
     def _try_to_end(self) -> str:
-        """Why it failed, or "". Only 2xx is a yes: while this runs, "not found" cannot be true of its machine."""
-        end, env = self.boot.end_billing, self.world.environment()
-        if end.kind == "command":
-            pid = self.world.spawn(end.argv, env, self.boot.work_dir, self.log_path("agent"))
-            self.is_leaving = True
-            code = self._wait(pid, self._after(self.world.monotonic() + END_TRY_S))
-            self.is_leaving = False
-            return f"the command ended with exit code {code} (logs/agent.log)" if code else ""
-        missing = [variable for variable in end.header_env.values() if variable not in env]
-        if end.kind != "request" or missing:
-            return f"cannot end by {end.kind!r}; not set in the environment: {', '.join(missing) or 'nothing'}"
-        headers = {name: env[variable] for name, variable in end.header_env.items()}
+        self.is_leaving = self.boot.end_billing.kind == "command"
         try:
-            reply = self.world.http(HttpRequest(end.method, end.url, headers, end.body.encode()))
-        except NetworkError as exc:
-            return str(exc)
-        return "" if 200 <= reply.status < 300 else f"the provider answered {reply.status}"
+            return end.try_to_end(self.boot, self.world, self.log_path("agent"), self._tick)
+        finally:
+            self.is_leaving = False
 
     # --- each tick ---
 
     def _tick(self) -> None:
         self.dog.read()
         self._obey()
-        watch, now = self.children.get("watch"), self.world.monotonic()
-        is_needed = self.state in ("fetching", "training") and not self.is_preempted
-        if watch is not None and is_needed and now > self._watch_due and self.world.poll(watch) is not None:
-            self._watch_due = now + 10 * self.tick_s
-            self._event("sync_restarted", f"The sync process ended ({self.world.poll(watch)}) and is started again.")
+        watch, is_working = self.children.get("watch"), self.state in ("booting", "fetching", "training", "kept")
+        self._check_superseded(self.world.poll(watch) if watch is not None else None)
+        is_working = is_working and not self.is_preempted and not self.is_superseded
+        has_died = watch is not None and self.world.poll(watch) is not None
+        if has_died and is_working and self._is_due("watch", 10 * self.tick_s):
+            self._event("sync_restarted", "The sync process ended and is started again.")
             self._start("watch", [*self.boot.sync_argv, "--watch"], "sync")
-        if now >= self._beat_due:
+        if is_working:
+            self._look_around()
+        if self.world.monotonic() >= self._due.get("beat", -math.inf):
             self._beat()
         self.world.sleep(self.tick_s)
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = self.world.monotonic()
+        if now < self._due.get(what, -math.inf):
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    def _look_around(self) -> None:
+        """A notice that the machine will be taken, the other guard, and what a person should hear of."""
+        if self.boot.notice_url and self._is_due("notice", NOTICE_S):
+            try:
+                if self.world.http(HttpRequest("GET", self.boot.notice_url, timeout_s=2.0)).status == 200:
+                    self.preempt("The machine will be taken away: its notice of preemption is there.")
+            except NetworkError:
+                log.warning("no answer from %s", self.boot.notice_url)
+        if "trainer" in self.children and math.isinf(self._asked_at) and self._is_due("control", CONTROL_S):
+            self._control()
+        if self.boot.agent_argv and self._is_due("guard", GUARD_S):
+            self.has_dead_man = self._sees_dead_man()
+            if not self.has_dead_man:
+                self._event("dead_man_restarted", "The dead-man is not there and is started again.")
+                dead_man.start(self.boot, self.world)
+        stops = {"divergence": self.boot.on_divergence, "slow": self.boot.on_slow}
+        for what, key, text in self.dog.alarms() if self.state == "training" else ():
+            if key not in self.dog.told:
+                self.dog.told.add(key)
+                self._event("alert" if what in stops else what, text, key=key, use=self._use)
+            if stops.get(what) == "stop":
+                self.stop_reason = self.stop_reason or text
+
+    def _sees_dead_man(self) -> bool:
+        return self.world.is_locked(os.path.join(self.boot.work_dir, names.DEAD_MAN_LOCK))
+
+    def _await_dead_man(self) -> None:
+        """The first heartbeat tells home which guards live, so the second one gets its moment to start."""
+        is_late = self._after(self.world.monotonic() + DEAD_MAN_START_S)
+        while self.boot.agent_argv and not self.has_dead_man and not is_late():
+            self.world.sleep(0.1)
+            self.has_dead_man = self._sees_dead_man()
+
+    def _check_superseded(self, code: Optional[int]) -> None:
+        if code == names.EXIT_SUPERSEDED and not self.is_superseded:
+            self.is_superseded, self.stop_reason = True, "superseded: a newer lease names another instance."
 
     def _obey(self) -> None:
         request = self._read(names.REQUEST, Request)
@@ -239,7 +324,10 @@ class Agent:
         self.serial = request.serial
         self._event("request_taken", f"Request {request.serial} from home: {request.reason or 'new limits'}.")
         try:
-            self.dog.change_limits(request)
+            self.dog.change(request)
+            limit = None if self.dog.spend_limit is None else str(self.dog.spend_limit)
+            told = Request(request.serial, False, "", limit, self.dog.time_limit_s, age_s=self.dog.elapsed_s())
+            self._write(names.LIMITS, told)
         except ArithmeticError:
             self._event("request_refused", f"Request {request.serial}: {request.spend_limit_usd!r} is no amount.")
         if request.stop:
@@ -248,14 +336,17 @@ class Agent:
             self._control()
 
     def _beat(self) -> None:
-        self._beat_due = self.world.monotonic() + self.boot.heartbeat_s
+        self._due["beat"] = self.world.monotonic() + self.boot.heartbeat_s
+        if self._is_due("use", USE_S):
+            self._use = use_of_machine(self.world)
         boot, dog, metric = self.boot, self.dog, self.dog.metric
-        told: Dict[str, Any] = {"problem": self.problem, "is_pushed": self.is_pushed}
+        told: Dict[str, Any] = {"problem": self.problem, "is_pushed": self.is_pushed, "use": self._use}
+        told.update(has_dead_man=self.has_dead_man, time_limit_s=dog.time_limit_s)
         told.update(trainer_pid=self.children.get("trainer"), last_progress_at=dog.progress_at)
         if metric is not None:
-            shown = ("phase", "step", "num_steps", "loss", "mfu", "tokens_per_s")
+            shown = ("phase", "step", "num_steps", "end_step", "step_s", "loss", "mfu", "tokens_per_s")
             told.update({name: getattr(metric, name) for name in shown})
-            told["eta_s"] = metric.step_s and (metric.num_steps - metric.step) * metric.step_s
+            told["eta_s"] = metric.step_s and ((metric.end_step or metric.num_steps) - metric.step) * metric.step_s
         limit = None if dog.spend_limit is None else str(dog.spend_limit)
         head = (self.world.now(), boot.mark, boot.attempt, self.state, boot.started_at, boot.rate_usd_per_hour)
         self._write(names.HEARTBEAT, Heartbeat(*head, f"{dog.spend():.6f}", limit, **told))
@@ -263,7 +354,8 @@ class Agent:
     # --- children and files ---
 
     def _start(self, role: str, argv: List[str], log_name: str) -> int:
-        hidden = self.boot.end_billing.header_env.values()  # the key that ends billing is the agent's alone
+        hidden = [*self.boot.end_billing.header_env.values()]  # the key that ends billing is the agent's alone
+        hidden += self.boot.secret_names if role == "trainer" else []  # what a model is made with needs no keys
         env = {name: value for name, value in self.world.environment().items() if name not in hidden}
         env.update(self.boot.env)
         env.update({names.MARK_ENV: self.boot.mark, CHILD_ENV: f"{self.boot.mark}/{role}"})
@@ -274,17 +366,7 @@ class Agent:
         return lambda: self.world.monotonic() > moment
 
     def _wait(self, pid: int, is_over: Callable[[], bool]) -> int:
-        """The exit code of a child, beating meanwhile. It is killed when `is_over`; if even that fails, we go on."""
-        killed_at = math.inf
-        while self.world.monotonic() - killed_at < UNKILLABLE_S:
-            code = self.world.poll(pid)
-            if code is not None:
-                return code
-            if is_over():
-                killed_at = min(killed_at, self.world.monotonic())
-                self.world.signal(pid, signal.SIGKILL, is_group=True)
-            self._tick()
-        return -signal.SIGKILL
+        return end.wait(self.world, pid, is_over, self._tick)
 
     def _sync(self, flag: str, is_over: Callable[[], bool]) -> int:
         try:
@@ -300,6 +382,7 @@ class Agent:
         tries = 0
         while not is_over():
             code, tries = self._sync(flag, is_over), tries + 1
+            self._check_superseded(code)
             self.problem = f"{what} (try {tries}, exit code {code}; logs/sync.log)." if code else ""
             if code == 0:
                 return True
@@ -310,13 +393,18 @@ class Agent:
         return False
 
     def _control(self, is_stop: bool = False, reason: str = "") -> None:
-        left_s, name = self.dog.left_s(KILL), self.dog.nearest()[1]
+        """land_by from the first moment: a landing is planned from the start, not when time runs out."""
+        left_s, name = self.dog.land_s(), self.dog.nearest()[1]
         land_by = None if math.isinf(left_s) else self.world.now() + left_s
-        self._write(names.CONTROL, Control(is_stop, reason or f"The {name} is near.", land_by))
+        known = self._told_control
+        if known and not is_stop and land_by and known.land_by and abs(land_by - known.land_by) < CONTROL_CHANGE_S:
+            return
+        self._told_control = Control(is_stop, reason or f"The {name} is near.", land_by)
+        self._write(names.CONTROL, self._told_control)
 
-    def _event(self, kind: str, text: str) -> None:
+    def _event(self, kind: str, text: str, **data: Any) -> None:
         log.info("%s: %s", kind, text)
-        self._write(names.EVENTS, Event(self.world.now(), "agent", kind, text), is_line=True)
+        self._write(names.EVENTS, Event(self.world.now(), "agent", kind, text, data=data), is_line=True)
 
     def _write(self, name: str, document: object, is_line: bool = False) -> None:
         write, end = (self.world.append, "\n") if is_line else (self.world.write, "")
@@ -330,6 +418,15 @@ class Agent:
             return loads(cls, self.world.read(self._path(name)))
         except (OSError, WireError):
             return None
+
+    def _log_tail(self) -> str:
+        """The trainer's last words: from the last traceback on, where there is one."""
+        try:
+            path = self.log_path("trainer")
+            text = self.world.read(path, max(0, self.world.size(path) - TAIL_BYTES)).decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return "\n".join(text[max(0, text.rfind("Traceback (")) :].strip().splitlines()[-TAIL_LINES:])
 
     def log_path(self, name: str) -> str:
         return self._path(names.LOGS, f"{name}.log")

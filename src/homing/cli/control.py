@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -12,13 +13,15 @@ from homing.cloud import meter
 from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
+from homing.cloud.providers.ssh_host import HostKeyUnknown
 from homing.config import home as home_path
 from homing.config import run_files
 from homing.errors import HomingError, UsageError
 from homing.units import parse_usd
+from homing.wire.run import Run
 from homing.world import World
 
-__all__ = ["find_run", "last_word", "open_home", "parse_limit", "say_problems", "usd"]
+__all__ = ["find_run", "last_word", "meet_host", "open_home", "parse_limit", "say_problems", "usd"]
 
 
 @contextmanager
@@ -35,6 +38,20 @@ def last_word() -> HomingError | None:
         return still_billing(home, lines) if lines else None
     except HomingError as exc:  # a ledger that cannot be read: whether something bills is not known
         return exc
+
+
+def meet_host(home: Home, run: Run) -> None:
+    """First contact with an ssh host: a person compares its fingerprint, once. --yes does not answer this."""
+    home.configure(run)
+    try:
+        home.meet(run)
+    except HostKeyUnknown as unknown:
+        if not sys.stdin.isatty():
+            raise
+        talk.say(f"{unknown.what}\n{unknown.why}")
+        if not talk.ask("Is this the host's own fingerprint? It is pinned from then on.", yes=False):
+            raise
+        unknown.host.trust(unknown.line)
 
 
 def find_run(home: Home, name: str | None) -> RunRow:

@@ -15,6 +15,7 @@ from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
 from homing.cloud.status import dump_line
+from homing.cloud.stored import kept_by
 from homing.errors import HomingError, StillBilling, UsageError
 
 __all__ = ["command"]
@@ -41,7 +42,7 @@ def command(
             if lost and not talk.ask(f"{row.id}: {lost}. Destroy it all the same?", yes=yes):
                 talk.say(f"Left as it is. Save first: homing stop {row.name}")
                 return
-        _show(_destroy(home, rows, is_all), rows)
+        _show(home, _destroy(home, rows, is_all), rows)
 
 
 def _runs_with_instances(home: Home) -> list[RunRow]:
@@ -73,9 +74,15 @@ def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
     return done
 
 
-def _show(done: list[Destroyed], rows: list[RunRow]) -> None:
+def _show(home: Home, done: list[Destroyed], rows: list[RunRow]) -> None:
     lines = [line for each in done for line in each.lines]
-    talk.emit("destroy/1", {"runs": [row.id for row in rows], "receipts": [dump_line(line) for line in lines]})
+    kept = {row.id: kept_by(home, row) for row in rows}
+    document = {
+        "runs": [row.id for row in rows],
+        "receipts": [dump_line(line) for line in lines],
+        "kept": {run_id: found.to_dict() if found else None for run_id, found in kept.items()},
+    }
+    talk.emit("destroy/1", document)
     if not lines:
         talk.say("Nothing was running; nothing bills.")
         return
@@ -83,4 +90,9 @@ def _show(done: list[Destroyed], rows: list[RunRow]) -> None:
         ["instance", "provider", "dollars", "note"],
         [(line.instance_id or line.mark, line.provider, usd(line.spend_usd), line.note) for line in lines],
     )
-    talk.say("Gone, confirmed by the provider. The receipt stays: homing ledger")
+    talk.say("Gone, confirmed by the provider, with its volumes and keys. The receipt stays: homing ledger")
+    for row in rows:
+        found = kept[row.id]
+        price = str(found) if found else "how much could not be seen"
+        talk.say(f"What {row.id} pushed lives on in {row.store}: {price}")
+        talk.say(f"  See it: homing store ls runs/{row.id} --store {row.store}")

@@ -10,15 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.control import find_run, open_home, parse_limit, say_problems, usd
+from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
 from homing.cli.options import Json, RunRequired, Sets, Yes
+from homing.cloud.bundle import check_committed
+from homing.cloud.guards import armed, guards
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, Launched, LaunchOrder, draft, guards, launch, rehearse
+from homing.cloud.launch import Draft, Launched, LaunchOrder, draft, dry_run, launch
 from homing.cloud.plan import make_plan
 from homing.cloud.reconcile import refresh
 from homing.config import Loaded, has_smoke_passed, load_run, needs_smoke_first
 from homing.config.schema import NAME_PATTERN
 from homing.errors import UsageError
+from homing.units import parse_duration
 from homing.wire import names
 
 __all__ = ["command"]
@@ -34,12 +37,24 @@ def command(
     smoke: Annotated[bool, typer.Option("--smoke", help="The same file, shrunk to minutes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this name.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Everything up to the first side effect.")] = False,
+    keep_on_failure: Annotated[
+        str | None,
+        typer.Option("--keep-on-failure", metavar="TIME", help="So long a failed instance stays to be looked at: 30m."),
+    ] = None,
+    one_guard: Annotated[
+        bool, typer.Option("--one-guard", help="Go on with a single guard alive, where two are the least.")
+    ] = False,
+    committed_only: Annotated[
+        bool, typer.Option("--committed-only", help="Refuse to send a tree with changes that are not committed.")
+    ] = False,
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
     """Rent, boot, train, push, end billing. The laptop may close once the agent has spoken."""
-    limit = parse_limit(spend_limit)
+    limit, keep_s = parse_limit(spend_limit), _keep_s(keep_on_failure)
     with open_home() as home:
+        if committed_only:
+            check_committed(home.world)
         if resume:
             loaded = _as_launched(home, run, is_changed=bool(sets or name or smoke))
         else:
@@ -50,6 +65,7 @@ def command(
             loaded = _limited(loaded, limit)
         say_problems([*loaded.warnings, *refresh(home)])
         ready = _draft(loaded, home, resume=resume, smoke=smoke)
+        ready = _with_wishes(ready, keep_on_failure_s=keep_s, is_one_guard_enough=one_guard)
         _say_plan(ready, home)
         if dry_run:
             _show_request(ready, home)
@@ -98,6 +114,7 @@ def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
 
 def _draft(loaded: Loaded, home: Home, *, resume: bool, smoke: bool) -> Draft:
     spend = loaded.run.limits.spend_usd
+    meet_host(home, loaded.run)
     plan = make_plan(loaded.run, home)
     say_problems(plan.warnings)
     order = LaunchOrder(
@@ -105,11 +122,26 @@ def _draft(loaded: Loaded, home: Home, *, resume: bool, smoke: bool) -> Draft:
         run_file_text=loaded.text,
         is_prepared=loaded.is_prepared,
         offer=plan.offers[0].offer,
+        timing=plan.offers[0].timing,
         spend_limit_usd=None if spend is None else Decimal(spend),
         resume=resume,
         is_smoke=smoke,
     )
     return draft(order, home)
+
+
+def _keep_s(text: str | None) -> float:
+    try:
+        return 0.0 if text is None else parse_duration(text)
+    except ValueError as exc:
+        raise UsageError(what=f"--keep-on-failure: {exc}.", fix="--keep-on-failure 30m") from exc
+
+
+def _with_wishes(ready: Draft, *, keep_on_failure_s: float, is_one_guard_enough: bool) -> Draft:
+    order = dataclasses.replace(
+        ready.order, keep_on_failure_s=keep_on_failure_s, is_one_guard_enough=is_one_guard_enough
+    )
+    return dataclasses.replace(ready, order=order)
 
 
 def _say_plan(ready: Draft, home: Home) -> None:
@@ -120,11 +152,12 @@ def _say_plan(ready: Draft, home: Home) -> None:
 
 
 def _show_request(ready: Draft, home: Home) -> None:
-    request = rehearse(ready, home).to_dict()
+    request = dry_run(ready, home).to_dict()
     document = {
         "run": ready.run.id,
         "worst_case_usd": str(ready.worst_case_usd),
         "guards": guards(ready, home),
+        "armed": armed(ready, home),
         "request": request,
     }
     talk.emit("dry-run/1", document)
@@ -169,6 +202,7 @@ def _document(done: Launched, ready: Draft) -> dict[str, Any]:
         "rate_usd_per_hour": str(done.instance.rate_usd_per_hour),
         "spend_limit_usd": str(ready.spend_limit_usd),
         "worst_case_usd": str(done.worst_case_usd),
+        "has_dead_man": done.heartbeat.has_dead_man,
         "store": done.run.store,
     }
 

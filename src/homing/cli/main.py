@@ -8,12 +8,16 @@ It parses, calls the library and prints; the library never prompts, prints or ex
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import typer
@@ -45,13 +49,20 @@ STORIES: dict[str, dict[str, str]] = {
         "status": "One run, now.",
         "watch": "Steps, loss, speed, samples and dollars, as they come.",
         "logs": "What trainer and agent wrote.",
+        "ssh": "A shell on the run's instance.",
+        "forward": "A port of the run's instance, here.",
+        "limit": "Change the limit of a live run, everywhere it is guarded.",
         "stop": "End training at the next step, with a checkpoint.",
         "fetch": "Bring the model home, verified by hash.",
         "destroy": "End billing, confirmed by the provider.",
     },
     "Safety": {
+        "guard": "End what reached its limit, go on with what was taken away; for cron and servers.",
         "runs": "Every run, and whatever may still cost money.",
         "ledger": "Every instance ever asked for, with its dollars.",
+        "reconcile": "Everything that carries our mark, anywhere, against the ledger.",
+        "adopt": "Go on with a run from another machine.",
+        "rehearse": "The whole trip on a fake cloud, with faults on the way, for nothing.",
     },
     "Around": {
         "store": "Look into a store; get, put, remove.",
@@ -111,13 +122,38 @@ def _root(
 
 
 def main() -> NoReturn:
-    arguments, loudness = _take_loudness(sys.argv[1:])
+    arguments, loudness = _take_loudness(_fill_watch(sys.argv[1:]))
     talk.configure(loudness=loudness, is_json="--json" in arguments)
     logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
-    code, shown = _run_verb(arguments)
+    with _endings_as_interrupts():
+        code, shown = _run_verb(arguments)
     if arguments and arguments[0] in VERBS and "--help" not in arguments:
         code = _check_billing(code, shown)
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def _endings_as_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP are Ctrl-C by other hands: a launch must undo what it started, also when its terminal closes.
+
+    The first one counts and the rest are ignored: a system that goes down sends several, and the undo must not be cut
+    short by its own cause. One that was ignored when we started (nohup) stays ignored.
+    """
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # only the main thread may set handlers; whoever calls us from another has its own
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run_verb(arguments: list[str]) -> tuple[int, str]:
@@ -130,7 +166,8 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
         error.show()
         return int(error.exit_code), ""
     except (KeyboardInterrupt, typer.Abort):
-        talk.say("Interrupted.")
+        with contextlib.suppress(OSError):  # the terminal itself may be what is gone
+            talk.say("Interrupted.")
         return 130, ""
     except BrokenPipeError:
         # `homing ledger | head`: the reader left; point stdout at nothing so that the interpreter's flush stays quiet.
@@ -170,6 +207,17 @@ def _check_billing(code: int, shown: str) -> int:
         return code
     talk.show_error(error)
     return error.exit_code if isinstance(error, StillBilling) else code or error.exit_code
+
+
+def _fill_watch(arguments: list[str]) -> list[str]:
+    """`status --watch` may stand without its seconds, and click knows no option whose value may be left out."""
+    filled = []
+    for number, argument in enumerate(arguments):
+        filled.append(argument)
+        following = arguments[number + 1] if number + 1 < len(arguments) else ""
+        if argument == "--watch" and not following[:1].isdigit():
+            filled.append("30")
+    return filled
 
 
 def _take_loudness(arguments: list[str]) -> tuple[list[str], int]:

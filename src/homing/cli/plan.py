@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
 
 from homing.cli import talk
-from homing.cli.control import open_home, say_problems, usd
+from homing.cli.control import meet_host, open_home, parse_limit, say_problems, usd
 from homing.cli.options import Json, RunName, Sets
 from homing.cloud.plan import OfferPlan, Plan, make_plan
 from homing.config import Loaded, load_run, newest_run
@@ -23,15 +24,20 @@ def command(
     run: RunName = None,
     sets: Sets = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The same file, shrunk to minutes.")] = False,
+    spend_limit: Annotated[
+        str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="What would this limit buy?")
+    ] = None,
     resolved: Annotated[bool, typer.Option("--resolved", help="Every value and where it came from.")] = False,
     json_: Json = False,
 ) -> None:
     """Hours and dollars per offer, cheapest to finish first."""
-    loaded = load_run(run or newest_run(), sets or [], is_smoke=smoke)
+    limit = [] if spend_limit is None else [f"limits.spend={parse_limit(spend_limit)}"]
+    loaded = load_run(run or newest_run(), [*(sets or []), *limit], is_smoke=smoke)
     if resolved:
         _show_resolved(loaded)
         return
     with open_home() as home:
+        meet_host(home, loaded.run)
         plan = make_plan(loaded.run, home)
     talk.emit("plan/1", _document(plan, loaded))
     _show(plan, loaded)
@@ -47,13 +53,28 @@ def _show(plan: Plan, loaded: Loaded) -> None:
         ("memory", format_bytes(plan.needs.memory_bytes)),
         ("checkpoint", f"{format_bytes(plan.checkpoint_bytes)}, at most {format_bytes(plan.kept_bytes)} kept"),
         ("minimum spend", f"{usd(plan.offers[0].minimum_usd)} on {plan.offers[0].offer.name}"),
+        ("of it", plan.offers[0].timing.text),
+        *_bought(plan),
         ("prepared", "yes" if loaded.is_prepared else f"no: homing prep {run.name}"),
     ]
     talk.table(["", ""], rows, title=f"Plan of {run.name}")
-    headers = ["offer", "device", "rate", "tok/s", "time", "dollars", "how we know the speed"]
+    headers = ["offer", "device", "rate", "tok/s", "time", "dollars", "minimum", "how we know the speed"]
     talk.table(headers, (_row(row) for row in plan.offers))
     say_problems([*loaded.warnings, *plan.warnings])
     talk.say(f"\nNext: homing launch {run.name} --spend-limit {_suggested(plan)}")
+
+
+def _bought(plan: Plan) -> list[tuple[str, str]]:
+    """What the limit buys on the cheapest offer."""
+    best, limits = plan.offers[0], plan.run.limits
+    if best.buys is None:
+        return []
+    named = [usd(Decimal(limits.spend_usd))] if limits.spend_usd is not None else []
+    named += [format_duration(limits.time_s)] if limits.time_s else []
+    buys = best.buys
+    said = f"about {buys.num_steps:,} of {buys.of_steps:,} steps"
+    lands = f", lands after {format_duration(buys.lands_after_s)}" if buys.is_landing else ""
+    return [(f"with {' and '.join(named)}", said + lands)]
 
 
 def _row(row: OfferPlan) -> list[str]:
@@ -66,6 +87,7 @@ def _row(row: OfferPlan) -> list[str]:
         format_rate(row.speed.tokens_per_s).removesuffix(" tok/s"),
         format_duration(row.seconds),
         usd(row.cost_usd),
+        usd(row.minimum_usd),
         row.speed.text,
     ]
 
@@ -98,6 +120,8 @@ def _document(plan: Plan, loaded: Loaded) -> dict[str, Any]:
                 "seconds": row.seconds,
                 "cost_usd": str(row.cost_usd),
                 "minimum_usd": str(row.minimum_usd),
+                "timing": dataclasses.asdict(row.timing),
+                "buys": dataclasses.asdict(row.buys) if row.buys else None,
             }
             for row in plan.offers
         ],

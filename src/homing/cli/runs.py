@@ -7,9 +7,11 @@ from decimal import Decimal
 from homing.cli import talk
 from homing.cli.control import open_home, say_problems, usd
 from homing.cli.options import Json
+from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, billing_lines, dump_line, look
+from homing.cloud.stored import kept_by
 from homing.units import format_duration
 
 __all__ = ["command"]
@@ -27,7 +29,7 @@ def command(json_: Json = False) -> None:
         talk.emit(
             "runs/1",
             {
-                "runs": [status.to_dict() for status in found],
+                "runs": [{**status.to_dict(), "kept": _kept(home, status)} for status in found],
                 "billing": [dump_line(line) for line in billing],
                 "forgotten": [dump_line(line) for line in forgotten],
                 "problems": problems,
@@ -45,6 +47,12 @@ def command(json_: Json = False) -> None:
             talk.say(f"{len(billing)} billing or maybe billing, {usd(rate)}/h. End all: homing destroy --all")
         else:
             talk.say("Nothing bills." if not problems else "Nothing is known to bill.")
+
+
+def _kept(home: Home, status: Status) -> dict[str, object] | None:
+    """What an ended run still costs in its store. A listing each, so only for those who read JSON."""
+    found = kept_by(home, status.run) if talk.is_json() and not status.run.is_live else None
+    return found.to_dict() if found else None
 
 
 def _row(status: Status, now: float) -> list[str]:

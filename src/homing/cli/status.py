@@ -2,30 +2,87 @@
 
 from __future__ import annotations
 
+import shlex
+from typing import Annotated
+
+import typer
+
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems, usd
 from homing.cli.options import Json, RunName
+from homing.cloud import diary
+from homing.cloud.connect import find_login
+from homing.cloud.home import Home
+from homing.cloud.ledger import ADOPTED
+from homing.cloud.meter import line_spend
 from homing.cloud.reconcile import refresh
-from homing.cloud.status import STALE_S, Status, look, progress_line
-from homing.units import format_duration
+from homing.cloud.status import Status, look, newest_pushed, progress_line
+from homing.cloud.stored import kept_by
+from homing.cloud.watch import check_interval
+from homing.errors import HomingError, UsageError
+from homing.units import format_duration, parse_duration
+from homing.wire import codec
 
 __all__ = ["command"]
 
+_TOLD = 3  # of what the guard at home did and said, the last
 
-def command(run: RunName = None, json_: Json = False) -> None:
+
+def command(
+    run: RunName = None,
+    watch: Annotated[
+        str | None, typer.Option("--watch", metavar="[30]", help="Again every so many seconds, until the run ends.")
+    ] = None,
+    json_: Json = False,
+) -> None:
     """One run, now: state, instances, dollars, what is pushed."""
+    try:
+        every_s = None if watch is None else check_interval(parse_duration(watch))
+    except ValueError as exc:
+        raise UsageError(what=f"--watch: {exc}.", fix="--watch 30") from exc
     with open_home() as home:
-        problems = refresh(home)
-        status = look(home, find_run(home, run))
-        if status.problem and not any(status.run.id in problem for problem in problems):
-            problems.append(status.problem)
-        talk.emit("status/1", {**status.to_dict(), "problems": problems})
-        _show(status)
-        say_problems(problems)
+        status = _look_once(home, run)
+        while every_s is not None and (status.run.is_live or status.is_billing):
+            home.world.sleep(every_s)
+            status = _look_once(home, status.run.id)
         _say_next(status)
 
 
-def _show(status: Status) -> None:
+def _look_once(home: Home, run: str | None) -> Status:
+    problems = refresh(home)
+    status = look(home, find_run(home, run))
+    if status.problem and not any(status.run.id in problem for problem in problems):
+        problems.append(status.problem)
+    login, pushed = _ssh_line(home, status), ""
+    try:
+        pushed = newest_pushed(home, status.run) if any(line.created_at for line in status.lines) else ""
+    except (HomingError, OSError) as exc:
+        if not problems:
+            problems.append(f"What is pushed could not be looked at: {str(exc).splitlines()[0]}")
+    kept = None if status.run.is_live else kept_by(home, status.run)
+    told = [event for event in diary.read(home, status.run.id) if event.kind != "lost"][-_TOLD:]
+    document = {
+        "ssh": login,
+        "pushed": pushed,
+        "kept": kept.to_dict() if kept else None,
+        "guard": [codec.dump(event) for event in told],
+        "problems": problems,
+    }
+    talk.emit("status/1", {**status.to_dict(), **document})
+    _show(status, login, pushed, str(kept or ""), [event.text for event in told])
+    say_problems(problems)
+    return status
+
+
+def _ssh_line(home: Home, status: Status) -> str:
+    """Ready to paste; "" where nothing runs or its provider is not reached by SSH."""
+    try:
+        return shlex.join(find_login(home, status.run).shell()) if status.is_billing else ""
+    except HomingError:
+        return ""
+
+
+def _show(status: Status, login: str, pushed: str, kept: str, told: list[str]) -> None:
     run = status.run
     beat = status.signs.heartbeat if status.signs else None
     rows: list[tuple[str, object]] = [
@@ -34,23 +91,40 @@ def _show(status: Status) -> None:
         ("progress", progress_line(status, beat)),
     ]
     if beat is not None and status.heartbeat_age_s is not None:
-        old = ", which is long: it may be cut off or dead" if status.heartbeat_age_s > STALE_S and run.is_live else ""
+        old = ", which is long: it may be cut off or dead" if status.is_silent else ""
         rows.append(("heartbeat", f"{beat.state}, {format_duration(status.heartbeat_age_s)} ago{old}"))
-        rows.append(("pushed", "all, verified" if beat.is_pushed else "while it trains; not the end yet"))
+        rows.append(("guards", "agent and dead-man" if beat.has_dead_man else "agent alone"))
+        rows.append(("pushed", _pushed(pushed, is_all=beat.is_pushed)))
         if beat.problem:
             rows.append(("problem", beat.problem))
     for line in status.lines:
         where = f"{line.provider} {line.instance_id or line.mark}"
-        rate = f"{usd(line.rate_usd_per_hour)}/h"
-        rows.append((f"attempt {line.attempt}", f"{where}: {line.state}, billing {line.billing}, {rate}. {line.note}"))
+        money = f"{usd(line.rate_usd_per_hour)}/h, {usd(line_spend(line, status.at))} so far"
+        rows.append((f"attempt {line.attempt}", f"{where}: {line.state}, billing {line.billing}, {money}. {line.note}"))
+    if login:
+        rows.append(("ssh", login))
     rows.append(("store", run.store))
+    if kept:
+        rows.append(("kept there", kept))
+    rows += [("home", text) for text in told]
+    outcome = status.signs.outcome if status.signs else None
+    if outcome is not None and outcome.log_tail and run.state == "failed":
+        rows.append(("last words", outcome.log_tail))
     talk.table(["", ""], rows)
+
+
+def _pushed(newest: str, *, is_all: bool) -> str:
+    if is_all:
+        return "all, verified" + (f"; the newest checkpoint is {newest}" if newest else "")
+    return f"{newest}; it goes on while it trains" if newest else "no checkpoint yet"
 
 
 def _say_next(status: Status) -> None:
     name, state = status.run.name, status.run.state
     if status.run.is_live:
         talk.say(f"Watch it: homing watch {name}   Read it: homing logs {name} -f   Stop it: homing stop {name}")
+    elif state == ADOPTED:
+        talk.say(f"It goes on under that home. Take it back: homing adopt {status.run.store} {status.run.id}")
     elif status.is_billing:
         talk.say(f"It has ended and its instance may still cost money: homing destroy {name}")
     elif state == "done" and status.run.fetched_step is None:

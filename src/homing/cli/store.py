@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +13,7 @@ import typer
 from homing.cli import talk
 from homing.cli.control import open_home
 from homing.cli.options import Json, Yes
+from homing.cloud.checkpoints import known_hash
 from homing.cloud.home import Home
 from homing.cloud.keep import plan_removal, remove
 from homing.errors import UsageError
@@ -18,9 +22,15 @@ from homing.units import format_bytes
 
 __all__ = ["app"]
 
+_REDRAW_S = 0.2
+_LINE_S = 30.0
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Look into a store.")
 
-Url = Annotated[str | None, typer.Option("--store", help="Such as file:/path; the one under $HOMING_HOME if left out.")]
+Url = Annotated[
+    str | None,
+    typer.Option("--store", help="Such as s3://bucket/prefix or hf:OWNER/NAME; else the one under $HOMING_HOME."),
+]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A key or a folder, as `homing store ls` shows it.")]
 
 
@@ -55,9 +65,13 @@ def get(
     with open_home() as home:
         opened = _open(home, store)
         target.parent.mkdir(parents=True, exist_ok=True)
-        opened.get(key, str(target), opened.sha256(key))
-        talk.emit("store-get/1", {"key": key, "path": str(target), "num_bytes": target.stat().st_size})
-        talk.say(f"{target}: {format_bytes(target.stat().st_size)}, checked by its hash.")
+        sha256 = known_hash(opened, key)
+        with _progress(home, opened, key):
+            opened.get(key, str(target), sha256)
+        document = {"key": key, "path": str(target), "num_bytes": target.stat().st_size, "is_checked": bool(sha256)}
+        talk.emit("store-get/1", document)
+        checked = "checked by its hash" if sha256 else "whole by its length; nothing in the store tells its hash"
+        talk.say(f"{target}: {format_bytes(target.stat().st_size)}, {checked}.")
 
 
 @app.command("put")
@@ -75,7 +89,8 @@ def put(
         opened = _open(home, store)
         if opened.exists(key) and not force:
             raise UsageError(f"{key} is there already.", "Nothing is replaced unasked.", "Add --force.")
-        entry = opened.put(key, str(path))
+        with _progress(home, opened, key):
+            entry = opened.put(key, str(path))
         if opened.sha256(key) != entry.sha256:
             raise UsageError(f"{key} does not read back as it was written.", opened.url, "Try again; check the disk.")
         talk.emit("store-put/1", {"key": key, "num_bytes": entry.num_bytes, "sha256": entry.sha256})
@@ -88,14 +103,38 @@ def rm(key: Key, yes: Yes = False, store: Url = None, json_: Json = False) -> No
     with open_home() as home:
         opened = _open(home, store)
         removal = plan_removal(opened, key, home)
-        only = " It may be the only copy of these weights." if removal.is_model else ""
-        question = f"Remove {len(removal.keys)} files, {format_bytes(removal.num_bytes)}, from {opened.url}?{only}"
+        what = f"{len(removal.keys)} files, {format_bytes(removal.num_bytes)}"
+        question = f"Remove {what}, from {opened.url}? {removal.warning}".rstrip()
         if not talk.ask(question, yes=yes):
             talk.say("Nothing was removed.")
             return
         remove(opened, removal)
         talk.emit("store-rm/1", {"keys": removal.keys, "num_bytes": removal.num_bytes})
         talk.say(f"Removed {key}: {format_bytes(removal.num_bytes)}, seen absent.")
+
+
+@contextmanager
+def _progress(home: Home, store: Store, key: str) -> Iterator[None]:
+    """A running line on a terminal, elsewhere one every half minute; a file that moves at once says nothing."""
+    is_terminal, world = sys.stderr.isatty(), home.world
+    begun, told, is_open = world.monotonic(), world.monotonic(), False
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told, is_open
+        now = world.monotonic()
+        if now - told < (_REDRAW_S if is_terminal else _LINE_S):
+            return
+        told, is_open = now, is_terminal
+        speed = f"{format_bytes(int(done / max(now - begun, 1e-9)))}/s"
+        text = f"{key}: {format_bytes(done)} of {format_bytes(total)}, {done / max(total, 1):.0%}, {speed}"
+        talk.say(f"\r{text}\x1b[K" if is_terminal else text, end="" if is_terminal else "\n")
+
+    store.progress = tell
+    try:
+        yield
+    finally:
+        if is_open:
+            talk.say()
 
 
 def _open(home: Home, url: str | None) -> Store:

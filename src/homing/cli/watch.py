@@ -86,7 +86,7 @@ def _say_next(home: Home, run: RunRow) -> None:
         talk.say(f"Why: homing logs {run.name}   Go on from its last checkpoint: homing launch {run.name} --resume")
     else:
         beat = status.signs.heartbeat if status.signs else None
-        step = f"at step {beat.step:,} of {beat.num_steps:,}" if beat else "before its first step"
+        step = f"at step {beat.step:,} of {beat.num_steps:,}" if beat and beat.num_steps else "before its first step"
         talk.say(f"Stopped {step}. What it has learned: homing fetch {run.name}")
         talk.say(f"To the end: {_how_to_finish(home, run)}")
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 import homing
-from homing.errors import DataError, IntegrityError
+from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Store
 from homing.wire import codec, names
 from homing.wire.boot import Boot, EndBilling, Input
@@ -26,14 +26,14 @@ from homing.wire.data import DataManifest
 from homing.wire.run import Run
 from homing.world import PathLike, World
 
-__all__ = ["AGENT_ZIP", "build_agent_zip", "make_boot", "prepare_inputs", "sync_argv", "trainer_argv"]
+__all__ = ["AGENT_ZIP", "agent_argv", "build_agent_zip", "make_boot", "prepare_inputs", "sync_argv", "trainer_argv"]
 
 AGENT_ZIP = "agent.zip"
 RUN_DIR = "run"
 DATA_DIR = "data"
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same source gives the same bytes
 # What the agent imports and nothing else: it must stay readable in one sitting, and a test counts the lines.
-_ZIP_WIRE = ("__init__", "boot", "codec", "control", "event", "names")
+_ZIP_WIRE = ("__init__", "boot", "codec", "control", "event", "limit", "names")
 _ZIP_PARTS = ("agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world.py")
 _ZIP_MAIN = "from homing.agent.__main__ import main\n\nraise SystemExit(main())\n"
 
@@ -60,10 +60,9 @@ def prepare_inputs(run: Run, data_dir: PathLike, store: Store, world: World, *, 
     documents = {f"{RUN_DIR}/{names.RUN}": codec.dumps(there, indent=1).encode()}
     if run_file_text:
         documents[f"{RUN_DIR}/{names.RUN_FILE}"] = run_file_text.encode()
-    files = list(_data_files(os.fspath(data_dir), run, world))
+    files = list(_data_files(os.fspath(data_dir), run, store, world))
     inputs = [_push_bytes(path, data, store) for path, data in documents.items()]
-    inputs += [_push_file(name, sha256, os.fspath(data_dir), store, world) for name, sha256 in files]
-    return inputs
+    return inputs + _push_files(files, os.fspath(data_dir), store, world)
 
 
 def make_boot(
@@ -94,6 +93,7 @@ def make_boot(
         inputs=list(inputs),
         trainer_argv=trainer_argv(python, work_dir),
         sync_argv=sync_argv(python, work_dir),
+        agent_argv=agent_argv(python, work_dir),
         end_billing=end_billing,
         started_at=started_at,
         rate_usd_per_hour=str(rate_usd_per_hour),
@@ -106,6 +106,11 @@ def make_boot(
         stop_grace_s=stop_grace_s,
         env=dict(env or {}),
     )
+
+
+def agent_argv(python: str, work_dir: PathLike) -> list[str]:
+    """An instance's first command, and how the dead-man there starts an agent that died again."""
+    return [python, "-I", os.path.join(os.fspath(work_dir), AGENT_ZIP), os.path.join(os.fspath(work_dir), names.BOOT)]
 
 
 def trainer_argv(python: str, work_dir: PathLike) -> list[str]:
@@ -127,12 +132,15 @@ def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
         source = os.path.join(package, part)
         found = world.walk(source) if world.is_dir(source) else [""]
         for name in found:
-            if name == "" or name.endswith(".py"):
+            if name == "" or (name.endswith(".py") and name != names.BOOTSTRAP):  # that one travels where it is needed
                 yield f"homing/{part}/{name}".rstrip("/"), world.read(os.path.join(source, name) if name else source)
 
 
-def _data_files(data_dir: str, run: Run, world: World) -> Iterator[tuple[str, str]]:
-    """Name and sha256 of each prepared file, after checking that the run was resolved against just these."""
+def _data_files(data_dir: str, run: Run, store: Store, world: World) -> Iterator[tuple[str, str]]:
+    """Name and sha256 of each prepared file, after checking that the run was resolved against just these.
+
+    One that is not at home may be in the store by its hash: an adopted run's shards are.
+    """
     manifest_path = os.path.join(data_dir, names.MANIFEST)
     if not world.exists(manifest_path):
         raise DataError(
@@ -158,7 +166,8 @@ def _data_files(data_dir: str, run: Run, world: World) -> Iterator[tuple[str, st
     if world.exists(config_path):  # what transformers needs beside the tokenizer; the manifest does not vouch for it
         files.append((names.TOKENIZER_CONFIG, world.sha256(config_path)))
     files += [pair for shard in shards for pair in ((shard.name, shard.sha256), (shard.index_name, shard.index_sha256))]
-    missing = [name for name, _ in files if not world.exists(os.path.join(data_dir, name))]
+    absent = [(name, sha256) for name, sha256 in files if not world.exists(os.path.join(data_dir, name))]
+    missing = [name for name, sha256 in absent if not _is_stored(sha256, store)]
     if missing:
         raise DataError(
             what=f"Prepared files of {run.name} are missing.",
@@ -176,17 +185,39 @@ def _push_bytes(path: str, data: bytes, store: Store) -> Input:
     return Input(key=key, path=path, num_bytes=len(data), sha256=digest)
 
 
-def _push_file(name: str, sha256: str, data_dir: str, store: Store, world: World) -> Input:
-    source = os.path.join(data_dir, name)
-    key = f"{names.STORE_OBJECTS}/{sha256}"
-    if not store.exists(key):
-        # Hashed before it goes up: the key is a promise about the content, and others will skip it by name.
-        digest = world.sha256(source)
-        if digest != sha256:
-            raise IntegrityError(
-                what=f"{source} is not the file that its manifest describes.",
-                why=f"Its sha256 is {digest}, the manifest says {sha256}.",
-                fix="Delete it and prepare again: homing prep",
-            )
-        store.put(key, source)
-    return Input(key=key, path=f"{DATA_DIR}/{name}", num_bytes=world.size(source), sha256=sha256)
+def _push_files(files: list[tuple[str, str]], data_dir: str, store: Store, world: World) -> list[Input]:
+    """What the store has not, in as few writes as it takes: on the Hub each write is a commit."""
+    missing: dict[str, str] = {}
+    for name, sha256 in files:
+        key, source = f"{names.STORE_OBJECTS}/{sha256}", os.path.join(data_dir, name)
+        if key not in missing and not store.exists(key):
+            _check_hash(source, sha256, world)
+            missing[key] = source
+    pairs = list(missing.items())
+    for start in range(0, len(pairs), store.batch_files):
+        store.put_many(pairs[start : start + store.batch_files])
+    return [_input(name, sha256, data_dir, store, world) for name, sha256 in files]
+
+
+def _check_hash(source: str, sha256: str, world: World) -> None:
+    """Before it goes up: the key is a promise about the content, and others will skip it by name."""
+    digest = world.sha256(source)
+    if digest != sha256:
+        raise IntegrityError(
+            what=f"{source} is not the file that its manifest describes.",
+            why=f"Its sha256 is {digest}, the manifest says {sha256}.",
+            fix="Delete it and prepare again: homing prep",
+        )
+
+
+def _input(name: str, sha256: str, data_dir: str, store: Store, world: World) -> Input:
+    key, source = f"{names.STORE_OBJECTS}/{sha256}", os.path.join(data_dir, name)
+    num_bytes = world.size(source) if world.exists(source) else next(e.num_bytes for e in store.list(key))
+    return Input(key=key, path=f"{DATA_DIR}/{name}", num_bytes=num_bytes, sha256=sha256)
+
+
+def _is_stored(sha256: str, store: Store) -> bool:
+    try:
+        return store.exists(f"{names.STORE_OBJECTS}/{sha256}")
+    except StoreError:
+        return False  # it cannot be asked; then what is missing here is missing

@@ -6,7 +6,9 @@ One without its manifest is none: the manifest is pushed last, after every file 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 
@@ -17,7 +19,7 @@ from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Pointer
 from homing.wire.codec import WireError
 
-__all__ = ["StoredCheckpoint", "best_step", "damage", "list_checkpoints"]
+__all__ = ["StoredCheckpoint", "best_step", "damage", "known_hash", "list_checkpoints"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,20 @@ def best_step(store: Store, run_id: str, phase: str) -> int | None:
     return pointer.step if pointer is not None else None
 
 
+def known_hash(store: Store, key: str) -> str | None:
+    """What the store itself promises of a key: an object by its name, a file by the manifest beside it."""
+    folder, _, name = key.rpartition("/")
+    if folder == names.STORE_OBJECTS and re.fullmatch(r"[0-9a-f]{64}", name):
+        return name
+    if not folder or name == names.MANIFEST:
+        return None
+    try:
+        manifest = codec.loads(CheckpointManifest, store.read(f"{folder}/{names.MANIFEST}"))
+    except (NotInStore, WireError):
+        return None
+    return next((file.sha256 for file in manifest.files if file.name == name), None)
+
+
 def damage(store: Store, checkpoint: StoredCheckpoint) -> str:
     """The first file whose bytes in the store are not those of the manifest; "" when it is whole."""
     if checkpoint.problem:
@@ -83,10 +99,21 @@ def _load(store: Store, run_id: str, key: str) -> StoredCheckpoint:
     seal = manifest.sha256.encode()
     if seal and hashlib.sha256(text.replace(seal, b"", 1)).hexdigest() != manifest.sha256:
         return StoredCheckpoint(run_id, unknown, text, "its manifest has not the sha256 that is written in it")
+    if not seal and (strange_keys := _unknown_keys(text)):
+        # One flipped letter in the name of the seal would otherwise take the seal away.
+        return StoredCheckpoint(run_id, unknown, text, f"its manifest has no sha256, but {strange_keys[0]!r}")
     if (manifest.phase, manifest.step) != (phase, step):
         return StoredCheckpoint(run_id, unknown, text, f"its manifest is that of {manifest.phase} {manifest.step}")
     strange = [file.name for file in manifest.files if not re.fullmatch(r"[\w-][\w.-]*", file.name)]
     if strange:
         # A name such as ../../.bashrc would be written outside of the folder that it is fetched into.
         raise IntegrityError(f"{key} names files that no checkpoint has.", f"{strange[0]!r}", "Do not use this store.")
+    if names.STATE not in {file.name for file in manifest.files}:
+        # That of models/<name>/ has the same step and is sealed too; nothing could be resumed by it.
+        return StoredCheckpoint(run_id, unknown, text, f"its manifest lists no {names.STATE}: it is that of a model")
     return StoredCheckpoint(run_id, manifest, text)
+
+
+def _unknown_keys(text: bytes) -> list[str]:
+    known = {field.name for field in dataclasses.fields(CheckpointManifest)} | {"schema"}
+    return sorted(set(json.loads(text)) - known)

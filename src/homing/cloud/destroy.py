@@ -1,9 +1,10 @@
-"""Instance to gone, confirmed by the provider.
+"""Instance to gone, confirmed by the provider, with the volumes and keys that were made for it.
 
-    ask (written down) -> provider.destroy, again and again -> absent in several looks -> receipt
+    ask (written down) -> provider.destroy, again and again -> absent in several looks -> its volumes, keys -> receipt
                                                             -> deadline: StillBilling, the loudest error we have
 
-All are tried before anything is raised: one stubborn machine must not leave the others billing.
+All are tried before anything is raised: one stubborn machine must not leave the others billing. Whose lease a run is
+under does not matter here: ending what bills is never refused.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from decimal import Decimal
 from homing.cloud import meter
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.reconcile import is_absent, receipt, refresh
+from homing.cloud.providers.base import Instance, Provider
+from homing.cloud.reconcile import CREATE_GRACE_S, end_resources, is_absent, receipt, refresh
 from homing.cloud.signs import read_signs
 from homing.errors import HomingError, StillBilling
 from homing.wire.codec import WireError
 
-__all__ = ["Destroyed", "destroy_lines", "destroy_run", "open_lines", "still_billing", "would_be_lost"]
+__all__ = ["REFUSED", "Destroyed", "destroy_lines", "destroy_run", "open_lines", "still_billing", "would_be_lost"]
 
+REFUSED = "refused"  # state of a line whose create call the provider answered with no
 DEADLINE_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
@@ -59,10 +62,15 @@ def would_be_lost(home: Home, run: RunRow) -> str:
 
 def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> Destroyed:
     """Ends every instance of a run. What is gone already is success."""
+    closed = [line for line in home.ledger.lines(run.id) if line.destroyed_at is not None]
     done = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
+    _end_left_resources(home, closed)
+    before = home.ledger.run(run.id) or run
+    if not done.lines and not before.is_live and not before.is_interrupted:
+        return done  # it had ended, and nothing of it was left
     refresh(home)
     after = home.ledger.run(run.id)
-    if after is not None and (after.is_live or after.reason == "its instance ended without saying how"):
+    if after is not None and (after.is_live or after.is_interrupted):
         home.ledger.set_run(
             run.id, state="stopped", reason="destroyed by hand", exit_code=None, ended_at=home.world.now()
         )
@@ -90,7 +98,7 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: dict[str, str] 
     assert lines, "nobody is billing"
     said = []
     for line in lines:
-        page = _page(home, line.provider)
+        page = _page(home, line)
         spend = meter.show_usd(meter.line_spend(line, home.world.now()))
         words = [
             f"{line.provider} {line.instance_id or line.mark} at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h,",
@@ -109,9 +117,9 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: dict[str, str] 
     )
 
 
-def _page(home: Home, provider: str) -> str:
+def _page(home: Home, line: LedgerLine) -> str:
     try:
-        return home.provider(provider).page
+        return home.provider_of(line).page
     except (HomingError, OSError):
         return ""  # a provider that cannot be opened here must not silence the alarm
 
@@ -142,8 +150,9 @@ def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> str:
             problem = str(exc).replace("\n", " ") or type(exc).__name__
         if not problem:
             return ""
-        with contextlib.suppress(HomingError):
-            home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
+        if line.state != REFUSED:
+            with contextlib.suppress(HomingError):
+                home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
         left_s = deadline - home.world.monotonic()
         if left_s <= 0:
             return problem
@@ -152,7 +161,7 @@ def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> str:
 
 
 def _try_once(home: Home, line: LedgerLine) -> str:
-    provider = home.provider(line.provider)
+    provider = home.provider_of(line)
     # A create whose answer was lost left no id; the mark finds what it made.
     ids = [instance.id for instance in provider.list_owned() if instance.mark == line.mark]
     instance_id = line.instance_id or (ids[0] if ids else None)
@@ -160,6 +169,31 @@ def _try_once(home: Home, line: LedgerLine) -> str:
         provider.destroy(each)
     if not is_absent(provider, home, line.mark, instance_id):
         return f"{provider.name} still shows it."
+    if instance_id is None and _may_still_appear(home, provider, line):
+        return f"The answer to its create call was lost: it may still appear at {provider.name}."
+    problem = end_resources(provider, line.mark)
+    if problem:
+        return problem
     instance = provider.describe(instance_id) if instance_id is not None else None
-    receipt(home, line, instance, (instance.detail if instance else "") or "destroyed")
+    receipt(home, line, instance, _note(line, instance))
     return ""
+
+
+def _may_still_appear(home: Home, provider: Provider, line: LedgerLine) -> bool:
+    """Until the grace is over, unless the provider itself refused the create, or its list is never late."""
+    assert line.created_at is not None, line
+    is_refused = line.state == REFUSED
+    return provider.settle_s > 0 and not is_refused and home.world.now() - line.created_at < CREATE_GRACE_S
+
+
+def _note(line: LedgerLine, instance: Instance | None) -> str:
+    if instance is not None:
+        return instance.detail or "destroyed"
+    return line.note if line.state == REFUSED else "never seen at the provider"
+
+
+def _end_left_resources(home: Home, closed: list[LedgerLine]) -> None:
+    """Of attempts whose instance ended by itself. Tried once: `homing reconcile` shows what stays."""
+    for line in closed:
+        with contextlib.suppress(HomingError, OSError):
+            end_resources(home.provider_of(line), line.mark)

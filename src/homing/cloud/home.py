@@ -1,6 +1,6 @@
 """Home: what the control plane keeps on the person's machine, and the doors it opens from there.
 
-    $HOMING_HOME/owner  ledger.sqlite  speed.json  runs/<run id>/  local/<instance id>/  store/
+    $HOMING_HOME/owner  ledger.sqlite  speed.json  runs/<run id>/  launching/<mark>  local/<instance id>/  store/
 
 Nothing is created until something is written.
 """
@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
-from homing.cloud.ledger import Ledger, RunRow
-from homing.cloud.mark import owner_of
+from homing.cloud.ledger import Ledger, LedgerLine, RunRow
+from homing.cloud.mark import owner_of, owner_prefix
+from homing.cloud.providers.adopted import AdoptedOnly
 from homing.cloud.providers.base import Provider
-from homing.cloud.providers.registry import open_provider
+from homing.cloud.providers.registry import HERE_ONLY, open_provider
+from homing.cloud.providers.ssh import Ssh
+from homing.errors import ProviderRefused
 from homing.store import Store, open_store
+from homing.wire.run import Run
 from homing.world import World
 
 __all__ = ["LAUNCH_NOTE", "Home"]
@@ -37,6 +42,46 @@ class Home:
         if name not in self._providers:
             self._providers[name] = open_provider(name, home=self.path, owner=self.owner, world=self.world)
         return self._providers[name]
+
+    def provider_of(self, line: LedgerLine) -> Provider:
+        """Who can be asked about this line: our provider, or one that sees what was adopted and nothing beside it."""
+        if line.mark.startswith(owner_prefix(self.owner)):
+            return self.provider(line.provider)
+        adopted = self.ledger.adopted()
+        if line.mark not in adopted:
+            raise ProviderRefused(
+                what=f"{line.mark} carries another home's mark and was not adopted here.",
+                why=f"Ours begin with {owner_prefix(self.owner)}",
+                fix="homing adopt STORE RUN",
+            )
+        its = adopted[line.mark]
+        is_here = its.host == self.world.host()
+        if line.provider in HERE_ONLY and not is_here:
+            raise ProviderRefused(
+                what=f"{line.mark} was launched from {its.host or 'another computer'}; only that one can ask about it.",
+                why=f"What {line.provider} needs to find its instances lies in the home {its.home} there.",
+                fix=f"On {its.host or 'that computer'}: homing destroy {line.run_id}",
+            )
+        path = Path(its.home) if line.provider in HERE_ONLY else self.path
+        key = f"{line.provider} of {its.owner} at {path}"
+        if key not in self._providers:
+            self._providers[key] = open_provider(line.provider, home=path, owner=its.owner, world=self.world)
+        marks = frozenset(mark for mark, each in adopted.items() if each.owner == its.owner)
+        return cast(Provider, AdoptedOnly(self._providers[key], marks))
+
+    def launch_lock(self, mark: str) -> Path:
+        """Held by the process that launches `mark`, from before its intent until it ends, however it ends."""
+        return self.path / "launching" / mark
+
+    def configure(self, run: Run) -> None:
+        """What the run file says about where its providers are; before they are asked for anything."""
+        if run.cloud.ssh is not None:
+            cast(Ssh, self.provider("ssh")).configure(run.cloud.ssh)
+
+    def meet(self, run: Run) -> None:
+        """Raises HostKeyUnknown where the run file names an ssh host that nobody has vouched for yet."""
+        if run.cloud.ssh is not None:
+            cast(Ssh, self.provider("ssh")).meet()
 
     def store_of(self, run: RunRow) -> Store:
         # Launch has made it: one that is gone now (a disk not mounted) must not come back empty.

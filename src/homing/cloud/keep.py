@@ -19,12 +19,14 @@ from homing.wire import names
 
 __all__ = ["Removal", "plan_removal", "remove"]
 
+_AT_ONCE = 100  # keys in one delete: on the Hub that is one commit
+
 
 @dataclass(frozen=True)
 class Removal:
     keys: list[str]  # in the order in which they go
     num_bytes: int
-    is_model: bool  # weights under models/: perhaps the only copy
+    warning: str = ""  # why a person should think twice, in a sentence
 
 
 def plan_removal(store: Store, key: str, home: Home) -> Removal:
@@ -39,12 +41,12 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
     elif parts[0] == names.STORE_OBJECTS:
         _check_no_run_lives(home)
     keys = sorted((entry.key for entry in entries), key=lambda k: (not k.endswith("/" + names.MANIFEST), k))
-    return Removal(keys, sum(entry.num_bytes for entry in entries), is_model=parts[0] == names.STORE_MODELS)
+    return Removal(keys, sum(entry.num_bytes for entry in entries), _warning(parts, home))
 
 
 def remove(store: Store, removal: Removal) -> None:
-    for key in removal.keys:
-        store.delete(key)
+    for start in range(0, len(removal.keys), _AT_ONCE):
+        store.delete_many(removal.keys[start : start + _AT_ONCE])
     left = [key for key in removal.keys if store.exists(key)]
     if left:
         raise StoreError(
@@ -52,6 +54,15 @@ def remove(store: Store, removal: Removal) -> None:
             why=f"The first is {left[0]}.",
             fix="Run the same command again.",
         )
+
+
+def _warning(parts: list[str], home: Home) -> str:
+    if parts[0] == names.STORE_MODELS:
+        return "It may be the only copy of these weights."
+    run = home.ledger.run(parts[1]) if parts[0] == names.STORE_RUNS and len(parts) == 2 else None
+    if run is not None and run.fetched_step is None:
+        return f"It is the only copy: {run.name} was never fetched."
+    return ""
 
 
 def _check_run(store: Store, parts: list[str], home: Home) -> None:

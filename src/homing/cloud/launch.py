@@ -1,7 +1,7 @@
 """Offer to instance to started agent; a failed launch undoes itself.
 
-    check -> intent in the ledger -> inputs pushed to the store by hash -> begin_create -> provider.create
-          -> id in the ledger -> first heartbeat in the store -> the laptop may close
+    check -> intent in the ledger -> lease in the store -> inputs pushed by hash -> begin_create -> provider.create
+          -> id in the ledger -> is the lease still ours? -> first heartbeat in the store -> the laptop may close
 
 Each arrow is a place where we may be killed. Before `begin_create` nothing exists that costs money; after it the mark
 finds whatever exists. Anything that fails after the intent ends in a destroy that the provider confirms, or in
@@ -18,28 +18,53 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud import boot as booting
+from homing.cloud import lease as leases
 from homing.cloud import meter
-from homing.cloud.destroy import destroy_lines
+from homing.cloud.age import tell_age
+from homing.cloud.bundle import tree_state
+from homing.cloud.destroy import REFUSED, destroy_lines
+from homing.cloud.furnish import furnish
+from homing.cloud.guards import LEAST, count_alive, guards
 from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger import LIVE_STATES, LedgerLine, RunRow
+from homing.cloud.ledger import ADOPTED, LIVE_STATES, LedgerLine, RunRow
 from homing.cloud.mark import make_mark, new_run_id
 from homing.cloud.providers.base import InputFile, Instance, Offer, Order, Request, wait_until
+from homing.cloud.providers.rest import Unwelcome
 from homing.cloud.record import write_record
 from homing.cloud.resume import clear_wishes, resume_inputs
 from homing.cloud.signs import read_signs
+from homing.cloud.speed import estimate
 from homing.cloud.store_dry import DryStore
-from homing.errors import CreateFailed, DataError, HomingError, StartTimeout, StillBilling, UsageError
-from homing.store import Store, open_store
+from homing.cloud.timing import Timing, timing_of
+from homing.errors import (
+    CreateFailed,
+    DataError,
+    HomingError,
+    IntegrityError,
+    NoOffer,
+    NotOwner,
+    StartTimeout,
+    StillBilling,
+    StoreError,
+    UsageError,
+)
+from homing.store import SCHEMES, Store, open_store, pace_of, run_key
+from homing.store.credentials import secrets
+from homing.store.preflight import preflight
+from homing.store.s3 import S3Store
 from homing.units import format_duration
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Input
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
+from homing.wire.limit import allowed_s
+from homing.wire.record import Lease
 from homing.wire.run import Run
 
-__all__ = ["Draft", "LaunchOrder", "Launched", "draft", "guards", "launch", "rehearse"]
+__all__ = ["Draft", "LaunchOrder", "Launched", "draft", "dry_run", "guards", "launch"]
 
 FIRST_HEARTBEAT_S = 120.0  # at least; a provider that boots slowly gets a multiple of its usual time
+GUARDS_S = 60.0  # from there to the second guard
 _BOOT_FACTOR = 5.0
 _POLL_S = 0.3
 
@@ -57,6 +82,9 @@ class LaunchOrder:
     is_smoke: bool = False
     trainer_argv: tuple[str, ...] | None = None  # another program in the trainer's place, to try the control plane
     heartbeat_s: float | None = None  # None: what suits the store
+    timing: Timing | None = None  # as planned for this offer; None: as far as it is known without trying
+    keep_on_failure_s: float = 0.0  # so long a failed instance stays for a person to look at
+    is_one_guard_enough: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +97,7 @@ class Draft:
     mark: str
     spend_limit_usd: Decimal
     spent_before_usd: Decimal
+    timing: Timing
 
     @property
     def worst_case_usd(self) -> Decimal:
@@ -86,6 +115,7 @@ class Launched:
 
 def draft(order: LaunchOrder, home: Home) -> Draft:
     """Every check that needs no side effect; each refusal says what to change."""
+    home.configure(order.run)
     run, limit = order.run, order.spend_limit_usd
     if limit is None:
         raise UsageError(
@@ -109,9 +139,13 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
             fix=f"homing watch {run.name}   or end it: homing stop {run.name}, homing destroy {run.name}"
             "   or launch under another name: --name OTHER",
         )
+    _check_reach(order, home)
     lines = home.ledger.lines(earlier.id) if earlier else []
     spent = meter.total_spend(lines, home.world.now())
-    _check_minimum(order, limit, spent)
+    # Without a plan nothing is probed: this computer may be at work, and the figures are rather too long anyway.
+    speed = estimate(run, order.offer, home, may_probe=False)
+    timing = order.timing or timing_of(run, order.offer, speed, home)
+    _check_minimum(order, timing, limit, spent)
     run_id = earlier.id if earlier else new_run_id(run.name, home.world)
     attempt = max((line.attempt for line in lines), default=0) + 1
     final = dataclasses.replace(
@@ -120,41 +154,43 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         limits=dataclasses.replace(run.limits, spend_usd=str(limit)),
         train=dataclasses.replace(run.train, needs_gpu=run.train.needs_gpu or order.offer.num_gpus > 0),
     )
-    return Draft(order, final, attempt, make_mark(home.owner, run_id, attempt), limit, spent)
+    return Draft(order, final, attempt, make_mark(home.owner, run_id, attempt), limit, spent, timing)
 
 
-def guards(draft: Draft, home: Home) -> list[str]:
-    """Which guards are armed, and which are not, one sentence each."""
-    provider = home.provider(draft.order.offer.provider)
-    limit = meter.show_usd(draft.spend_limit_usd)
-    armed = [f"armed: the agent's watchdog on the instance ends it inside {limit}, also with this laptop closed."]
-    if provider.guard:
-        armed.append(f"armed: {provider.guard}")
-    else:
-        lacking = provider.cannot["native_spend_limit"]
-        armed.append(f"not armed: {lacking} Should the agent die, it bills until: homing destroy {draft.run.name}")
-    return armed
-
-
-def rehearse(draft: Draft, home: Home) -> Request:
+def dry_run(draft: Draft, home: Home) -> Request:
     """--dry-run: the real path up to the first side effect."""
+    preflight(draft.run.store, home.world, needs_write=False)
     store = DryStore(open_store(draft.run.store, home.world))
-    return _request(draft, home, _inputs(draft, home, store, lambda text: None), home.world.now())
+    inputs = _inputs(draft, home, store, lambda text: None)
+    return _request(draft, home, inputs, home.world.now(), is_rehearsal=True)
 
 
 def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda text: None) -> Launched:
+    # A store that cannot be used is found out while nothing is rented and nothing is written down.
+    found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     row = _row(draft, home)
+    _hold_lock(draft, home)
     home.ledger.intend(row, _line(draft, home))
     try:
+        for note in found:
+            tell(note)
         tell(f"Pushing inputs to {draft.run.store}")
         store = open_store(draft.run.store, home.world)
         _write_home(draft, home)
+        lease = _take_lease(draft, home, store)
         if draft.order.resume:
             clear_wishes(store, draft.run.id, draft.attempt, home.world)
-        request = _request(draft, home, _inputs(draft, home, store, tell), home.world.now())
-        write_record(home, draft.run.id, store)
-        instance = _create(draft, home, request, tell)
+        request = _request(draft, home, _inputs(draft, home, store, tell), home.world.now(), lease.number)
+        # With the intent in it, before anything exists: whoever adopts this run looks for this mark.
+        _push_papers(home, store, request)
+        _push_code(home, store, request, tell)
+        write_record(home, draft.run.id, store, leases.check(store, lease))
+        began = home.world.monotonic()
+        instance = _create(draft, home, request, store, lease, tell)
         heartbeat = _first_heartbeat(draft, home, store, instance, tell)
+        _check_guards(draft, home, store, heartbeat)
+        if tell_age(store, request.order.boot, heartbeat, began, home.world):
+            tell("The instance's clock is behind; it was told how long it has billed")
     except BaseException as exc:
         # Also on Ctrl-C: what was started here is ended here.
         _undo(draft, home, exc, tell)
@@ -165,10 +201,11 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
                 fix="Check the disk's space and permissions, then launch again.",
             ) from exc
         raise
+    home.world.remove(home.launch_lock(draft.mark))
     row = dataclasses.replace(row, state="running")
     try:
         home.ledger.set_run(draft.run.id, only_live=True, state=row.state)
-        write_record(home, draft.run.id, store)
+        write_record(home, draft.run.id, store, leases.check(store, lease))
     except (HomingError, OSError) as exc:
         # The run goes on by itself, and the next verb that looks brings the ledger up to date.
         tell(f"It runs, but this could not be written down: {str(exc).splitlines()[0]}")
@@ -188,15 +225,34 @@ def _check_rate(order: LaunchOrder) -> None:
         )
 
 
-def _check_minimum(order: LaunchOrder, limit: Decimal, spent: Decimal) -> None:
-    least = meter.minimum_spend(order.offer.rate_usd_per_hour, order.offer.boot_s)
-    if limit - spent >= least:
+def _check_reach(order: LaunchOrder, home: Home) -> None:
+    """A rented machine cannot read a folder on this computer."""
+    lacking = home.provider(order.offer.provider).cannot.get("file_store")
+    if lacking and order.run.store.startswith("file:"):
+        raise UsageError(
+            what=f"An instance of {order.offer.provider} could not reach {order.run.store}.",
+            why=lacking,
+            fix=f"Set in the run file: store: {SCHEMES['s3']}   or   store: {SCHEMES['hf']}",
+        )
+
+
+def _check_minimum(order: LaunchOrder, timing: Timing, limit: Decimal, spent: Decimal) -> None:
+    least_s, rate = timing.least_s(order.run), order.offer.rate_usd_per_hour
+    allowed = allowed_s(rate, limit, spent, order.run.limits.time_s)
+    if allowed >= least_s:
         return
-    enough = meter.show_usd(spent + 2 * least).removeprefix("$")
+    least = meter.cost(rate, least_s)
+    if order.run.limits.time_s == allowed:
+        raise UsageError(
+            what=f"limits.time of {format_duration(allowed)} is too short to bring a finished model home.",
+            why=f"That takes {format_duration(least_s)} on {order.offer.name}: {timing.text}.",
+            fix=f"Raise limits.time in the run file to {format_duration(2 * least_s)} or more.",
+        )
+    enough = meter.show_usd(spent + 2 * least).removeprefix("$").replace(",", "")
     before = f"{meter.show_usd(spent)} of it is spent already; " if spent else ""
     raise UsageError(
-        what=f"The spend limit of {meter.show_usd(limit)} is too small to train anything.",
-        why=f"{before}booting and coming home alone take {meter.show_usd(least)} on {order.offer.name}.",
+        what=f"The spend limit of {meter.show_usd(limit)} is too small to bring a finished model home.",
+        why=f"{before}the minimum on {order.offer.name} is {meter.show_usd(least)}: {timing.text}.",
         fix=f"homing launch {order.run.name} --spend-limit {enough}" + (" --resume" if order.resume else ""),
     )
 
@@ -217,6 +273,7 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
             why=f"It was begun in {found.store}, the run file says {order.run.store}: it would begin at nothing.",
             fix=f"Write store: {found.store} into the run file, then: homing launch {name} --resume",
         )
+    leases.require_owner(home, found)
     left = [line for line in home.ledger.lines(found.id) if line.destroyed_at is None]
     if left and not found.is_live:
         raise UsageError(
@@ -228,6 +285,30 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
 
 
 # --- what is written before the create call ---
+
+
+def _hold_lock(draft: Draft, home: Home) -> None:
+    """How others know that this launch still lives: the lock goes when this process does, however it ends."""
+    path = home.launch_lock(draft.mark)
+    home.world.mkdir(path.parent)
+    if not home.world.lock(path):
+        raise UsageError(
+            what=f"{draft.run.id} is being launched by another homing of this home.",
+            why=f"It holds {path}.",
+            fix=f"homing watch {draft.run.name}",
+        )
+
+
+def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
+    """The next number, under this attempt's mark. A run that goes on must be ours: launched or adopted here."""
+    last = None
+    if draft.order.resume:
+        last = leases.newest(store, draft.run.id)
+        if last is not None and last.owner != home.owner:
+            raise leases.taken_elsewhere(store, last, home.owner)
+    after = last.number if last is not None else 0
+    who = {"owner": home.owner, "host": home.world.host(), "mark": draft.mark}
+    return leases.take(store, draft.run.id, **who, after=after, world=home.world)
 
 
 def _row(draft: Draft, home: Home) -> RunRow:
@@ -267,6 +348,8 @@ def _write_home(draft: Draft, home: Home) -> None:
         "schema": "homing.launch/1",
         "offer": dataclasses.asdict(draft.order.offer),
         "is_smoke": draft.order.is_smoke,
+        "keep_on_failure_s": draft.order.keep_on_failure_s,
+        "is_one_guard_enough": draft.order.is_one_guard_enough,
     }
     home.world.write(folder / LAUNCH_NOTE, json.dumps(note, default=str, indent=1).encode())
 
@@ -285,7 +368,15 @@ def _inputs(draft: Draft, home: Home, store: Store, tell: Callable[[str], None])
     return inputs + taken
 
 
-def _request(draft: Draft, home: Home, inputs: list[Input], started_at: float) -> Request:
+def _request(
+    draft: Draft,
+    home: Home,
+    inputs: list[Input],
+    started_at: float,
+    fence: int = 0,
+    *,
+    is_rehearsal: bool = False,
+) -> Request:
     provider = home.provider(draft.order.offer.provider)
     place = provider.place(draft.mark)
     boot: Boot = booting.make_boot(
@@ -302,27 +393,88 @@ def _request(draft: Draft, home: Home, inputs: list[Input], started_at: float) -
         spent_before_usd=draft.spent_before_usd,
         heartbeat_s=draft.order.heartbeat_s or _heartbeat_s(draft.run.store),
     )
+    boot = dataclasses.replace(boot, fence=fence, push_s=draft.timing.push_s, home_s=draft.timing.home_s)
+    boot = dataclasses.replace(
+        boot,
+        keep_on_failure_s=draft.order.keep_on_failure_s,
+        planned_tokens_per_s=draft.timing.tokens_per_s,
+        on_divergence=draft.run.limits.on_divergence,
+        on_slow=draft.run.limits.on_slow,
+    )
     if draft.order.trainer_argv is not None:
         boot = dataclasses.replace(boot, trainer_argv=list(draft.order.trainer_argv))
-    zip_path = str(home.run_dir(draft.run.id) / booting.AGENT_ZIP)
-    files = (InputFile(booting.AGENT_ZIP, zip_path),)
-    return provider.plan(draft.order.offer, Order(draft.mark, draft.run.name, boot, files))
+    is_stand_in = draft.order.trainer_argv is not None
+    boot, brought = furnish(boot, place, draft.run, draft.order.offer, home.world, is_stand_in=is_stand_in)
+    if boot.bootstrap is not None and boot.bootstrap.env_dir and not is_rehearsal:
+        boot = dataclasses.replace(boot, mailbox=_mailbox(draft, home))
+    folder = home.run_dir(draft.run.id)
+    for name, data in ({} if is_rehearsal else brought).items():
+        home.world.write(folder / name, data)
+    files = tuple(InputFile(name, str(folder / name)) for name in (booting.AGENT_ZIP, *brought))
+    # How the instance reaches the store: its environment, never a file of ours.
+    keys = secrets(draft.run.store, home.world.environment())
+    boot = dataclasses.replace(boot, secret_names=sorted(keys))
+    order = Order(draft.mark, draft.run.name, boot, files, keys)
+    # The dead-man starts a dead agent again as the provider started the first one, so that command goes into boot.json.
+    argv = list(provider.plan(draft.order.offer, order).argv)
+    order = dataclasses.replace(order, boot=dataclasses.replace(boot, agent_argv=argv))
+    return provider.plan(draft.order.offer, order)
+
+
+def _mailbox(draft: Draft, home: Home) -> str:
+    """Where a boot can leave its last words before anything is installed there that could push; "" where nowhere."""
+    store = open_store(draft.run.store, home.world)
+    if not isinstance(store, S3Store):
+        return ""
+    key = run_key(draft.run.id, names.LOGS, "boot.log")
+    return store.put_url(key, max(FIRST_HEARTBEAT_S, draft.order.offer.boot_s * _BOOT_FACTOR))
+
+
+def _push_code(home: Home, store: Store, request: Request, tell: Callable[[str], None]) -> None:
+    """The wheel and the versions that this run began with, by their hash: whoever repeats it can have the same."""
+    told = request.order.boot.bootstrap
+    if told is None:
+        return
+    for file in request.order.files[1:]:  # the first is the agent, which is made from the wheel's own files
+        key = f"{names.STORE_OBJECTS}/{home.world.sha256(file.source)}"
+        if not store.exists(key):
+            store.put(key, file.source)
+    commit, changed = tree_state(home.world)
+    own = f", with {len(changed)} changes that are not committed" if changed else ""
+    tell(f"Sending this homing, {commit[:12] or 'as installed'}{own}; wheel {told.code_sha256[:12]}")
+
+
+def _push_papers(home: Home, store: Store, request: Request) -> None:
+    """All that lies in the run's folder here, beside its record: it may be adopted before its instance has spoken."""
+    run_id = request.order.boot.run_id
+    papers = {f"run/{name}": name for name in (names.RUN, names.RUN_FILE)}
+    for item in request.order.boot.inputs:
+        if item.path in papers:
+            store.put_bytes(run_key(run_id, papers[item.path]), store.read(item.key))
+    store.put_bytes(run_key(run_id, LAUNCH_NOTE), home.world.read(home.run_dir(run_id) / LAUNCH_NOTE))
 
 
 def _heartbeat_s(store: str) -> float:
-    """A folder may be written to every second; an object store counts requests."""
-    return 1.0 if store.startswith("file:") else 5.0
+    """How often the agent speaks on its own disk; a store that takes fewer writes gets every so manieth word."""
+    return min(max(pace_of(store), 1.0), 5.0)
 
 
 # --- the create call and what follows ---
 
 
-def _create(draft: Draft, home: Home, request: Request, tell: Callable[[str], None]) -> Instance:
+def _create(
+    draft: Draft, home: Home, request: Request, store: Store, lease: Lease, tell: Callable[[str], None]
+) -> Instance:
     booting.build_agent_zip(request.order.files[0].source, home.world)
     provider = home.provider(request.provider)
     tell(f"Starting {request.offer.name} on {request.provider}")
     home.ledger.begin_create(draft.mark, request.order.boot.started_at)
-    instance = provider.create(request)
+    try:
+        instance = provider.create(request)
+    except (NoOffer, Unwelcome) as exc:
+        # The provider itself said no: nothing was made, so the undo need not wait for something to appear.
+        home.ledger.update(draft.mark, state=REFUSED, note=exc.what)
+        raise
     # Before any wait: from here on the ledger alone finds it.
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
     (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
@@ -337,6 +489,11 @@ def _create(draft: Draft, home: Home, request: Request, tell: Callable[[str], No
             fix=f"See the offers of now: homing plan {draft.run.name}",
             instance_id=instance.id,
         )
+    try:
+        write_record(home, draft.run.id, store, leases.check(store, lease))
+    except (StoreError, IntegrityError) as exc:
+        # Not known is not superseded; and the mark, which the record has, finds the instance without its id.
+        tell(f"It is started, but the store could not be asked about its lease: {exc.what}")
     return instance
 
 
@@ -381,6 +538,25 @@ def _first_heartbeat(
     return found[0]
 
 
+def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) -> None:
+    """Two that live, or nobody may close the laptop. The dead-man may come a moment after the agent."""
+    if draft.order.is_one_guard_enough:
+        return
+    (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
+
+    def are_enough() -> bool:
+        beat = read_signs(store, draft.run.id, line).heartbeat or heartbeat
+        is_over = beat.state in ("pushing", "ending", "ended")  # it ends itself; nobody needs to
+        return is_over or count_alive(draft, home, beat) >= LEAST
+
+    if not wait_until(are_enough, timeout_s=GUARDS_S, every_s=_POLL_S, world=home.world):
+        raise StartTimeout(
+            what=f"Only one guard is alive on {draft.mark}, and {LEAST} are the least.",
+            why="The dead-man process did not start beside the agent; neither the provider nor home has a guard.",
+            fix=f"homing guard   beside it, or with one guard all the same: homing launch {draft.run.name} --one-guard",
+        )
+
+
 def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None]) -> None:
     reason = (str(exc) or type(exc).__name__).splitlines()[0]
     with contextlib.suppress(OSError):  # a closed terminal may be why we are here
@@ -395,10 +571,13 @@ def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], No
     except StillBilling as still:
         raise still from exc
     finally:
-        with contextlib.suppress(HomingError):  # the error that brought us here is the one to tell
+        with contextlib.suppress(HomingError, OSError):  # the error that brought us here is the one to tell
+            state = ADOPTED if isinstance(exc, NotOwner) else "failed"
             home.ledger.set_run(
-                draft.run.id, state="failed", reason=f"launch: {reason}", exit_code=1, ended_at=home.world.now()
+                draft.run.id, state=state, reason=f"launch: {reason}", exit_code=1, ended_at=home.world.now()
             )
+            home.world.remove(home.launch_lock(draft.mark))
+            write_record(home, draft.run.id, open_store(draft.run.store, home.world, create=False))
 
 
 def _last_words(log: str) -> str:

@@ -22,10 +22,26 @@ from homing.errors import HomingError, IntegrityError, UsageError
 from homing.wire.codec import record
 from homing.world import World
 
-__all__ = ["ENDED_STATES", "LIVE_STATES", "Ledger", "LedgerLine", "RunRow"]
+__all__ = [
+    "ADOPTED",
+    "CUT_SHORT",
+    "ENDED_STATES",
+    "LIVE_STATES",
+    "LOST",
+    "PREEMPTED",
+    "SILENT",
+    "Adopted",
+    "Ledger",
+    "LedgerLine",
+    "RunRow",
+]
 
 LIVE_STATES = ("launching", "running", "landing")
 ENDED_STATES = ("done", "failed", "stopped")
+# How the reason of a run begins whose machine went before its work was done.
+SILENT, PREEMPTED, LOST = "its instance ended without saying how", "preempted: ", "lost: "
+CUT_SHORT = "its launch was cut short"
+ADOPTED = "adopted"  # another home owns it by now; neither live nor ended here
 SCHEMA_VERSION = 1
 
 
@@ -65,11 +81,24 @@ _TABLES = (
         limit_usd TEXT, intent_at REAL NOT NULL, instance_id TEXT, created_at REAL, destroyed_at REAL,
         state TEXT NOT NULL, billing TEXT NOT NULL, spend_usd TEXT NOT NULL, note TEXT NOT NULL,
         destroy_asked_at REAL)""",
+    # Instances that another home started: the only ones of another owner's that this home may touch.
+    """CREATE TABLE IF NOT EXISTS adopted (
+        mark TEXT PRIMARY KEY, owner TEXT NOT NULL, host TEXT NOT NULL, home TEXT NOT NULL)""",
     """CREATE TRIGGER IF NOT EXISTS lines_stay BEFORE DELETE ON lines
         BEGIN SELECT RAISE(ABORT, 'ledger lines are never deleted'); END""",
     """CREATE TRIGGER IF NOT EXISTS runs_stay BEFORE DELETE ON runs
         BEGIN SELECT RAISE(ABORT, 'runs are never deleted'); END""",
 )
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """An instance that another home started and this one took over: whose mark it carries, and where that home is."""
+
+    mark: str
+    owner: str
+    host: str
+    home: str
 
 
 @dataclass(frozen=True)
@@ -91,6 +120,11 @@ class RunRow:
     @property
     def is_live(self) -> bool:
         return self.state in LIVE_STATES
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Its machine was taken away or lost, not its work: it can go on elsewhere."""
+        return not self.is_live and self.reason.startswith((SILENT, PREEMPTED, LOST))
 
 
 class Ledger:
@@ -173,6 +207,29 @@ class Ledger:
         sql = f"INSERT OR IGNORE INTO lines ({names}) VALUES ({', '.join('?' * len(_LINE_COLUMNS))})"
         self._execute((sql, [getattr(line, name) for name in _LINE_COLUMNS]))
 
+    def adopt_run(self, run: RunRow, lines: Sequence[LedgerLine], adopted: Sequence[Adopted]) -> None:
+        """A run of another home with all its attempts, in one transaction. What is known here already stays."""
+        names = [field.name for field in dataclasses.fields(RunRow)]
+        changed = ("state", "store", "spend_limit_usd", "reason", "exit_code", "ended_at")
+        insert_run = (
+            f"INSERT INTO runs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) ON CONFLICT (id) DO UPDATE"
+            f" SET {', '.join(f'{name} = excluded.{name}' for name in changed)}"
+        )
+        insert_line = (
+            f"INSERT OR IGNORE INTO lines ({', '.join(_LINE_COLUMNS)}) VALUES ({', '.join('?' * len(_LINE_COLUMNS))})"
+        )
+        insert_mark = "INSERT OR REPLACE INTO adopted (mark, owner, host, home) VALUES (?, ?, ?, ?)"
+        self._execute(
+            (insert_run, [getattr(run, name) for name in names]),
+            *((insert_line, [getattr(line, name) for name in _LINE_COLUMNS]) for line in lines),
+            *((insert_mark, [each.mark, each.owner, each.host, each.home]) for each in adopted),
+        )
+
+    def close_unborn(self, mark: str, at: float) -> None:
+        """A launch whose process died before its create call: nothing was asked of a provider, so nothing exists."""
+        columns = {"destroyed_at": at, "state": "gone", "billing": "no", "note": "its launch died before the create"}
+        self._set("lines", columns, "mark = ? AND created_at IS NULL AND destroyed_at IS NULL", mark)
+
     def set_run(self, run_id: str, *, only_live: bool = False, **columns: Any) -> None:
         """With `only_live` a run that ended meanwhile stays ended: another client may have destroyed it."""
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
@@ -208,6 +265,15 @@ class Ledger:
         names = ", ".join(_LINE_COLUMNS)
         rows = self._execute((f"SELECT {names} FROM lines {where} ORDER BY intent_at, rowid", params))
         return [LedgerLine(**row) for row in rows]
+
+    def adopted(self) -> dict[str, Adopted]:
+        rows = self._execute(("SELECT mark, owner, host, home FROM adopted", []))
+        return {row["mark"]: Adopted(**row) for row in rows}
+
+    def is_destroy_asked(self, mark: str) -> bool:
+        """Whether home wanted this end, and not the machine's owner."""
+        rows = self._execute(("SELECT destroy_asked_at FROM lines WHERE mark = ?", [mark]))
+        return bool(rows) and rows[0]["destroy_asked_at"] is not None
 
     def unconfirmed(self) -> list[LedgerLine]:
         """Lines whose destroy was asked for and which no provider has shown gone yet."""

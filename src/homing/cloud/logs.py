@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.signs import Tail
-from homing.errors import HomingError, UsageError
+from homing.errors import HomingError, StoreError, UsageError
 from homing.store import run_key
 from homing.wire import names
 from homing.wire.codec import WireError
@@ -48,13 +49,15 @@ def follow(
 
 
 def boot_log(home: Home, run: RunRow) -> str:
-    """What the provider itself kept of the first command: all there is of a boot that died early."""
+    """What the provider kept of the first command, or its mailbox took: all there is of a boot that died early."""
+    with contextlib.suppress(StoreError):
+        return home.store_of(run).read(run_key(run.id, names.LOGS, "boot.log")).decode("utf-8", "replace")
     lines = [line for line in home.ledger.lines(run.id) if line.instance_id is not None]
     if not lines:
         return ""
     last = lines[-1]
     assert last.instance_id is not None, last
-    return home.provider(last.provider).log(last.instance_id)
+    return home.provider_of(last).log(last.instance_id)
 
 
 def _tail(home: Home, run: RunRow, program: str) -> Tail:

@@ -16,7 +16,7 @@ from pathlib import Path
 from homing.errors import UsageError
 from homing.world import World
 
-__all__ = ["MAX_MARK_CHARS", "make_mark", "new_run_id", "owner_of", "owner_prefix", "plain_name"]
+__all__ = ["MAX_MARK_CHARS", "make_mark", "new_run_id", "owner_in", "owner_of", "owner_prefix", "plain_name"]
 
 MAX_MARK_CHARS = 50
 _HASH_CHARS = 8
@@ -41,6 +41,12 @@ def owner_of(home: Path, world: World) -> str:
 
 def owner_prefix(owner: str) -> str:
     return f"homing-{owner}-"
+
+
+def owner_in(mark: str) -> str:
+    """Whose mark it is; "" where it is no mark of any home."""
+    found = re.match(r"homing-([a-z0-9]{6})-", mark)
+    return found.group(1) if found else ""
 
 
 def make_mark(owner: str, run_id: str, attempt: int) -> str:

@@ -9,12 +9,14 @@ Exact Decimal inside; rounded up to the cent only for show, so that nobody reads
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, Decimal
 
 from homing.cloud.ledger import LedgerLine
+from homing.wire.limit import allowed_s, reserve_s
 
-__all__ = ["MARGIN_S", "cost", "line_spend", "minimum_spend", "show_usd", "total_spend", "worst_case"]
+__all__ = ["MARGIN_S", "cost", "line_spend", "moment", "show_spend", "show_usd", "total_spend", "worst_case"]
 
 # From the moment the agent decides to end until billing has ended: the last push, the call, its retries.
 # Also by how much our figure may stand above the provider's: from the create call to what it calls created.
@@ -38,6 +40,33 @@ def total_spend(lines: Iterable[LedgerLine], now: float) -> Decimal:
     return sum((line_spend(line, now) for line in lines), Decimal(0))
 
 
+def moment(
+    share: float,
+    lines: Sequence[LedgerLine],
+    limit_usd: Decimal | None,
+    time_limit_s: float,
+    now: float,
+    storage_usd_per_hour: Decimal = Decimal(0),
+) -> float:
+    """Unix seconds at which the guard with this share of wire/limit.py must end what still bills; infinite for never.
+
+    Dollars of the closed lines are spent; each open one goes on at its rate, from the larger of both figures.
+    """
+    running = [line for line in lines if line.destroyed_at is None and line.created_at is not None]
+    rate = sum((Decimal(line.rate_usd_per_hour) for line in running), storage_usd_per_hour)
+    moments = [math.inf]
+    for line in running:
+        others = total_spend((each for each in lines if each is not line), now)
+        allowed = allowed_s(Decimal(line.rate_usd_per_hour), limit_usd, others, time_limit_s)
+        kept_s = reserve_s(share, allowed) if math.isfinite(allowed) else 0.0
+        if limit_usd is not None and rate > 0:
+            left = limit_usd - others - line_spend(line, now)
+            moments.append(now + float(left / rate * 3600) - kept_s)
+        if time_limit_s > 0 and line.created_at is not None:
+            moments.append(line.created_at + time_limit_s - kept_s)
+    return min(moments)
+
+
 def worst_case(
     rate_usd_per_hour: Decimal, spend_limit_usd: Decimal, time_limit_s: float, spent_before_usd: Decimal = Decimal(0)
 ) -> Decimal:
@@ -47,13 +76,17 @@ def worst_case(
     return min(spend_limit_usd, spent_before_usd + cost(rate_usd_per_hour, time_limit_s + MARGIN_S))
 
 
-def minimum_spend(rate_usd_per_hour: Decimal, boot_s: float) -> Decimal:
-    """Below this a launch could only boot and come home again: nothing would be trained."""
-    return cost(rate_usd_per_hour, boot_s + MARGIN_S)
-
-
 def show_usd(amount: Decimal) -> str:
     """Up to the cent; below one cent the figure itself, because $0.01 for nothing would be a lie too."""
     if 0 < amount < _CENT:
         return f"${amount:.4f}"
     return f"${amount.quantize(_CENT, rounding=ROUND_CEILING):,}"
+
+
+def show_spend(amount: Decimal, limit: Decimal | None) -> str:
+    """`$1.83 of $12.00`: both to the same digit, so that they can be compared at a glance."""
+    if limit is None:
+        return show_usd(amount)
+    if 0 < amount < _CENT:
+        return f"${amount:.4f} of ${limit:,.4f}"
+    return f"{show_usd(amount)} of {show_usd(limit)}"

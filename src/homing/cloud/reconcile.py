@@ -2,37 +2,51 @@
 
     list_owned of each provider  ->  open lines get state and spend; one that ended by itself gets its receipt
                                      a machine that no line knows, or that a line calls gone, is written down
-    heartbeat, outcome           ->  the run's state
+    heartbeat, outcome           ->  the run's state; the lease: whether another home has adopted it
+    what changed                 ->  the run's record in its store
 
 A provider or store that cannot be asked is reported and leaves everything as it was: unknown, never gone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 
 from homing.cloud import meter
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.providers.base import Instance, Provider
-from homing.cloud.providers.registry import PROVIDERS
+from homing.cloud.lease import describe, other_owner
+from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, SILENT, LedgerLine, RunRow
+from homing.cloud.mark import owner_prefix
+from homing.cloud.providers.base import Instance, Provider, Resource
+from homing.cloud.providers.registry import configured
+from homing.cloud.record import is_recorded, write_record
 from homing.cloud.signs import read_signs
-from homing.errors import HomingError, LimitReached
+from homing.errors import HomingError, LimitReached, UsageError
 from homing.wire.codec import WireError
 
-__all__ = ["CREATE_GRACE_S", "LOOKS", "is_absent", "receipt", "refresh"]
+__all__ = ["CREATE_GRACE_S", "LOOKS", "end_resources", "is_absent", "providers_in_use", "receipt", "refresh"]
 
 LOOKS = 3  # a list may be late: absent means absent in this many looks over the provider's settle time
+_RECORD_S = 86400.0  # for so long after its end a run's record is still brought up to date
 CREATE_GRACE_S = 900.0  # a create call that never got an answer may still be on its way for so long
 
 
 def refresh(home: Home) -> list[str]:
     """Brings the ledger up to date. Returns what could not be asked, one sentence each."""
-    problems = [problem for name in _providers_in_use(home) for problem in _refresh_lines(home, name)]
+    _close_unborn(home)
+    lines = home.ledger.lines()
+    ours = owner_prefix(home.owner)
+    problems = []
+    for name in providers_in_use(home):
+        own = [line for line in lines if line.provider == name and line.mark.startswith(ours)]
+        problems += _refresh_lines(home, name, lambda name=name: home.provider(name), own)  # type: ignore[misc]
+    for group in _adopted_groups(home, lines):
+        problems += _refresh_lines(home, group[0].provider, lambda line=group[0]: home.provider_of(line), group)  # type: ignore[misc]
     for run in home.ledger.runs():
         if run.is_live:
             problems += _refresh_run(home, run)
-    return problems
+    return problems + _write_records(home, problems)
 
 
 def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None) -> bool:
@@ -59,17 +73,54 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
     home.ledger.close(line.mark, at=ended_at, spend_usd=max(ours, theirs), note=note)
 
 
-def _providers_in_use(home: Home) -> list[str]:
-    named = {line.provider for line in home.ledger.lines()}
-    return sorted(named | {name for name, (_, extra) in PROVIDERS.items() if extra is None})
+def end_resources(provider: Provider, mark: str) -> str:
+    """Volumes, keys and groups under the mark; "" when none is left, otherwise what is."""
+    for resource in _resources(provider, mark):
+        provider.destroy_resource(resource)
+    left = _resources(provider, mark)
+    return f"{provider.name} still shows its {left[0].kind} {left[0].id}." if left else ""
 
 
-def _refresh_lines(home: Home, name: str) -> list[str]:
-    lines = {line.mark: line for line in home.ledger.lines() if line.provider == name}
+def _resources(provider: Provider, mark: str) -> list[Resource]:
+    return [resource for resource in provider.list_resources() if resource.mark == mark]
+
+
+def providers_in_use(home: Home) -> list[str]:
+    """Those in the ledger under our own mark, and those that can be asked although nobody named them."""
+    ours = owner_prefix(home.owner)
+    named = {line.provider for line in home.ledger.lines() if line.mark.startswith(ours)}
+    return sorted(named | set(configured(home.path, home.world)))
+
+
+def _adopted_groups(home: Home, lines: list[LedgerLine]) -> list[list[LedgerLine]]:
+    """Lines of other homes, by whom has to be asked about them."""
+    adopted = home.ledger.adopted() if any(not line.mark.startswith(owner_prefix(home.owner)) for line in lines) else {}
+    groups: dict[tuple[str, str, str, str], list[LedgerLine]] = {}
+    for line in lines:
+        its = adopted.get(line.mark)
+        if its is not None:
+            groups.setdefault((line.provider, its.owner, its.host, its.home), []).append(line)
+    return list(groups.values())
+
+
+def _close_unborn(home: Home) -> None:
+    """Launches whose process is gone and that never came to their create call: nothing exists, nothing will."""
+    for line in home.ledger.lines():
+        if line.created_at is not None or line.destroyed_at is not None:
+            continue
+        if not home.world.is_locked(home.launch_lock(line.mark)):
+            home.ledger.close_unborn(line.mark, home.world.now())
+            home.world.remove(home.launch_lock(line.mark))
+
+
+def _refresh_lines(home: Home, name: str, open_: Callable[[], Provider], of: list[LedgerLine]) -> list[str]:
+    lines = {line.mark: line for line in of}
     try:
-        provider = home.provider(name)
+        provider = open_()
         owned = {instance.mark: instance for instance in provider.list_owned()}
     except (HomingError, OSError) as exc:
+        if isinstance(exc, UsageError) and not lines:
+            return []  # never used here and not set up
         for line in lines.values():
             if line.destroyed_at is None and line.created_at is not None:
                 home.ledger.update(line.mark, state="unknown", billing="maybe")
@@ -80,7 +131,7 @@ def _refresh_lines(home: Home, name: str) -> list[str]:
     for line in lines.values():
         if line.destroyed_at is None and line.created_at is not None and line.mark not in owned:
             try:
-                _note_absent(home, provider, line)
+                problems += _note_absent(home, provider, line)
             except (HomingError, OSError) as exc:
                 problems.append(f"{line.mark} on {name} could not be looked at: {_first_line(exc)}")
     return problems
@@ -102,17 +153,24 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> None
     )
 
 
-def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> None:
+def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
+    """Its receipt, once nothing of it is left. Returns what is, in a sentence."""
+    assert line.created_at is not None, line
+    if line.instance_id is None and home.world.now() - line.created_at < CREATE_GRACE_S:
+        return []  # its create call may be under way in another process
+    if not is_absent(provider, home, line.mark, line.instance_id):
+        return []
+    # What was made for this one attempt has no further use, and a volume goes on billing.
+    left = end_resources(provider, line.mark)
+    if left:
+        home.ledger.update(line.mark, note=left)
+        return [f"{line.mark} has ended, but {left}"]
     if line.instance_id is None:
-        assert line.created_at is not None, line
-        if home.world.now() - line.created_at < CREATE_GRACE_S:
-            return  # its create call may be under way in another process
-        if is_absent(provider, home, line.mark, None):
-            receipt(home, line, None, "never seen at the provider")
-        return
-    if is_absent(provider, home, line.mark, line.instance_id):
+        receipt(home, line, None, "never seen at the provider")
+    else:
         instance = provider.describe(line.instance_id)
         receipt(home, line, instance, instance.detail or "ended by itself")
+    return []
 
 
 def _forgotten(instance: Instance, now: float) -> LedgerLine:
@@ -139,6 +197,10 @@ def _refresh_run(home: Home, run: RunRow) -> list[str]:
     last = lines[-1] if lines else None
     signs = None
     if any(line.created_at is not None for line in lines):  # before that nobody has written, and there may be no store
+        other = other_owner(home, run)
+        if other is not None:
+            home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(other)}")
+            return []
         try:
             signs = read_signs(home.store_of(run), run.id, last)
         except (HomingError, WireError, OSError) as exc:
@@ -150,17 +212,37 @@ def _refresh_run(home: Home, run: RunRow) -> list[str]:
         # What `homing watch` ends with: a stop that a person asked for is no failure, a limit is its own code.
         code = LimitReached.exit_code if signs.is_limit else int(outcome.state == "failed")
         ended_at = outcome.t or now
+        # An instance that home itself ends gets the same signal as one that its owner takes away.
+        is_taken = outcome.is_preempted and last is not None and not home.ledger.is_destroy_asked(last.mark)
+        reason = f"{PREEMPTED}{outcome.reason}" if is_taken else outcome.reason
         home.ledger.set_run(
-            run.id, only_live=True, state=outcome.state, reason=outcome.reason, exit_code=code, ended_at=ended_at
+            run.id, only_live=True, state=outcome.state, reason=reason, exit_code=code, ended_at=ended_at
         )
     elif last is not None and last.destroyed_at is not None:
-        reason = "its instance ended without saying how" if last.instance_id else "its launch was cut short"
+        reason = SILENT if last.instance_id else CUT_SHORT
         home.ledger.set_run(
             run.id, only_live=True, state="failed", reason=reason, exit_code=1, ended_at=last.destroyed_at
         )
     elif signs is not None and signs.heartbeat is not None:
-        home.ledger.set_run(run.id, only_live=True, state="running")
+        is_landing = signs.heartbeat.end_step is not None
+        home.ledger.set_run(run.id, only_live=True, state="landing" if is_landing else "running")
     return []
+
+
+def _write_records(home: Home, problems: list[str]) -> list[str]:
+    """Of live runs and of those that ended lately: what is older was written down, or its store is gone for good."""
+    failed, now = [], home.world.now()
+    worth = [run for run in home.ledger.runs() if run.is_live or now - (run.ended_at or 0.0) < _RECORD_S]
+    lines = home.ledger.lines() if worth else []
+    for run in worth:
+        own = [line for line in lines if line.run_id == run.id]
+        try:
+            if run.state not in (ADOPTED, "launching") and not is_recorded(home, run, own):
+                write_record(home, run.id, home.store_of(run))
+        except (HomingError, WireError, OSError) as exc:
+            if not any(run.id in problem for problem in problems):  # that its store is away was told
+                failed.append(f"The record of {run.id} in its store is not up to date: {_first_line(exc)}")
+    return failed
 
 
 def _first_line(exc: Exception) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 
-from homing.cloud.checkpoints import StoredCheckpoint, best_step, damage, list_checkpoints
+from homing.cloud.checkpoints import StoredCheckpoint, damage, list_checkpoints
 from homing.cloud.signs import read_document
 from homing.errors import IntegrityError
 from homing.store import Store, run_key
 from homing.wire import codec, names
 from homing.wire.boot import Input
+from homing.wire.checkpoint import Pointer
 from homing.wire.control import Request
 from homing.world import World
 
@@ -43,20 +44,15 @@ def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[In
             fix="Start afresh: launch without --resume.",
         )
     inputs = [_copy(store, run_id, name) for name in _HISTORY if store.exists(run_key(run_id, name))]
-    for checkpoint in _worth_taking(store, run_id, whole):
+    taken = {checkpoint.manifest.phase for checkpoint in whole}
+    pointers = _pointers(store, run_id, [phase for phase in phases if phase in taken], damaged)
+    for checkpoint in _worth_taking(pointers, whole):
         inputs += [
             Input(checkpoint.key(file.name), f"run/{checkpoint.folder}/{file.name}", file.num_bytes, file.sha256)
             for file in checkpoint.manifest.files
         ]
         inputs.append(_copy(store, run_id, f"{checkpoint.folder}/{names.MANIFEST}"))
-    taken = {checkpoint.manifest.phase for checkpoint in whole}
-    pointers = [f"{names.CHECKPOINTS}/{phase}/{name}" for phase in phases for name in (names.LATEST, names.BEST)]
-    inputs += [
-        _copy(store, run_id, path)
-        for path in pointers
-        if path.split("/")[1] in taken and store.exists(run_key(run_id, path))
-    ]
-    return inputs, damaged
+    return inputs + [_copy(store, run_id, path) for path in pointers], damaged
 
 
 def clear_wishes(store: Store, run_id: str, attempt: int, world: World) -> None:
@@ -73,13 +69,28 @@ def clear_wishes(store: Store, run_id: str, attempt: int, world: World) -> None:
     store.delete(run_key(run_id, names.OUTCOME))
 
 
-def _worth_taking(store: Store, run_id: str, whole: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
-    best = {phase: best_step(store, run_id, phase) for phase in dict.fromkeys(c.manifest.phase for c in whole)}
-    return [
-        checkpoint
-        for number, checkpoint in enumerate(whole)
-        if number < _KEPT or best[checkpoint.manifest.phase] == checkpoint.manifest.step
-    ]
+def _pointers(store: Store, run_id: str, phases: list[str], damaged: list[str]) -> dict[str, int]:
+    """Path of latest.json and best.json -> the step it names. A damaged one must not keep whole checkpoints back."""
+    found = {}
+    for phase in phases:
+        for name in (names.LATEST, names.BEST):
+            path = f"{names.CHECKPOINTS}/{phase}/{name}"
+            try:
+                pointer = read_document(store, run_key(run_id, path), Pointer)
+            except IntegrityError as exc:
+                damaged.append(f"{path} is damaged and is left out: {exc.why}")
+            else:
+                if pointer is not None:
+                    found[path] = pointer.step
+    return found
+
+
+def _worth_taking(pointers: dict[str, int], whole: list[StoredCheckpoint]) -> list[StoredCheckpoint]:
+    def is_best(checkpoint: StoredCheckpoint) -> bool:
+        path = f"{names.CHECKPOINTS}/{checkpoint.manifest.phase}/{names.BEST}"
+        return pointers.get(path) == checkpoint.manifest.step
+
+    return [checkpoint for number, checkpoint in enumerate(whole) if number < _KEPT or is_best(checkpoint)]
 
 
 def _copy(store: Store, run_id: str, path: str) -> Input:

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 # Heartbeat states in which the agent has written its own outcome; before that the trainer's may be of a life that the
 # agent is about to restart.
-_ENDING = ("pushing", "ending", "ended")
-_LIMIT_EVENTS = ("limit_reached", "landing", "landed")
+_ENDING = ("pushing", "kept", "ending", "ended")
+_LIMIT_EVENTS = ("limit_reached", "landed")
 
 
 @dataclass(frozen=True)

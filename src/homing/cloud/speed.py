@@ -18,7 +18,7 @@ from homing.cloud.providers.base import Offer
 from homing.gpus import find_gpu
 from homing.wire.run import Model, Run
 
-__all__ = ["Speed", "estimate", "remember", "shape_key"]
+__all__ = ["Speed", "estimate", "recall", "remember", "shape_key"]
 
 FILE = "speed.json"
 GPU_SHARE = 0.35  # of the bf16 peak: what a compiled decoder of ordinary width reaches on one card
@@ -53,7 +53,7 @@ def shape_key(model: Model) -> str:
     )
 
 
-def estimate(run: Run, offer: Offer, home: Home) -> Speed:
+def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> Speed:
     """Tokens per second of this run on this offer."""
     known = _load(home)
     flops = run.sizes.flops_per_token
@@ -66,7 +66,8 @@ def estimate(run: Run, offer: Offer, home: Home) -> Speed:
     if peak is not None:
         text = f"assumed: {GPU_SHARE:.0%} of the peak of {offer.num_gpus}x {offer.device}"
         return Speed(peak * GPU_SHARE / flops, "assumed", text)
-    probed = _probe(offer, home, known) if offer.provider == "local" and not offer.num_gpus else None
+    is_here = may_probe and offer.provider == "local" and not offer.num_gpus
+    probed = _probe(offer, home, known) if is_here else None
     if probed is not None:
         text = f"probed: {probed / 1e9:.0f} GFLOP/s in matrix products here, {CPU_SHARE:.0%} of it assumed in training"
         return Speed(probed * CPU_SHARE / flops, "probed", text)
@@ -75,7 +76,26 @@ def estimate(run: Run, offer: Offer, home: Home) -> Speed:
     return Speed(guess * CPU_SHARE / flops, "assumed", text)
 
 
-def remember(run: Run, offer_device: str, num_gpus: int, tokens_per_s: float, home: Home) -> None:
+def recall(run: Run, offer: Offer, home: Home) -> dict[str, float] | None:
+    """What the newest run of this shape, here and to such a store, took beside its steps; None: none was measured."""
+    wanted = (offer.device, offer.num_gpus, shape_key(run.model), offer.provider, run.store.split(":")[0])
+    for entry in reversed(_load(home)["measured"]):
+        where = (entry["device"], entry["num_gpus"], entry["shape"], entry.get("provider"), entry.get("store"))
+        if where == wanted and entry.get("trip"):
+            return dict(entry["trip"])
+    return None
+
+
+def remember(
+    run: Run,
+    offer_device: str,
+    num_gpus: int,
+    tokens_per_s: float,
+    home: Home,
+    *,
+    provider: str = "",
+    trip: dict[str, float] | None = None,
+) -> None:
     """After a run: one entry per run, the newest last. What no card can do is not believed."""
     gpu = find_gpu(offer_device) if num_gpus else None
     if tokens_per_s <= 0 or (gpu and tokens_per_s * run.sizes.flops_per_token > gpu.bf16_tflops * 1e12 * num_gpus):
@@ -90,6 +110,9 @@ def remember(run: Run, offer_device: str, num_gpus: int, tokens_per_s: float, ho
             "tokens_per_s": round(tokens_per_s, 1),
             "run_id": run.id,
             "at": home.world.now(),
+            "provider": provider,
+            "store": run.store.split(":")[0],
+            "trip": trip,
         }
     )
     _save(home, known)

@@ -11,14 +11,15 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.signs import Signs, read_signs
 from homing.errors import HomingError
+from homing.store import pace_of, run_key
 from homing.units import format_count, format_duration
-from homing.wire import codec
+from homing.wire import codec, names
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
 
-__all__ = ["STALE_S", "Status", "billing_lines", "dump_line", "look", "progress_line"]
+__all__ = ["STALE_S", "Status", "billing_lines", "dump_line", "look", "newest_pushed", "progress_line"]
 
-STALE_S = 60.0  # a heartbeat this old is told as old
+STALE_S = 60.0  # a heartbeat this old is told as old, in a store that may be written to at any time
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Status:
     spend_usd: Decimal
     heartbeat_age_s: float | None
     problem: str = ""
+    at: float = 0.0  # when this was looked at
 
     @property
     def limit_usd(self) -> Decimal | None:
@@ -37,6 +39,12 @@ class Status:
     @property
     def is_billing(self) -> bool:
         return bool(billing_lines(self.lines))
+
+    @property
+    def is_silent(self) -> bool:
+        """Alive by the ledger, and longer without a word than its store's pace explains."""
+        late_s = STALE_S + 2 * pace_of(self.run.store)
+        return self.run.is_live and self.heartbeat_age_s is not None and self.heartbeat_age_s > late_s
 
     def to_dict(self) -> dict[str, Any]:
         heartbeat = self.signs.heartbeat if self.signs else None
@@ -74,12 +82,23 @@ def look(home: Home, run: RunRow) -> Status:
             problem = f"The store could not be read: {str(exc).splitlines()[0]}"
     beat = signs.heartbeat if signs else None
     age_s = max(0.0, now - beat.t) if beat else None
-    return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem)
+    return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem, now)
 
 
 def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
     """Those that cost money or may: a create call was begun and no provider has shown the end."""
     return [line for line in lines if line.destroyed_at is None and line.created_at is not None]
+
+
+def newest_pushed(home: Home, run: RunRow) -> str:
+    """The newest whole checkpoint in the store, `pretrain step 1,200`; "" where there is none. Raises when blind."""
+    prefix = run_key(run.id, names.CHECKPOINTS) + "/"
+    parts = [entry.key[len(prefix) :].split("/") for entry in home.store_of(run).list(prefix)]
+    # The manifest is pushed last: with it in the store the checkpoint is whole.
+    whole = [(part[0], names.parse_step(part[1])) for part in parts if len(part) == 3 and part[2] == names.MANIFEST]
+    phases = [phase for phase, _ in whole]
+    found = [(phases.index(phase), step, phase) for phase, step in whole if step is not None]
+    return f"{max(found)[2]} step {max(found)[1]:,}" if found else ""
 
 
 def dump_line(line: LedgerLine) -> dict[str, Any]:
@@ -90,15 +109,15 @@ def progress_line(status: Status, beat: Heartbeat | None) -> str:
     """Fixed order, money always on it."""
     parts = []
     if beat is not None and beat.num_steps:
-        parts.append(f"step {beat.step:,}/{beat.num_steps:,}")
+        landing = "" if beat.end_step is None else f", landing at {beat.end_step:,}"
+        parts.append(f"step {beat.step:,}/{beat.num_steps:,}{landing}")
     if beat is not None and beat.loss is not None:
         parts.append(f"loss {beat.loss:.3f}")
     if beat is not None and beat.tokens_per_s is not None:
         parts.append(f"{format_count(beat.tokens_per_s)} tok/s")
     if beat is not None and beat.mfu is not None:
         parts.append(f"mfu {beat.mfu:.0%}")
-    limit = f" of {meter.show_usd(status.limit_usd)}" if status.limit_usd is not None else ""
-    parts.append(f"{meter.show_usd(status.spend_usd)}{limit}")
-    if beat is not None and beat.eta_s is not None:
+    parts.append(meter.show_spend(status.spend_usd, status.limit_usd))
+    if beat is not None and beat.eta_s is not None and status.run.is_live:
         parts.append(f"eta {format_duration(beat.eta_s)}")
     return " | ".join(parts)

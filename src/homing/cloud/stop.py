@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from homing.cloud.home import Home
+from homing.cloud.lease import require_owner
 from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
-from homing.cloud.signs import read_document
-from homing.cloud.status import Status, look
+from homing.cloud.signs import read_document, read_signs
+from homing.cloud.status import Status, billing_lines, look
 from homing.errors import HomingError, UsageError
 from homing.store import run_key
 from homing.units import format_duration
@@ -23,7 +24,8 @@ _EVERY_S = 1.0
 
 def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was asked for from home.") -> int:
     """Writes the request with a new serial; returns it. Asking twice is asking once."""
-    if not run.is_live:
+    require_owner(home, run)
+    if not run.is_live and not _is_kept(home, run):
         raise UsageError(
             what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
         )
@@ -42,6 +44,13 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was asked for fro
     )
     store.put_bytes(run_key(run.id, names.REQUEST), codec.dumps(wish).encode())
     return serial
+
+
+def _is_kept(home: Home, run: RunRow) -> bool:
+    """It failed and its instance stays for a person to look at: a stop ends that too."""
+    lines = billing_lines(home.ledger.lines(run.id))
+    beat = read_signs(home.store_of(run), run.id, lines[-1]).heartbeat if lines else None
+    return beat is not None and beat.state == "kept"
 
 
 def wait_for_stop(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from homing.errors import StoreError
-from homing.store.base import Entries, Entry, Store
+from homing.store.base import Entries, Entry, Files, Keys, Store
 
 __all__ = ["DryStore"]
 
@@ -13,12 +13,16 @@ __all__ = ["DryStore"]
 class DryStore:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.url = store.url
+        self.url, self.pace_s, self.batch_files = store.url, store.pace_s, store.batch_files
+        self.progress = store.progress
         self.would_put: list[str] = []
 
     def put(self, key: str, path: str) -> Entry:
         self.would_put.append(key)
         return Entry(key, 0)
+
+    def put_many(self, files: Files) -> Entries:
+        return [self.put(key, path) for key, path in files]
 
     def put_bytes(self, key: str, data: bytes) -> Entry:
         self.would_put.append(key)
@@ -30,6 +34,9 @@ class DryStore:
 
     def delete(self, key: str) -> None:
         self.would_put.append(key)
+
+    def delete_many(self, keys: Keys) -> None:
+        self.would_put += keys
 
     def exists(self, key: str) -> bool:
         try:

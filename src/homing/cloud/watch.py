@@ -2,14 +2,15 @@
 
     store --poll--> Report(line | event | sample | alert | problem)  ...  Report(end)
 
-A failed poll is told once and tried again. Reading alone: watching changes nothing on the instance, and leaving off
-watching changes nothing either.
+A failed poll is told once and tried again. Whoever watches also guards: the same round that `homing guard` makes, over
+this one run, ends it at its limit and goes on elsewhere when its machine is taken away. Leaving off changes nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -17,19 +18,20 @@ from typing import Any
 
 from homing.cloud import meter
 from homing.cloud.destroy import open_lines, still_billing
+from homing.cloud.guard import guard_pass
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
-from homing.cloud.reconcile import refresh
-from homing.cloud.signs import Tail
+from homing.cloud.signs import Tail, read_document
 from homing.cloud.speed import remember
-from homing.cloud.status import STALE_S, Status, look, progress_line
+from homing.cloud.status import Status, look, progress_line
+from homing.cloud.timing import measure_trip
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.store import Store, run_key
 from homing.units import format_duration
 from homing.wire import codec, names
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
-from homing.wire.event import Event, Metric
+from homing.wire.event import Event, Metric, Outcome
 from homing.wire.run import Run
 
 __all__ = ["DEFAULT_EVERY_S", "Report", "check_interval", "remember_speed", "to_finish", "watch"]
@@ -37,8 +39,7 @@ __all__ = ["DEFAULT_EVERY_S", "Report", "check_interval", "remember_speed", "to_
 DEFAULT_EVERY_S = 10.0
 _POLL_S = 2.0  # signs of the end are looked for this often, whatever the interval of lines
 _REFRESH_S = 10.0  # the provider is asked this often
-_END_S = 180.0  # from the outcome to the end of billing
-_ALERT_SHARE = Decimal("0.6")  # of the limit: time to think about it
+_ALERTS = ("alert", "limit_warning", "preempted", "end_billing_failed")  # events that are more than news
 _FIRST_EVENTS = 20  # of the past, when a watch begins
 _FIRST_SAMPLES = 5
 
@@ -66,9 +67,10 @@ def watch(home: Home, run: RunRow, *, every_s: float = DEFAULT_EVERY_S) -> Itera
 def to_finish(status: Status, home: Home) -> Decimal | None:
     """Dollars that the rest of the run would take at the speed it had; None where that is not known."""
     beat = status.signs.heartbeat if status.signs else None
-    if beat is None or beat.eta_s is None or not status.lines:
+    if beat is None or beat.step_s is None or not status.lines:
         return None
-    return meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), beat.eta_s)
+    # To the planned end: after a landing eta_s is nothing.
+    return meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), (beat.num_steps - beat.step) * beat.step_s)
 
 
 def remember_speed(home: Home, run: RunRow, store: Store) -> None:
@@ -80,9 +82,20 @@ def remember_speed(home: Home, run: RunRow, store: Store) -> None:
         metrics = Tail(store, run_key(run.id, names.METRICS)).documents(Metric)
         speeds = sorted(metric.tokens_per_s for metric in metrics if metric.tokens_per_s)
         if len(speeds) >= 3:
-            remember(resolved, offer["device"], offer["num_gpus"], speeds[len(speeds) // 2], home)
+            speed, trip = speeds[len(speeds) // 2], _trip(home, run, store)
+            remember(resolved, offer["device"], offer["num_gpus"], speed, home, provider=offer["provider"], trip=trip)
     except (OSError, ValueError, KeyError, TypeError, HomingError):
         return  # a cache of hints: it must not fail the verb that has done its work
+
+
+def _trip(home: Home, run: RunRow, store: Store) -> dict[str, float] | None:
+    """Of the last attempt, if it came to a good end: how long it took beside its steps."""
+    last, outcome = home.ledger.lines(run.id)[-1], read_document(store, run_key(run.id, names.OUTCOME), Outcome)
+    if outcome is None or outcome.state == "failed" or last.created_at is None or last.destroyed_at is None:
+        return None
+    events = Tail(store, run_key(run.id, names.EVENTS)).documents(Event)
+    trip = measure_trip(events, outcome, last.created_at, last.destroyed_at)
+    return dataclasses.asdict(trip) if trip is not None else None
 
 
 class _Watch:
@@ -94,7 +107,8 @@ class _Watch:
         self.samples: set[str] = set()
         self.metric: Metric | None = None
         self.is_first = True
-        self.is_alerted = False
+        self.interrupted_by = ""
+        self.times: dict[str, float] = {}  # of samples, by their path
         self.last_line = ""
         self.problem = ""
         self.refresh_problems: list[str] = []
@@ -124,30 +138,58 @@ class _Watch:
         is_ending = self.ending_since is not None
         if is_ending or now >= self.refresh_due:
             self.refresh_due = now + _REFRESH_S
-            problems = refresh(self.home)
-            self.run = self.home.ledger.run(self.run.id) or self.run
-            for problem in problems:
-                if problem not in self.refresh_problems:
-                    yield Report("problem", f"{problem} Trying again.")
-            self.refresh_problems = problems
+            yield from self._guard()
         status = look(self.home, self.run)
-        yield from self._new_events()
-        yield from self._new_samples()
-        yield from self._new_metrics(status, now)
+        yield from self._news()
+        yield from self._alert(status)
+        yield from self._line(status, now)
         if status.signs is not None and status.signs.outcome is not None and self.ending_since is None:
             self.ending_since = now
-        self._check_nobody_is_left(status, now)
 
-    def _new_events(self) -> Iterator[Report]:
+    def _guard(self) -> Iterator[Report]:
+        told: list[str] = []
+        made = guard_pass(self.home, only=self.run.id, tell=told.append)
+        was_live, self.run = self.run.is_live, self.home.ledger.run(self.run.id) or self.run
+        for problem in made.problems:
+            if problem not in self.refresh_problems:
+                yield Report("problem", f"{problem} Trying again.")
+        self.refresh_problems = made.problems
+        for text in [*told, *made.done, *made.alerts]:
+            yield Report("alert", text.removeprefix(f"{self.run.id}: "))
+        left = open_lines(self.home, self.run)
+        if made.may_bill and left:
+            raise still_billing(self.home, left)
+        if self.run.is_live and not was_live:
+            self.ending_since = None  # it goes on in another attempt
+
+    def _news(self) -> Iterator[Report]:
+        """Events, validations and samples since the last look, in the order in which they happened."""
+        news = [*self._new_metrics(), *self._new_events()]
+        yield from (report for _, report in sorted([*news, *self._new_samples()], key=lambda pair: pair[0]))
+
+    def _new_events(self) -> Iterator[tuple[float, Report]]:
         events = self.events.documents(Event)
-        for event in events[-_FIRST_EVENTS:] if self.is_first else events:
+        if self.is_first:  # of the past only the last, and nothing of its transfers
+            events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
+        self.is_first = False
+        for event in events:
             if event.kind == "sampled":
+                self.times[str(event.data.get("path"))] = event.t
                 continue  # the sample itself is shown
             where = f"step {event.step:,} | " if event.step is not None else ""
-            yield Report("event", f"{where}{event.source}: {event.text}", codec.dump(event))
-        self.is_first = False
+            kind = "alert" if event.kind in _ALERTS else "event"
+            said = f"{where}{event.source}: {event.text}{self._dollars(event)}"
+            yield event.t, Report(kind, said, codec.dump(event))
 
-    def _new_samples(self) -> Iterator[Report]:
+    def _dollars(self, event: Event) -> str:
+        """The trainer knows seconds only; what finishing would have cost is said here."""
+        needs_s, lines = event.data.get("needs_s"), self.home.ledger.lines(self.run.id)
+        if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
+            return ""
+        dollars = meter.show_usd(meter.cost(Decimal(lines[-1].rate_usd_per_hour), needs_s))
+        return f" Finishing the plan from here would cost about {dollars} more."
+
+    def _new_samples(self) -> Iterator[tuple[float, Report]]:
         prefix = run_key(self.run.id, names.SAMPLES) + "/"
         entries = self.store.list(prefix)
         if not self.samples:  # of the past only the last ones; a long run has hundreds
@@ -156,19 +198,22 @@ class _Watch:
             if entry.key not in self.samples:
                 text = self.store.read(entry.key).decode("utf-8", "replace")
                 self.samples.add(entry.key)
-                yield Report("sample", text.strip(), {"name": entry.key[len(prefix) :], "text": text})
+                name = entry.key[len(prefix) :]
+                at = self.times.get(f"{names.SAMPLES}/{name}", math.inf)
+                yield at, Report("sample", text.strip(), {"name": name, "text": text})
 
-    def _new_metrics(self, status: Status, now: float) -> Iterator[Report]:
+    def _new_metrics(self) -> Iterator[tuple[float, Report]]:
         for metric in self.metrics.documents(Metric):
             if metric.val_loss is not None:
                 bits = metric.val_bits_per_byte
                 said = f"validation at step {metric.step:,}: loss {metric.val_loss:.3f}" + (
                     f", {bits:.3f} bits per byte" if bits is not None else ""
                 )
-                yield Report("event", said, codec.dump(metric))
+                yield metric.t, Report("event", said, codec.dump(metric))
             if metric.loss is not None:
                 self.metric = metric
-        yield from self._alert(status)
+
+    def _line(self, status: Status, now: float) -> Iterator[Report]:
         if now < self.line_due:
             return
         line = progress_line(status, self._beat(status))
@@ -183,12 +228,15 @@ class _Watch:
         metric = self.metric
         if beat is None or metric is None or metric.step < beat.step:
             return beat
-        left_s = (metric.num_steps - metric.step) * metric.step_s if metric.step_s is not None else None
+        left = (metric.end_step or metric.num_steps) - metric.step
+        left_s = left * metric.step_s if metric.step_s is not None else None
         return dataclasses.replace(
             beat,
             phase=metric.phase,
             step=metric.step,
             num_steps=metric.num_steps,
+            end_step=metric.end_step,
+            step_s=metric.step_s if metric.step_s is not None else beat.step_s,
             loss=metric.loss,
             tokens_per_s=metric.tokens_per_s or beat.tokens_per_s,
             mfu=metric.mfu if metric.mfu is not None else beat.mfu,
@@ -207,13 +255,8 @@ class _Watch:
         }
 
     def _alert(self, status: Status) -> Iterator[Report]:
-        limit = status.limit_usd
-        if limit and status.spend_usd >= limit * _ALERT_SHARE and not self.is_alerted and status.is_billing:
-            self.is_alerted = True
-            share = status.spend_usd / limit
-            yield Report("alert", f"{share:.0%} of the limit of {meter.show_usd(limit)} is spent.")
         age_s = status.heartbeat_age_s
-        is_stale = age_s is not None and age_s > STALE_S and status.run.is_live and status.is_billing
+        is_stale = status.is_silent and status.is_billing
         if is_stale and not self.is_told_stale:
             said = f"No heartbeat for {format_duration(age_s or 0.0)}: the agent may be dead or cut off, and it bills."
             yield Report("alert", f"{said} To end it: homing destroy {self.run.name}")
@@ -227,23 +270,13 @@ class _Watch:
             said = "Nothing is created yet. If no `homing launch` is at work on it any more, close it:"
             yield Report("alert", f"{said} homing destroy {self.run.name}")
 
-    def _check_nobody_is_left(self, status: Status, now: float) -> None:
-        """An instance on which nothing of ours runs will not end by itself, nor one whose limit has passed."""
-        lines = [line for line in status.lines if line.destroyed_at is None and line.instance_id is not None]
-        for line in lines:
-            assert line.instance_id is not None, line
-            seen = self.home.provider(line.provider).describe(line.instance_id)
-            is_late = self.ending_since is not None and now - self.ending_since > _END_S
-            margin = meter.cost(Decimal(line.rate_usd_per_hour), meter.MARGIN_S)
-            is_over = status.limit_usd is not None and status.spend_usd > status.limit_usd + margin
-            if seen.billing != "no" and (not seen.is_running or is_late or is_over):
-                said = f"it ended {format_duration(_END_S)} ago and still bills" if is_late else "its limit has passed"
-                said = said if seen.is_running else seen.detail
-                raise still_billing(self.home, [line], {line.mark: f"{said}."})
-
     def _is_over(self) -> bool:
         run = self.home.ledger.run(self.run.id)
         if run is None or run.is_live or open_lines(self.home, run):
+            return False
+        if run.is_interrupted and self.interrupted_by != run.reason:
+            # Another homing may have noticed it before our own round did: look once more whether it can go on.
+            self.interrupted_by, self.refresh_due = run.reason, self.home.world.monotonic()
             return False
         self.run = run
         return True
@@ -251,10 +284,9 @@ class _Watch:
     def _last_words(self) -> Iterator[Report]:
         """What came in between the last look and the end, then how it ended."""
         try:
-            yield from self._new_events()
-            yield from self._new_samples()
+            yield from self._news()
             self.line_due = self.home.world.monotonic()
-            yield from self._new_metrics(look(self.home, self.run), self.line_due)
+            yield from self._line(look(self.home, self.run), self.line_due)
             remember_speed(self.home, self.run, self.store)
         except (HomingError, WireError, OSError) as exc:
             yield Report("problem", f"The last lines could not be read: {str(exc).splitlines()[0]}")

@@ -166,7 +166,7 @@ def _pattern_words(path: KeyPath, given: str) -> str:
     if path == ("name",):
         tidy = re.sub(r"[^a-z0-9]+", "-", given.lower()).strip("-")[:32].strip("-") or "first"
         return f"Allowed: a-z, 0-9 and -, at most 32 characters. Such as: {tidy}"
-    return "Allowed: file:, s3:, hf: or modal: and a place, such as s3://my-bucket/homing"
+    return "Allowed: file:/folder, s3://bucket/prefix (also with ?endpoint=URL&region=NAME) or hf:OWNER/NAME"
 
 
 def _remove(data: Any, path: KeyPath) -> bool:

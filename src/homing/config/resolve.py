@@ -21,6 +21,7 @@ from homing.config.names import nearest
 from homing.config.paths import home
 from homing.config.phases import Corpus, resolve_phase
 from homing.config.prepared import Prepared, read_prepared, tokenizer_vocab_size
+from homing.config.schema import SshHost
 from homing.config.shape import resolve_model
 from homing.config.trace import Trace
 from homing.errors import DataError, HomingError
@@ -28,7 +29,7 @@ from homing.gpus import GPUS, Gpu, nearest_gpus
 from homing.units import format_bytes, format_count
 from homing.wire import names as wire_names
 from homing.wire.codec import dump
-from homing.wire.run import Cloud, Data, Limits, Phase, Run, Sampling, Train
+from homing.wire.run import Cloud, Data, Limits, Phase, Run, Sampling, Ssh, Train
 
 __all__ = ["PROVIDERS", "SPECIALS", "PrepSettings", "Resolved", "resolve"]
 
@@ -255,6 +256,9 @@ def _limits(trace: Trace) -> Limits:
         idle_s=trace.plain("limits.idle_s", ("limits", "idle")),
         stall_factor=trace.plain("limits.stall_factor", ("limits", "stall_factor")),
         rate_usd_per_hour=None if rate is None else str(rate),
+        on_divergence=trace.plain("limits.on_divergence", ("limits", "on_divergence")),
+        on_slow=trace.plain("limits.on_slow", ("limits", "on_slow")),
+        relaunches=trace.plain("limits.relaunches", ("limits", "relaunches")),
     )
 
 
@@ -277,7 +281,34 @@ def _cloud(trace: Trace) -> Cloud:
         providers=providers,
         gpu=gpu.name if gpu else "",
         num_gpus=trace.plain("cloud.num_gpus", ("cloud", "num_gpus")),
+        on_preempt=trace.plain("cloud.on_preempt", ("cloud", "on_preempt")),
+        ssh=_ssh(trace, is_used="ssh" in providers),
+        volume=_volume(trace, providers),
     )
+
+
+def _volume(trace: Trace, providers: list[str]) -> str:
+    volume = str(trace.plain("cloud.volume", ("cloud", "volume")))
+    if volume and set(providers) <= {"fake", "local"}:
+        trace.warn(f"cloud.volume is set and not used: {' and '.join(providers)} have none.")
+    if volume and not volume.startswith("/"):
+        trace.wrong(("cloud", "volume"), f"{volume!r} is no absolute path.", "Such as /workspace")
+    return volume.rstrip("/")
+
+
+def _ssh(trace: Trace, *, is_used: bool) -> Ssh | None:
+    taken = {name: trace.plain(f"cloud.ssh.{name}", ("cloud", "ssh", name)) for name in SshHost.model_fields}
+    if is_used and not taken["host"]:
+        trace.wrong(("cloud", "providers"), "ssh needs a host.", "Name it: cloud.ssh.host")
+    if not is_used:
+        if any(trace.is_given(("cloud", "ssh", name)) for name in taken):
+            trace.warn("cloud.ssh is set and not used: cloud.providers does not name ssh.")
+        for name in taken:
+            trace.origin.pop(f"cloud.ssh.{name}")
+        trace.note("cloud.ssh", "not used")
+        return None
+    trace.origin["cloud.ssh.rate_usd_per_hour"] = trace.origin.pop("cloud.ssh.rate")
+    return Ssh(rate_usd_per_hour=str(taken.pop("rate")), **taken)
 
 
 def _card(typed: str) -> Gpu | None:

@@ -7,6 +7,7 @@ What needs two keys at once (width and heads, batch and context) is checked in `
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +19,12 @@ __all__ = ["METHODS", "PHASE_KINDS", "RunFile", "Section"]
 PHASE_KINDS = ("pretrain", "mid", "sft", "rl")
 METHODS = ("full", "lora", "qlora")
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
-STORE_PATTERN = r"^(file|s3|hf|modal):.+$"
+# Only the shape: whether a bucket or repository is there is asked at launch, before anything is rented.
+STORE_PATTERN = (
+    r"^(file:/*[^/].*"
+    r"|s3:(//)?[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?]*)?(\?.+)?"
+    r"|hf:((datasets|models)/)?\w[\w.-]*/\w[\w.-]*(/.*)?)$"
+)
 
 
 class Section(BaseModel):
@@ -317,7 +323,10 @@ class Train(Section):
         ge=1,
     )
     time_limit: Duration | None = key(
-        "Wall clock of the trainer; it saves and stops in time. 0: none.", derived="limits.time", example="45m", ge=0.0
+        "Wall clock of the trainer; it lands in time: the rate falls, then the last checkpoint. 0: none.",
+        derived="limits.time",
+        example="45m",
+        ge=0.0,
     )
     csv: Flag = key("Also write metrics.csv.", default=False, example="true")
 
@@ -338,6 +347,56 @@ class Limits(Section):
         "No step for so many usual step times is a stall.", default=10.0, example="10", ge=2.0, le=10_000.0
     )
     rate: Usd | None = key("No offer above so many dollars an hour.", example="$2.50/h", gt=0)
+    on_divergence: Literal["alert", "stop"] = key(
+        "When the loss is no number, or far above its usual, line after line.", default="alert", example="stop"
+    )
+    on_slow: Literal["alert", "stop"] = key(
+        "When the first steps run at less than a third of the planned speed.", default="alert", example="stop"
+    )
+    relaunches: Whole = key(
+        "How often the guard may go on after a machine was taken away or lost, inside the spend limit.",
+        default=10,
+        example="3",
+        ge=0,
+        le=1000,
+    )
+
+
+class SshHost(Section):
+    """A host to log in to, for `providers: [ssh]`. The user's ssh config is not read: this is all there is."""
+
+    host: Text = key("Its name or address.", default="", example="gpu.example.org")
+    user: Text = key("Who logs in.", default="", derived="the user at home", example="me")
+    port: Whole = key("Where its SSH server listens.", default=22, example="2222", ge=1, le=65535)
+    key_file: Text = key(
+        "File of the private key, mode 600.",
+        default="",
+        derived="what ssh finds by itself",
+        example="~/.ssh/id_ed25519",
+    )
+    host_key: Text = key(
+        "The host's public key, type and base64; without it known_hosts is looked into, else it is asked about once.",
+        default="",
+        example="ssh-ed25519 AAAAC3Nz...",
+    )
+    known_hosts: Text = key("Where to look for the host's key.", default="~/.ssh/known_hosts", example="hosts.txt")
+    work_dir: Text = key(
+        "Folder there for runs and environments; a relative one starts at the user's home.",
+        default=".homing",
+        example="/data/homing",
+    )
+    rate: Usd = key(
+        "Dollars an hour. Made up for a host of one's own; the spend limit is counted by it, so it is never nothing.",
+        default=Decimal("0.36"),
+        example="$0.80/h",
+        gt=0,
+    )
+    python: Text = key(
+        "An interpreter there, 3.11 or newer, that has torch and the rest of homing[lm].",
+        default="",
+        derived="an environment is made there from the versions used here",
+        example="/opt/venv/bin/python",
+    )
 
 
 class Cloud(Section):
@@ -350,6 +409,18 @@ class Cloud(Section):
     )
     gpu: Text = key("Only this card.", default="", derived="any that fits", example="H100")
     num_gpus: Whole = key("Cards in the instance.", default=1, example="1", ge=1, le=1024)
+    on_preempt: Literal["relaunch", "stop"] = key(
+        "When the machine is taken away or lost: the guard goes on from the last checkpoint on the next offer, or not.",
+        default="relaunch",
+        example="stop",
+    )
+    ssh: SshHost = Field(default_factory=SshHost)
+    volume: Text = key(
+        "A persistent folder on the machine: datasets, artifacts, runs, cache and hf_cache are made in it at boot,"
+        " and the Hugging Face cache lies there. Not on local.",
+        default="",
+        example="/workspace",
+    )
 
 
 class RunFile(Section):
@@ -373,7 +444,7 @@ class RunFile(Section):
     limits: Limits = Field(default_factory=Limits)
     cloud: Cloud = Field(default_factory=Cloud)
     store: Text | None = key(
-        "Where the run keeps what must not be lost: file:, s3:, hf: or modal:.",
+        "Where the run keeps what must not be lost: file:/folder, s3://bucket/prefix or hf:OWNER/NAME.",
         derived="file: under $HOMING_HOME",
         example="s3://my-bucket/homing",
         pattern=STORE_PATTERN,

@@ -1,36 +1,43 @@
 """The run's place outside any one machine: push and fetch with hashes.
 
-base   what a store promises         file   a folder that is one
-push   run directory -> store        sync   the program that the agent runs
+base   what a store promises          address      what a person writes
+file   a folder that is one           s3, hf       a bucket, a repository on the Hub
+push   run directory -> store         sync         the program that the agent runs
+preflight   can it be used? asked before anything is rented
+credentials, price   what reaches it, what it costs to leave things there
 """
 
 from __future__ import annotations
 
-from homing.errors import UsageError
+from homing.store.address import FORMS, scheme_of
 from homing.store.base import Entry, NotInStore, Store, run_key
 from homing.store.file import FileStore
 from homing.world import World
 
-__all__ = ["SCHEMES", "Entry", "FileStore", "NotInStore", "Store", "open_store", "run_key"]
+__all__ = ["SCHEMES", "Entry", "FileStore", "NotInStore", "Store", "open_store", "pace_of", "run_key"]
 
-# Scheme -> what a person writes after it.
-SCHEMES = {"file": "file:/path/to/folder"}
+SCHEMES = FORMS
+# Seconds between two rounds of live files. An object store counts requests; a Hub commit is a heavy thing.
+_PACES = {"file": 0.0, "s3": 5.0, "hf": 60.0}
+
+
+def pace_of(url: str) -> float:
+    """How often a store of this kind is written to, without opening it."""
+    return _PACES[scheme_of(url)]
 
 
 def open_store(url: str, world: World, *, create: bool = True) -> Store:
     """The store that `url` names. Opening touches nothing; with `create` the first write may make it."""
-    scheme, colon, rest = url.partition(":")
-    if not colon or scheme not in SCHEMES:
-        raise UsageError(
-            what=f"{url!r} is not a store that homing can open.",
-            why=f"Supported: {', '.join(SCHEMES.values())}",
-            fix="Set in the run file, for example: store: file:/path/to/folder",
-        )
-    if not rest.strip("/"):
-        raise UsageError(
-            what=f"{url!r} names no folder.",
-            why="After `file:` comes the path of the folder that is the store.",
-            fix="Set in the run file, for example: store: file:/path/to/folder",
-        )
+    scheme = scheme_of(url)
+    # The SDKs are loaded only where they are used: `--help` and a `file:` store must not pay for them.
+    if scheme == "s3":
+        from homing.store.s3 import S3Store
+
+        return S3Store(url, world)
+    if scheme == "hf":
+        from homing.store.hf import HubStore
+
+        return HubStore(url, world, create=create)
+    rest = url.partition(":")[2]
     # file:///path is the same folder as file:/path.
     return FileStore("/" + rest.lstrip("/") if rest.startswith("//") else rest, world, create=create)

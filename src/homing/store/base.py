@@ -5,6 +5,8 @@
     sha256               of what the store itself holds, so that a push can be verified by reading it back
     list                 raises when the store cannot be looked at; it is never empty by accident
     create_if_absent     exactly one of many callers is told True: the lease
+    put_many             several files in as few writes as the store has; each is whole or absent
+    pace_s               how often one may write to it: a folder always, a Git repository every minute
 
 Every failure is a StoreError, a hash that does not match an IntegrityError, a key that is not there a NotInStore.
 Knows nothing of runs, and no provider.
@@ -13,13 +15,28 @@ Knows nothing of runs, and no provider.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from homing.errors import StoreError
 from homing.wire import names
 
-__all__ = ["Entries", "Entry", "NotInStore", "Store", "check_key", "is_aside", "run_key"]
+__all__ = [
+    "PROBES",
+    "Entries",
+    "Entry",
+    "Files",
+    "Keys",
+    "NotInStore",
+    "Progress",
+    "Store",
+    "check_key",
+    "is_aside",
+    "not_in_store",
+    "run_key",
+    "unwatched",
+]
 
 
 class NotInStore(StoreError):
@@ -34,12 +51,23 @@ class Entry:
 
 
 Entries = list[Entry]  # a name outside the classes below, where `list` is a method
+Files = list[tuple[str, str]]  # key and path here
+Keys = list[str]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def unwatched(done: int, total: int) -> None:
+    """Nobody asked how far a file is."""
 
 
 class Store(Protocol):
     url: str
+    pace_s: float  # between two rounds of live files
+    batch_files: int  # how many files one write takes: 1, or more where a write is a commit
+    progress: Progress  # told how far a file is while it moves; set by who wants to know
 
     def put(self, key: str, path: str) -> Entry: ...  # the entry's sha256 is of the bytes that were read
+    def put_many(self, files: Files) -> Entries: ...  # at most batch_files at a time
     def put_bytes(self, key: str, data: bytes) -> Entry: ...
     def get(self, key: str, path: str, sha256: str | None = None) -> None: ...  # the target's folder must exist
     def read(self, key: str) -> bytes: ...
@@ -47,11 +75,26 @@ class Store(Protocol):
     def exists(self, key: str) -> bool: ...
     def list(self, prefix: str) -> Entries: ...  # every key that starts with prefix, sorted; "" is all
     def delete(self, key: str) -> None: ...  # absent already is success
+    def delete_many(self, keys: Keys) -> None: ...  # in the given order, or all at once
     def create_if_absent(self, key: str, data: bytes) -> bool: ...
+
+
+def not_in_store(key: str, url: str) -> NotInStore:
+    return NotInStore(
+        what=f"{key} is not in {url}.",
+        why="The store answered and has nothing under that key.",
+        fix="See what is there: homing store ls",
+    )
+
+
+PROBES = "homing-probe"  # keys below it are tried out and cleared
 
 
 # What World writes before it renames, and what a store's `get` has not yet checked.
 _ASIDE = re.compile(r"\.(tmp-\d+|part)-[0-9a-f]{8}$")
+
+
+_UNPLAIN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 def is_aside(name: str) -> bool:
@@ -67,7 +110,7 @@ def check_key(key: str) -> str:
         problem = "it is empty"
     elif any(part in ("", ".", "..") for part in parts):
         problem = "it is absolute, or has an empty, `.` or `..` part"
-    elif "\\" in key or any(ord(char) < 32 or ord(char) == 127 for char in key):
+    elif _UNPLAIN.search(key):
         problem = "it has a backslash or a control character"
     elif any(is_aside(part) for part in parts):
         problem = "its name is one kept for unfinished files"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 
 from homing.errors import IntegrityError, StoreError
-from homing.store.base import Entries, Entry, NotInStore, check_key, is_aside
+from homing.store.base import Entries, Entry, Files, Keys, Progress, check_key, is_aside, not_in_store, unwatched
 from homing.world import World
 
 __all__ = ["FileStore"]
@@ -21,19 +21,28 @@ _STALE_S = 86400.0  # an unfinished file that nobody has written to for so long 
 
 
 class FileStore:
+    pace_s = 0.0  # nobody counts how often a folder is written to
+    batch_files = 1
+
     def __init__(self, root: str, world: World, *, create: bool = True) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
         self.url = f"file:{self.root}"
         self._world = world
         # Only a store that has never been seen may be made; once seen, its absence is a failure.
         self._may_create = create
+        self.progress: Progress = unwatched
         self._swept: set[str] = set()
 
     def put(self, key: str, path: str) -> Entry:
         target = self._writable(key)
         with self._as_store_error("written", key):
             digest = self._world.copy(path, target)
-            return Entry(key, self._world.size(target), digest)
+            entry = Entry(key, self._world.size(target), digest)
+        self.progress(entry.num_bytes, entry.num_bytes)
+        return entry
+
+    def put_many(self, files: Files) -> Entries:
+        return [self.put(key, path) for key, path in files]
 
     def put_bytes(self, key: str, data: bytes) -> Entry:
         target = self._writable(key)
@@ -72,7 +81,13 @@ class FileStore:
     def exists(self, key: str) -> bool:
         path = self._path(key)
         self._check_root()
-        return self._world.exists(path) and not self._world.is_dir(path)
+        with self._as_store_error("looked for", key):
+            try:
+                self._world.size(path)  # unlike `exists` it tells "not there" from "cannot be looked at"
+            except (FileNotFoundError, NotADirectoryError):
+                self._check_root()
+                return False
+            return not self._world.is_dir(path)
 
     def list(self, prefix: str) -> Entries:
         self._check_root()
@@ -97,6 +112,10 @@ class FileStore:
         with self._as_store_error("deleted", key):
             self._world.remove(path)
 
+    def delete_many(self, keys: Keys) -> None:
+        for key in keys:
+            self.delete(key)
+
     def create_if_absent(self, key: str, data: bytes) -> bool:
         target = self._writable(key)
         with self._as_store_error("written", key):
@@ -108,11 +127,7 @@ class FileStore:
     def _readable(self, key: str) -> str:
         path = self._path(key)
         if not self.exists(key):
-            raise NotInStore(
-                what=f"{key} is not in {self.url}.",
-                why="The store answered and has nothing under that key.",
-                fix="See what is there: homing store ls",
-            )
+            raise not_in_store(key, self.url)
         return path
 
     def _writable(self, key: str) -> str:

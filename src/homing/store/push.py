@@ -3,7 +3,7 @@
     live files       run.json, metrics, events, heartbeat, logs, samples, outcome: each again when it changed
     checkpoints      newest first; content, read back and compared, then its manifest.json, then latest and best
     retention        what the trainer dropped is dropped here too, but only behind a newer verified checkpoint
-    models/<name>/   the weights of a run that ended, with all that using them needs
+    models/<name>/   the weights of a run that ended, with all that using them needs; another run's are never replaced
 
 Files that came from the store or belong to home (request.json, record.json) are never pushed back.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Optional, TypeVar
 
 from homing.errors import IntegrityError, StoreError
-from homing.store.base import NotInStore, Store, is_aside, run_key
+from homing.store.base import Entry, NotInStore, Store, is_aside, run_key
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer
 from homing.wire.codec import WireError, record
@@ -61,6 +61,7 @@ class Pusher:
     _mirrored: list[Step] = field(default_factory=list)  # the checkpoints here when retention was last mirrored
     _phases: list[str] = field(default_factory=list)
     _told: Pushed | None = None
+    _live_at: float = float("-inf")  # when live files were last pushed
 
     # --- whole passes ---
 
@@ -100,35 +101,49 @@ class Pusher:
 
     def push_live(self, is_verified: bool = False) -> None:
         """The heartbeat goes last: where it is new, all that it tells of is there too."""
+        self._live_at = self.world.monotonic()
         found = [name for name in self._walk() if not name.startswith(f"{names.CHECKPOINTS}/")]
-        for name in sorted(found, key=lambda name: (name == names.HEARTBEAT, name)):
-            self._push_file(name, is_verified)
+        self._push_files(sorted(found, key=lambda name: (name == names.HEARTBEAT, name)), is_verified)
+
+    def _push_live_between(self) -> None:
+        """A long push must not hide the heartbeat, nor a store that counts writes be flooded by it."""
+        if self.world.monotonic() - self._live_at >= self.store.pace_s:
+            self.push_live()
 
     def push_pointers(self) -> None:
         """latest.json and best.json, once the checkpoint that they name is whole in the store."""
+        ready = []
         for name in self._walk():
             parts = name.split("/")
             if len(parts) == 3 and parts[0] == names.CHECKPOINTS and parts[2] in (names.LATEST, names.BEST):
                 pointer = self._load_local(Pointer, name)
                 if pointer is not None and (parts[1], pointer.step) in self._verified:
-                    self._push_file(name, is_verified=True)
+                    ready.append(name)
+        self._push_files(ready, is_verified=True)
 
-    def _push_file(self, name: str, is_verified: bool) -> None:
-        path = self._path(name)
-        stamp = self._stamp(name)
-        if stamp is None or self._pushed_as.get(name) == stamp:
-            return
-        key = run_key(self.run_id, name)
+    def _push_files(self, found: list[str], is_verified: bool) -> None:
+        """Those that changed, as many in one write as the store takes."""
+        stamps = {name: self._stamp(name) for name in found}
+        changed = [name for name in found if stamps[name] not in (None, self._pushed_as.get(name))]
+        for batch in _batches(changed, self.store.batch_files):
+            for name, entry in self._put_those_there(batch):
+                # Compared with the bytes that were read, not with the file: logs and heartbeats go on growing.
+                if is_verified and self.store.sha256(entry.key) != entry.sha256:
+                    raise _read_back_differs(entry.key, self.store)
+                stamp = stamps[name]
+                assert stamp is not None, "only what is there was pushed"
+                self._pushed_as[name] = stamp
+
+    def _put_those_there(self, batch: list[str]) -> list[tuple[str, Entry]]:
+        """Left out are files that vanished since they were seen: removed, or renamed."""
         try:
-            entry = self.store.put(key, path)
+            entries = self.store.put_many([(run_key(self.run_id, name), self._path(name)) for name in batch])
         except StoreError:
-            if not self.world.exists(path):
-                return
-            raise
-        # Compared with the bytes that were read, not with the file: logs and heartbeats go on growing meanwhile.
-        if is_verified and self.store.sha256(key) != entry.sha256:
-            raise _read_back_differs(key, self.store)
-        self._pushed_as[name] = stamp
+            left = [name for name in batch if self.world.exists(self._path(name))]
+            if len(left) == len(batch):
+                raise
+            return self._put_those_there(left) if left else []
+        return list(zip(batch, entries, strict=True))
 
     # --- checkpoints ---
 
@@ -159,7 +174,7 @@ class Pusher:
 
     def _push_checkpoint(self, phase: str, step: int) -> bool:
         """True when it is whole and verified in the store; False when retention took it here meanwhile."""
-        folder = _folder(phase, step)
+        folder, begun = _folder(phase, step), self.world.monotonic()
         manifest_key = run_key(self.run_id, folder, names.MANIFEST)
         try:
             text = self.world.read(self._path(f"{folder}/{names.MANIFEST}"))
@@ -172,41 +187,45 @@ class Pusher:
         if was_there not in (None, text):
             # The same step saved again, after going back to an older one: while its content changes it is none.
             self.store.delete(manifest_key)
-        for file in manifest.files:
-            if not self._push_part(folder, file, f"{folder}/{file.name}"):
+        for batch in _batches(manifest.files, self.store.batch_files):
+            if not self._push_parts(folder, batch):
                 return False
-            self.push_live()  # a long push must not hide the heartbeat
+            self._push_live_between()
         if was_there == text:
             return True  # pushed before us, and just now verified again
         self.store.put_bytes(manifest_key, text)
         if self.store.read(manifest_key) != text:
             raise _read_back_differs(manifest_key, self.store)
         num_bytes = sum(file.num_bytes for file in manifest.files)
-        self.event("checkpoint_pushed", f"{folder} is in the store, {num_bytes:,} bytes verified.", phase, step)
+        told = {"num_bytes": num_bytes, "seconds": self.world.monotonic() - begun}  # the agent keeps time back by it
+        self.event("checkpoint_pushed", f"{folder} is in the store, {num_bytes:,} bytes verified.", phase, step, **told)
         return True
 
-    def _push_part(self, folder: str, file: FileHash, name: str) -> bool:
-        """One file of a checkpoint, verified in the store; False when it is gone here."""
-        key = run_key(self.run_id, name)
-        if self._is_there(key, file):
+    def _push_parts(self, folder: str, files: list[FileHash]) -> bool:
+        """Files of a checkpoint, verified in the store; False when they are gone here."""
+        keys = {file.name: run_key(self.run_id, folder, file.name) for file in files}
+        missing = [file for file in files if not self._is_there(keys[file.name], file)]
+        if not missing:
             return True
-        path = self._path(name)
+        paths = {file.name: self._path(f"{folder}/{file.name}") for file in missing}
         try:
-            entry = self.store.put(key, path)
+            entries = self.store.put_many([(keys[file.name], paths[file.name]) for file in missing])
         except StoreError:
             if not self.world.exists(self._path(f"{folder}/{names.MANIFEST}")):
                 return False
-            if not self.world.exists(path):
-                raise IntegrityError(f"{name} is missing from its checkpoint.", f"{folder} lists it.") from None
+            lost = [name for name, path in paths.items() if not self.world.exists(path)]
+            if lost:
+                raise IntegrityError(f"{lost[0]} is missing from its checkpoint.", f"{folder} lists it.") from None
             raise
-        if entry.sha256 != file.sha256:
-            self.store.delete(key)
-            raise IntegrityError(
-                what=f"{name} is damaged on this machine.",
-                why=f"Its sha256 is {entry.sha256}, the manifest says {file.sha256}.",
-            )
-        if self.store.sha256(key) != file.sha256:
-            raise _read_back_differs(key, self.store)
+        for file, entry in zip(missing, entries, strict=True):
+            if entry.sha256 != file.sha256:
+                self.store.delete(entry.key)
+                raise IntegrityError(
+                    what=f"{folder}/{file.name} is damaged on this machine.",
+                    why=f"Its sha256 is {entry.sha256}, the manifest says {file.sha256}.",
+                )
+            if self.store.sha256(entry.key) != file.sha256:
+                raise _read_back_differs(entry.key, self.store)
         return True
 
     def _is_there(self, key: str, file: FileHash) -> bool:
@@ -240,8 +259,8 @@ class Pusher:
                 and (phase, names.step_dir(step)) not in here
             ):
                 # Its manifest first: from then on it is no checkpoint, however far the rest gets.
-                for key in sorted(in_store[(phase, step)], key=lambda key: not key.endswith(f"/{names.MANIFEST}")):
-                    self.store.delete(key)
+                keys = sorted(in_store[(phase, step)], key=lambda key: not key.endswith(f"/{names.MANIFEST}"))
+                self.store.delete_many(keys)
                 self._verified.pop((phase, step), None)
         self._mirrored = local
 
@@ -256,15 +275,14 @@ class Pusher:
         folder = _folder(*steps[-1])
         whole = codec.loads(CheckpointManifest, self.world.read(self._path(f"{folder}/{names.MANIFEST}")))
         files = [file for file in whole.files if file.name not in _RESUME_ONLY]
-        text = _sealed(dataclasses.replace(whole, files=files))
-        prefix = f"{names.STORE_MODELS}/{self.run_name}"
+        text = _sealed(dataclasses.replace(whole, files=files, run_id=self.run_id, run_name=self.run_name))
+        prefix = self._model_prefix()
         manifest_key = f"{prefix}/{names.MANIFEST}"
-        if self._read_or_none(manifest_key) != text:
+        was_there = self._read_or_none(manifest_key)
+        if was_there != text:
             self.store.delete(manifest_key)
         wanted = {f"{prefix}/{file.name}" for file in files} | {manifest_key}
-        for entry in self.store.list(f"{prefix}/"):
-            if entry.key not in wanted:
-                self.store.delete(entry.key)
+        self.store.delete_many([entry.key for entry in self.store.list(f"{prefix}/") if entry.key not in wanted])
         for file in files:
             key = f"{prefix}/{file.name}"
             if not self._is_there(key, file):
@@ -274,11 +292,25 @@ class Pusher:
         self.store.put_bytes(manifest_key, text)
         if self.store.sha256(manifest_key) != hashlib.sha256(text).hexdigest():
             raise _read_back_differs(manifest_key, self.store)
+        if was_there != text:
+            self.event("model_pushed", f"The model is at {prefix}/ in {self.store.url}.", *steps[-1])
+
+    def _model_prefix(self) -> str:
+        """models/<name>, or models/<run id> where another run's model has the name: what is there is never replaced."""
+        named = f"{names.STORE_MODELS}/{self.run_name}"
+        text = self._read_or_none(f"{named}/{names.MANIFEST}")
+        if text is None:
+            return named  # nothing, or what a push left that never came to its manifest
+        try:
+            is_ours = codec.loads(CheckpointManifest, text).run_id == self.run_id
+        except WireError:
+            is_ours = False
+        return named if is_ours else f"{names.STORE_MODELS}/{self.run_id}"
 
     # --- telling ---
 
-    def event(self, kind: str, text: str, phase: str = "", step: int | None = None) -> None:
-        line = Event(t=self.world.now(), source="sync", kind=kind, text=text, phase=phase, step=step)
+    def event(self, kind: str, text: str, phase: str = "", step: int | None = None, **data: float) -> None:
+        line = Event(t=self.world.now(), source="sync", kind=kind, text=text, phase=phase, step=step, data=data)
         self.world.append(self._path(names.EVENTS), (codec.dumps(line) + "\n").encode())
 
     def tell_problem(self, problem: str) -> None:
@@ -332,6 +364,10 @@ class Pusher:
             return self.store.read(key)
         except NotInStore:
             return None
+
+
+def _batches(items: list[T], size: int) -> Iterable[list[T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def _folder(phase: str, step: int) -> str:

@@ -5,7 +5,8 @@
                                                  --once    push everything and read it back; exit 0 only if all is there
 
 A process of its own, so that a store that hangs or an SDK that crashes takes neither trainer nor watchdog with it.
-Exit codes: 0 done, 2 called wrongly, 7 the store or a hash failed.
+Before each of these it looks at the run's lease: when a newer one names another instance, this one pushes nothing more.
+Exit codes: 0 done, 2 called wrongly, 7 the store or a hash failed, names.EXIT_SUPERSEDED.
 """
 
 from __future__ import annotations
@@ -22,17 +23,24 @@ from collections.abc import Sequence
 from homing.errors import HomingError, StoreError
 from homing.store import open_store
 from homing.store.base import NotInStore, Store, check_key, run_key
+from homing.store.lease import Fence
 from homing.store.push import Pusher
 from homing.wire import codec, names
-from homing.wire.boot import Boot
+from homing.wire.boot import Boot, Input
 from homing.world import World
 
-__all__ = ["bring_request", "fetch_inputs", "main", "push_once", "watch"]
+__all__ = ["Superseded", "bring_request", "fetch_inputs", "main", "push_once", "watch"]
 
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 60.0
 _FETCHED = "fetched"  # in the work folder: which boot.json has had its inputs brought
+
+
+class Superseded(HomingError):
+    """A newer lease names another instance: what this one has must not reach the store any more."""
+
+    exit_code = names.EXIT_SUPERSEDED
 
 
 def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
@@ -49,6 +57,8 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         boot = codec.loads(Boot, world.read(args.boot))
         # A store that is gone must stay gone: making a new empty one here would look like success.
         store = open_store(boot.store, world, create=False)
+        if not args.watch:  # which looks before each pass
+            _check_lease_if_readable(boot, store, world)
         if args.fetch:
             fetch_inputs(boot, store, world)
         elif args.once:
@@ -84,12 +94,37 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
         if begun and hashlib.sha256(begun[: item.num_bytes]).hexdigest() == item.sha256:
             continue
         world.mkdir(os.path.dirname(path))
-        store.get(item.key, path, item.sha256)
+        if not _take_kept(boot, item, path, world):
+            store.get(item.key, path, item.sha256)
+            _keep(boot, item, path, world)
         if begun:
             world.append(path, begun)
         # An event and not only a log line: to the agent's watchdog a long fetch that moves is not idle.
         pusher.event("input_fetched", f"{item.path} is here, {item.num_bytes:,} bytes verified.")
     world.write(os.path.join(boot.work_dir, _FETCHED), _this(boot))
+
+
+def _kept_at(boot: Boot, item: Input) -> str:
+    """Only what the run never writes to: shards and tokenizer, not its own checkpoints and logs."""
+    folder = boot.bootstrap.inputs_dir if boot.bootstrap else ""
+    return os.path.join(folder, item.sha256) if folder and item.path.startswith("data/") else ""
+
+
+def _take_kept(boot: Boot, item: Input, path: str, world: World) -> bool:
+    kept = _kept_at(boot, item)
+    if not kept or not world.exists(kept) or world.sha256(kept) != item.sha256:
+        return False
+    world.remove(path)
+    world.link(kept, path)
+    return True
+
+
+def _keep(boot: Boot, item: Input, path: str, world: World) -> None:
+    kept = _kept_at(boot, item)
+    if kept:
+        world.mkdir(os.path.dirname(kept))
+        world.remove(kept)  # one that was damaged
+        world.link(path, kept)
 
 
 def push_once(boot: Boot, store: Store, world: World) -> None:
@@ -108,11 +143,20 @@ def push_once(boot: Boot, store: Store, world: World) -> None:
 def watch(boot: Boot, store: Store, world: World) -> None:
     """Until ended from outside. A failing store is waited for, longer each time; training goes on meanwhile."""
     pusher = _pusher(boot, store, world)
-    failures = 0
+    fence = _fence(boot, store)
+    failures, due_at = 0, world.monotonic()
     while True:
         try:
+            _check_lease(boot, fence, pusher)
             bring_request(boot, store, world)
-            pusher.push_changes(is_settled=_is_fetched(boot, world))
+            # Asking is cheap everywhere, writing is not: a commit every few seconds would drown the Hub.
+            if world.monotonic() >= due_at:
+                pusher.push_changes(is_settled=_is_fetched(boot, world))
+                # The first word of the agent is waited for at home, with the meter running.
+                has_spoken = world.exists(os.path.join(_run_dir(boot), names.HEARTBEAT))
+                due_at = world.monotonic() + (store.pace_s if has_spoken else 0.0)
+        except Superseded:
+            raise
         except (HomingError, OSError) as exc:
             failures += 1
             _tell_failure(pusher, exc, failures)
@@ -133,6 +177,30 @@ def bring_request(boot: Boot, store: Store, world: World) -> None:
     if not world.exists(path) or world.read(path) != wanted:
         world.write(path, wanted)
         log.info("brought a request from home")
+
+
+def _fence(boot: Boot, store: Store) -> Fence:
+    return Fence(store, boot.run_id, boot.mark, boot.fence)
+
+
+def _check_lease(boot: Boot, fence: Fence, pusher: Pusher) -> None:
+    lease = fence.superseded_by()
+    if lease is None:
+        return
+    text = f"The home {lease.owner} on {lease.host} holds lease {lease.number}, for {lease.mark or 'no instance'}."
+    with contextlib.suppress(OSError):  # a full disk must not let it go on
+        pusher.event("superseded", f"{text} {boot.mark} pushes nothing more.")
+    raise Superseded(f"{boot.mark} was superseded.", text, "Its new owner goes on with the run.")
+
+
+def _check_lease_if_readable(boot: Boot, store: Store, world: World) -> None:
+    """A store that cannot be read supersedes nobody: what comes next finds out whether it answers."""
+    try:
+        _check_lease(boot, _fence(boot, store), _pusher(boot, store, world))
+    except Superseded:
+        raise
+    except (HomingError, OSError) as exc:
+        log.warning("the lease could not be read: %s", exc)
 
 
 def _is_fetched(boot: Boot, world: World) -> bool:

@@ -8,6 +8,7 @@ what a newer one wrote; it refuses only what it cannot use, naming the path of t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import typing
@@ -55,7 +56,7 @@ def load(cls: Type[T], data: Any, path: str = "") -> T:
     wanted, got = schema_of(cls), data.get("schema")
     if wanted and got is not None and str(got).split("/")[0] != wanted.split("/")[0]:
         raise WireError(f"{path}: this is a {got} document, not a {wanted}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     values = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.name in data:
@@ -68,9 +69,14 @@ def load(cls: Type[T], data: Any, path: str = "") -> T:
 def loads(cls: Type[T], text: Union[str, bytes]) -> T:
     try:
         data = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:  # lists in lists in lists end a parser's stack
         raise WireError(f"{cls.__name__}: not JSON: {exc}") from exc
     return load(cls, data)
+
+
+@functools.lru_cache(maxsize=None)  # reading annotations takes longer than reading the document
+def _hints(cls: Any) -> Dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _decode(value: Any, hint: Any, path: str) -> Any:

@@ -9,8 +9,8 @@ pace, so a lost message is only a late one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Optional
+from dataclasses import dataclass, field
+from typing import Dict, Optional
 
 from homing.wire.codec import record
 
@@ -22,7 +22,7 @@ class Control:
 
     stop: bool = False
     reason: str = ""
-    land_by: Optional[float] = None  # unix seconds by which the final checkpoint must be on disk
+    land_by: Optional[float] = None  # unix seconds by which the final checkpoint must be on disk; told from the start
 
 
 @record("request", 1)
@@ -36,6 +36,7 @@ class Request:
     spend_limit_usd: Optional[str] = None
     time_limit_s: Optional[float] = None
     t: float = 0.0
+    age_s: Optional[float] = None  # since billing began, counted at home: the instance's clock may be behind
 
 
 @record("heartbeat", 1)
@@ -44,7 +45,7 @@ class Heartbeat:
     t: float
     mark: str
     attempt: int
-    state: str  # booting | fetching | training | pushing | ending | ended
+    state: str  # booting | fetching | training | pushing | kept | ending | ended
     started_at: float  # when billing began, as far as the agent was told
     rate_usd_per_hour: str
     spend_usd: str  # of this attempt and those before it
@@ -56,7 +57,12 @@ class Heartbeat:
     loss: Optional[float] = None
     tokens_per_s: Optional[float] = None
     mfu: Optional[float] = None
-    eta_s: Optional[float] = None
+    step_s: Optional[float] = None
+    eta_s: Optional[float] = None  # to the end: the planned one, or that of a landing
     trainer_pid: Optional[int] = None
+    end_step: Optional[int] = None  # the run is landing: it ends at this step, before num_steps
     is_pushed: bool = False  # everything worth keeping is in the store, verified
     problem: str = ""
+    has_dead_man: bool = False  # a second guard on the instance, in a process of its own, is alive
+    time_limit_s: float = 0.0
+    use: Dict[str, float] = field(default_factory=dict)  # cpu, memory, gpu, gpu_memory: shares of the machine, 0..1

@@ -12,7 +12,7 @@ from homing.wire.codec import record
 @dataclass(frozen=True)
 class Event:
     t: float  # unix seconds
-    source: str  # trainer | agent | sync | home
+    source: str  # trainer | agent | dead-man | sync | home
     kind: str  # such as phase_started, checkpoint_saved, resumed, step_skipped, stop_asked, limit_reached
     text: str  # one sentence a person can read
     phase: str = ""
@@ -38,6 +38,7 @@ class Metric:
     val_loss: Optional[float] = None
     val_bits_per_byte: Optional[float] = None
     val_perplexity: Optional[float] = None
+    end_step: Optional[int] = None  # where a landing ends, before num_steps; None while the plan holds
 
 
 @record("outcome", 1)
@@ -52,3 +53,5 @@ class Outcome:
     step: int = 0
     t: float = 0.0
     is_final: bool = False  # no further attempt is needed
+    is_preempted: bool = False  # the machine was taken away; the run goes on elsewhere
+    log_tail: str = ""  # of a failure: the trainer's last lines

@@ -31,6 +31,14 @@ OUTCOME = "outcome.json"
 TRAINER_LOCK = ".trainer.lock"  # held while a trainer runs there; stays as the sign that one did
 PUSHED = "pushed.json"
 BOOT = "boot.json"
+BOOTSTRAP = "bootstrap.py"  # beside it, where the machine needs one
+LIMITS = "limits.json"  # a Request: the limits that the agent last took; the dead-man follows them
+
+# In the instance's work folder, beside boot.json.
+RUN_DIR = "run"
+AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # held while they live
+RESTARTS = "restarts"  # of the agent by the dead-man: how many, and when the last was
+BILLING_ENDED = "billing-ended"  # when what ends billing was accepted
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -49,6 +57,9 @@ LEASES = "lease"  # folder below the run: 00000001.json, ...
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_STOPPED = 75
+
+# store.sync's: a newer lease names another instance, so this one pushes nothing more.
+EXIT_SUPERSEDED = 76
 
 # Environment of every process that an instance of ours starts; local and ssh find their own by it.
 MARK_ENV = "HOMING_MARK"

@@ -18,6 +18,13 @@ class Attempt:
     requested_at: float
     ended_at: Optional[float] = None
     spend_usd: str = "0"
+    offer: str = "?"
+    limit_usd: Optional[str] = None
+    state: str = "unknown"
+    guard: str = ""  # the provider's own spend guard, in a sentence
+    note: str = ""
+    host: str = ""  # where it was launched from, and the home there: a `local` instance lies below it
+    home: str = ""
 
 
 @record("lease", 1)
@@ -35,6 +42,7 @@ class Lease:
     host: str  # for people
     mark: str  # of the instance that may write; "" while there is none
     t: float
+    nonce: str = ""  # tells two takers of one home apart, and a lost answer from a lost race
 
 
 @record("run-record", 1)
@@ -47,3 +55,11 @@ class RunRecord:
     spend_limit_usd: Optional[str]
     attempts: List[Attempt] = field(default_factory=list)
     updated_at: float = 0.0
+    store: str = ""  # as its owner names it
+    created_at: float = 0.0
+    time_limit_s: float = 0.0  # 0: none
+    run_file_sha256: str = ""
+    reason: str = ""
+    exit_code: Optional[int] = None
+    ended_at: Optional[float] = None
+    host: str = ""  # of the home that wrote this, for people

@@ -116,6 +116,24 @@ class Limits:
     idle_s: float = 1800.0
     stall_factor: float = 10.0  # no step for this many usual step times is a stall
     rate_usd_per_hour: Optional[str] = None
+    on_divergence: str = "alert"  # alert | stop
+    on_slow: str = "alert"  # alert | stop
+    relaunches: int = 10  # by the guard, after a machine was taken away or lost
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """A host one can log in to, as the run file names it."""
+
+    host: str
+    user: str = ""  # "": the one who is logged in at home
+    port: int = 22
+    key_file: str = ""  # a private key's file; "": what ssh finds by itself
+    host_key: str = ""  # TYPE BASE64; "": from known_hosts, or asked about once
+    known_hosts: str = "~/.ssh/known_hosts"
+    work_dir: str = ".homing"  # there; a relative path starts at the user's home
+    rate_usd_per_hour: str = "0.36"
+    python: str = ""  # an interpreter there that has torch; "": an environment is made from the lock
 
 
 @dataclass(frozen=True)
@@ -123,6 +141,9 @@ class Cloud:
     providers: List[str] = field(default_factory=lambda: ["local"])
     gpu: str = ""
     num_gpus: int = 1
+    on_preempt: str = "relaunch"  # relaunch | stop
+    ssh: Optional[Ssh] = None
+    volume: str = ""  # a persistent folder there, in the layout datasets/ artifacts/ runs/ cache/ hf_cache/
 
 
 @record("run", 1)

@@ -44,13 +44,13 @@ class TestLocal(ProviderContract):
         Path(request.order.files[0].source).write_text(script)
 
     def test_it_outlives_the_process_that_made_it(
-        self, provider: Provider, request_: Request, homing_home: Path, tmp_path: Path
+        self, provider: Provider, request_: Request, owner: str, homing_home: Path, tmp_path: Path
     ) -> None:
         root = Path(__file__).parents[3]
         code = (
             f"import sys; from pathlib import Path; sys.path.insert(0, {str(root)!r})\n"
             "from tests.cloud.providers.test_local import TestLocal, Local, WORLD\n"
-            f"p = Local(home=Path({str(homing_home)!r}), owner='abc123', world=WORLD)\n"
+            f"p = Local(home=Path({str(homing_home)!r}), owner={owner!r}, world=WORLD)\n"
             f"p.create(TestLocal().make_request(p, {request_.mark!r}, Path({str(tmp_path)!r})))\n"
         )
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -111,7 +111,9 @@ class TestLocal(ProviderContract):
         provider.destroy(made.id)
         assert provider.list_owned() == []
 
-    def test_it_charges_its_rate_from_creation_to_the_end(self, request_: Request, homing_home: Path) -> None:
+    def test_it_charges_its_rate_from_creation_to_the_end(
+        self, request_: Request, owner: str, homing_home: Path
+    ) -> None:
         class Clock(World):
             t = 1_000_000.0
 
@@ -119,7 +121,7 @@ class TestLocal(ProviderContract):
                 return self.t
 
         clock = Clock()
-        provider = Local(home=homing_home, owner="abc123", world=clock)
+        provider = Local(home=homing_home, owner=owner, world=clock)
         made = provider.create(request_)
         clock.t += 1000
         assert provider.describe(made.id).spend_usd == Decimal("0.1")
@@ -138,13 +140,13 @@ class TestLocal(ProviderContract):
             provider.offers(Needs())
 
     def test_a_create_cut_off_before_the_process_is_shown_and_can_be_finished_or_ended(
-        self, provider: Provider, request_: Request, homing_home: Path
+        self, provider: Provider, request_: Request, owner: str, homing_home: Path
     ) -> None:
         class Cut(World):
             def spawn(self, *args: object, **kwargs: object) -> int:
                 raise KeyboardInterrupt
 
-        cut = Local(home=homing_home, owner="abc123", world=Cut())
+        cut = Local(home=homing_home, owner=owner, world=Cut())
         with pytest.raises(KeyboardInterrupt):
             cut.create(request_)
         assert [instance.state for instance in provider.list_owned()] == ["booting"]

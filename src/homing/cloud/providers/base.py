@@ -44,7 +44,7 @@ __all__ = [
 InstanceState = Literal["requested", "booting", "ready", "preempted", "destroying", "gone", "unknown"]
 Billing = Literal["yes", "no", "maybe"]
 # What a person may ask of a provider beyond renting; each provider says which it lacks, in a sentence.
-Feature = Literal["native_deadline", "native_spend_limit", "spot", "ssh", "multi_node"]
+Feature = Literal["native_deadline", "native_spend_limit", "spot", "ssh", "multi_node", "file_store"]
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,10 @@ class Place:
     """Where an instance will live and how it ends its own billing: decided before boot, told to the agent as data."""
 
     work_dir: str
-    python: str  # the interpreter there that has homing and torch
+    python: str  # the interpreter there that has homing and torch, at the latest when training begins
     end_billing: EndBilling
+    base_python: str = ""  # the one that is there from the start, where that is another
+    cache_dir: str = ""  # for code and environments that a later instance finds again; "": it has all that it needs
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Request:
     mark: str
     offer: Offer
     order: Order
-    argv: tuple[str, ...]  # the instance's first command
+    argv: tuple[str, ...]  # the instance's first command: PYTHON -I agent.zip boot.json
     env: dict[str, str]  # names and values that may be shown
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,6 +132,7 @@ class Request:
             "store": boot.store,
             "spend_limit_usd": boot.spend_limit_usd,
             "time_limit_s": boot.time_limit_s,
+            "keep_on_failure_s": boot.keep_on_failure_s,
         }
 
 

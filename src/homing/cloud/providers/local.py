@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import json
 import re
-import signal
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -38,28 +37,21 @@ from homing.cloud.providers.base import (
     Request,
     Resource,
     lack,
-    wait_until,
 )
+from homing.cloud.providers.process_tree import MACHINE_ENV, ProcessTree, inherited
 from homing.errors import CreateFailed, ProviderRefused, UsageError
 from homing.gpus import find_gpu
 from homing.units import parse_usd
 from homing.wire import codec, names
 from homing.wire.boot import EndBilling
-from homing.world import Process, World
+from homing.world import World
 
 __all__ = ["DEFAULT_RATE_USD_PER_HOUR", "RATE_ENV", "Local"]
 
 DEFAULT_RATE_USD_PER_HOUR = Decimal("0.36")  # made up: a cent every hundred seconds, so that a short run shows cents
 RATE_ENV = "HOMING_LOCAL_RATE"
 
-_TERM_GRACE_S = 0.5  # as short as a rented machine gives when it is destroyed
 _LOG_BYTES = 4000
-_DESTROY_DEADLINE_S = 20.0
-# What the instance inherits. A list of what may pass, not of what may not: keys of other services stay at home.
-_ENV_NAMES = re.compile(
-    r"(PATH|HOME|USER|LOGNAME|LANG|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|PYTHONPATH|PYTHONHASHSEED|LD_LIBRARY_PATH|DYLD_\w+"
-    r"|OMP_\w+|MKL_\w+|OPENBLAS_\w+|CUDA_\w+|NVIDIA_\w+|TORCH\w*_CACHE_DIR|TRITON_CACHE_DIR|SSL_CERT_\w+)"
-)
 
 
 class Local:
@@ -94,14 +86,13 @@ class Local:
 
     def plan(self, offer: Offer, order: Order) -> Request:
         work_dir = self._folder(order.mark) / "work"
-        env = {k: v for k, v in self._world.environment().items() if _ENV_NAMES.fullmatch(k)}
         return Request(
             provider=self.name,
             mark=order.mark,
             offer=offer,
             order=order,
             argv=(self._world.python(), "-I", str(work_dir / "agent.zip"), str(work_dir / names.BOOT)),
-            env={**env, names.MARK_ENV: order.mark},
+            env={**inherited(self._world), names.MARK_ENV: order.mark},
         )
 
     # --- its life ---
@@ -117,7 +108,7 @@ class Local:
                 fix="Launch again.",
                 instance_id=request.mark,
             )
-        if not self._exists(folder, "started.json") and not self._processes(request.mark):
+        if not self._exists(folder, "started.json") and not self._tree(request.mark).processes():
             self._start(request, folder)
         if self._exists(folder, "destroy.json"):
             # Asked for between our look and our start: whoever asked may have looked before we started.
@@ -131,7 +122,7 @@ class Local:
 
     def describe(self, instance_id: str) -> Instance:
         folder = self._folder(instance_id)
-        processes = self._processes(instance_id)
+        processes = self._tree(instance_id).processes()
         try:
             made = self._read(folder / "instance.json")
         except ProviderRefused as exc:
@@ -163,7 +154,9 @@ class Local:
 
     def list_owned(self) -> list[Instance]:
         folders = self._world.listdir(self._root) if self._world.exists(self._root) else []
-        running = [mark for _, mark in self._world.marked(names.MARK_ENV, self._prefix)]
+        marked = self._world.marked(names.MARK_ENV, self._prefix)
+        elsewhere = {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
+        running = [mark for process, mark in marked if process.pid not in elsewhere]
         ids = {name for name in (*folders, *running) if name.startswith(self._prefix)}
         found = [self._describe_or_unknown(instance_id) for instance_id in sorted(ids)]
         return [instance for instance in found if instance.state != "gone"]
@@ -181,7 +174,7 @@ class Local:
         if is_recorded and not self._exists(folder, "destroy.json"):
             with contextlib.suppress(OSError):  # on a full disk its processes end all the same; ended.json then fails
                 self._write(folder / "destroy.json", {"asked_at": self._world.now()})
-        self._end_processes(instance_id)
+        self._tree(instance_id).end()
         if is_recorded:
             # create, not write: if the agent ended billing first, its moment counts.
             body = {"schema": "homing.local-ended/1", "ended_at": self._world.now(), "by": "destroy"}
@@ -286,32 +279,8 @@ class Local:
         self._world.spawn(request.argv, env=env, cwd=work_dir, log=folder / "boot.log")
         self._write(folder / "started.json", {"started_at": self._world.now()})
 
-    def _processes(self, mark: str) -> list[Process]:
-        # `marked` goes by prefix, and ...-1 is also the beginning of ...-10.
-        found = self._world.marked(names.MARK_ENV, mark)
-        return [process for process, value in found if value == mark and process.pid != self._world.pid()]
-
-    def _end_processes(self, mark: str) -> None:
-        """Looks again after every signal: a tree may grow while it is being felled."""
-        started = self._world.monotonic()
-        num_quiet = 0
-
-        def is_quiet() -> bool:
-            nonlocal num_quiet
-            left = self._processes(mark)
-            # Two empty looks: in the midst of its exec a process has no environment that we could see.
-            num_quiet = 0 if left else num_quiet + 1
-            is_patient = self._world.monotonic() - started < _TERM_GRACE_S
-            for process in left:
-                self._world.signal(process.pid, signal.SIGTERM if is_patient else signal.SIGKILL)
-            return num_quiet == 2
-
-        stubborn = ProviderRefused(
-            what=f"Processes of {mark} do not end.",
-            why=f"They were sent SIGKILL and are still there after {_DESTROY_DEADLINE_S:g} s.",
-            fix="Look at them with: ps axe | grep " + mark,
-        )
-        wait_until(is_quiet, timeout_s=_DESTROY_DEADLINE_S, every_s=0.1, world=self._world, on_timeout=stubborn)
+    def _tree(self, mark: str) -> ProcessTree:
+        return ProcessTree(names.MARK_ENV, mark, self._world)
 
     def _instance(
         self,

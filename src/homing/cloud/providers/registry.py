@@ -11,12 +11,28 @@ from homing.cloud.providers.base import Provider
 from homing.errors import MissingExtra, UsageError
 from homing.world import World
 
-__all__ = ["PROVIDERS", "open_provider"]
+__all__ = ["HERE_ONLY", "PROVIDERS", "configured", "open_provider"]
 
 # name -> (module:class, the extra to install or None)
 PROVIDERS: dict[str, tuple[str, str | None]] = {
+    "fake": ("homing.cloud.providers.fake:Fake", None),
     "local": ("homing.cloud.providers.local:Local", None),
+    "ssh": ("homing.cloud.providers.ssh:Ssh", None),
 }
+# Those whose instances no other computer can see: asked from elsewhere they would show nothing, which is not "gone".
+HERE_ONLY = ("fake", "local", "ssh")
+
+
+def configured(home: Path, world: World) -> list[str]:
+    """Providers that can be asked here although nobody named them: those that need no account, or have one."""
+    found = []
+    for name, (where, extra) in PROVIDERS.items():
+        module_name, class_name = where.split(":")
+        if extra is None:
+            is_configured = getattr(getattr(importlib.import_module(module_name), class_name), "is_configured", None)
+            if is_configured is None or is_configured(home, world):
+                found.append(name)
+    return found
 
 
 def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provider:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from homing.errors import DataError, IntegrityError
 from homing.lm.device import pick_device, pick_precision
-from homing.lm.model import Decoder, check_shape, shape_from_config
+from homing.lm.model import Decoder, check_shape, count_params, shape_from_config
 from homing.lm.shards.read import file_sha256
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.wire import codec, names
@@ -49,6 +49,7 @@ def load_for_use(checkpoint_dir: Path, device: str = "auto") -> tuple[Decoder, T
     _check_hashes(folder, card)
     tokenizer = load_tokenizer(folder / names.TOKENIZER)
     _check_vocabulary(card, tokenizer)
+    _check_size(card)
     model = Decoder(card.shape).to(where)
     model.load_weights(_read_weights(folder / names.WEIGHTS, str(where)))
     model.set_precision(pick_precision("auto", where))
@@ -70,7 +71,7 @@ def read_card(folder: Path) -> Card:
         return Card(folder, run.model, run.name, manifest.phase, manifest.step, True, run.data.tokenizer_sha256)
     try:
         shape = shape_from_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise DataError(what=f"{folder / CONFIG} cannot be read.", why=str(exc), fix="Fetch the folder again.") from exc
     if manifest is None:
         return Card(folder, shape, "", "", None, False, "")
@@ -150,6 +151,17 @@ def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
             what="Tokenizer and weights do not belong together.",
             why=f"{path} has sha256 {found[:12]}..., the run was trained with {card.tokenizer_sha256[:12]}...",
             fix=_how_to_get_tokenizer(card.folder),
+        )
+
+
+def _check_size(card: Card) -> None:
+    """A shape is only a claim: one that would fill the memory is refused before anything is built."""
+    num_params, num_bytes = sum(count_params(card.shape).values()), (card.folder / names.WEIGHTS).stat().st_size
+    if num_params > num_bytes:
+        raise DataError(
+            what="The weights do not fit the model.",
+            why=f"The shape has {num_params:,} parameters, and {card.folder / names.WEIGHTS} only {num_bytes:,} bytes.",
+            fix="Use the run.json or config.json that lies beside these weights.",
         )
 
 

@@ -10,6 +10,7 @@ Knows nothing of weights.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from homing.errors import DataError
@@ -23,6 +24,7 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen
 # Tensor cores want the vocabulary in whole tiles. The extra rows live in the trainer's memory only: they are masked in
 # the loss and the logits and cut from everything that is written.
 VOCAB_MULTIPLE = 64
+MAX_CONTEXT = 2**21  # twice what the longest open models claim
 
 
 def padded_vocab(shape: Model) -> int:
@@ -51,6 +53,10 @@ def _problems(shape: Model) -> list[str]:
     ):
         if getattr(shape, key) <= 0:
             problems.append(f"model.{key}: {getattr(shape, key)} must be above 0.")
+        elif not math.isfinite(getattr(shape, key)):
+            problems.append(f"model.{key}: {getattr(shape, key)} is not a number that can be computed with.")
+    if shape.context > MAX_CONTEXT:
+        problems.append(f"model.context: {shape.context:,} is over {MAX_CONTEXT:,}; the table of angles would be huge.")
     if problems:
         return problems
     if shape.num_heads % shape.num_kv_heads:
@@ -118,10 +124,14 @@ def config_json(shape: Model, *, end_of_text_id: int = 0, chat_end_id: int | Non
     return config
 
 
-def shape_from_config(config: dict[str, Any]) -> Model:
+def shape_from_config(config: Any) -> Model:
     """The shape in a Hugging Face config.json; what this decoder would compute otherwise is refused, not ignored."""
+    if not isinstance(config, dict):
+        raise ValueError(f"it is not an object but {type(config).__name__}")
     arch = str(config.get("model_type"))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"its rope parameters are not an object but {type(rope).__name__}")
     problems = []
     if arch not in ARCHITECTURES:
         problems.append(f"model_type {arch!r} is none of {', '.join(ARCHITECTURES)}.")
@@ -141,8 +151,17 @@ def shape_from_config(config: dict[str, Any]) -> Model:
             why="\n".join(problems),
             fix="Use plain Llama, Qwen2 or Qwen3 weights.",
         )
+    try:
+        shape = _shape(config, arch, rope)
+    except (TypeError, OverflowError) as exc:  # a list, null or infinity where a number belongs
+        raise ValueError(str(exc)) from exc
+    check_shape(shape)
+    return shape
+
+
+def _shape(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
     num_heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
-    shape = Model(
+    return Model(
         family="stock",
         arch=arch,
         num_layers=int(config["num_hidden_layers"]),
@@ -157,8 +176,6 @@ def shape_from_config(config: dict[str, Any]) -> Model:
         rope_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
         norm_eps=float(config["rms_norm_eps"]),
     )
-    check_shape(shape)
-    return shape
 
 
 _NEEDED = (

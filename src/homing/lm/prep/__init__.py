@@ -6,7 +6,8 @@
     publish   all at once, manifest last
     flow      the four in order, skipping what is done
 
-Memory is bounded by the size of a piece and of the sample's vocabulary, never by the text.
+Memory is bounded by the size of a piece, the encoder's memory of words, which is emptied now and then, and the words of
+the sample; never by the text. What is free goes back to the system (tokenizer/heap).
 """
 
 from homing.lm.prep.flow import prepare

@@ -21,6 +21,7 @@ from homing.lm.prep.work import Work
 from homing.lm.shards.write import ShardWriter
 from homing.lm.text.split import document_hash
 from homing.lm.tokenizer.encode import Encoder
+from homing.lm.tokenizer.heap import release_free_memory
 from homing.wire.data import Split
 
 __all__ = ["MARK_BYTES", "encode_all", "last_mark", "position_of"]
@@ -32,7 +33,9 @@ _PROOF_BYTES = 32_000
 # Runs of documents on one side are written as they lie; where they are many, gathering each side first is faster.
 _MAX_RUNS = 64
 # Pieces that are being encoded, two at a time, or wait to be written.
-_NUM_UNDER_WAY = 4
+_NUM_UNDER_WAY = 3
+# Text between two times that the heap gives back what is free in it; the first comes soon, after the loading.
+_RELEASE_BYTES, _FIRST_RELEASE_BYTES = 32_000_000, 8_000_000
 
 
 def last_mark(work: Work, threshold: int) -> dict[str, Any]:
@@ -63,6 +66,7 @@ def encode_all(
     """
     train, val = writers("train", mark.get("train")), writers("val", mark.get("val"))
     unmarked_bytes, proof, aside = 0, None, None
+    unreleased_bytes = _RELEASE_BYTES - _FIRST_RELEASE_BYTES
     try:
         with (
             ahead(_with_sides(pieces, threshold)) as sided,
@@ -81,6 +85,10 @@ def encode_all(
                 aside = aside or beside.submit(meanwhile)
                 tell(piece.read_bytes, train.num_tokens + val.num_tokens)
                 unmarked_bytes += piece.num_text_bytes
+                unreleased_bytes += piece.num_text_bytes
+                if unreleased_bytes >= _RELEASE_BYTES:
+                    write_beside.submit(release_free_memory)
+                    unreleased_bytes = 0
                 if unmarked_bytes >= MARK_BYTES:
                     writing.result()
                     position = {"source": piece.after.source, "document": piece.after.document}

@@ -33,6 +33,7 @@ from homing.lm.shards.write import ShardWriter, dtype_for
 from homing.lm.text.documents import Cuts
 from homing.lm.tokenizer.encode import Encoder, warm_up
 from homing.lm.tokenizer.files import Facts, build_tokenizer_json, write_extras
+from homing.lm.tokenizer.heap import keep_large_blocks_out
 from homing.lm.tokenizer.specials import END_OF_TEXT
 from homing.lm.tokenizer.train import learn_merges, too_little_text
 from homing.wire.codec import loads
@@ -52,6 +53,7 @@ def prepare(order: PrepOrder, report: Report) -> DataManifest:
     for warning in inputs.warnings:
         report(Progress("scan", warning=warning))
     settings = settings_of(order, facts, inputs)
+    keep_large_blocks_out()
     with open_work(order.dir) as work:
         done = None if order.is_forced else find_finished(order.dir, settings, inputs)
         if done is not None:

@@ -46,7 +46,7 @@ class Piece:
 
 def _piece_bytes() -> int:
     """Small pieces are fast and keep memory low; many cores need a little more to share."""
-    return min(max(4, os.cpu_count() or 1), 16) * _MB
+    return min(max(2, os.cpu_count() or 1), 16) * _MB
 
 
 def pieces_of(

@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from homing.errors import DataError, IntegrityError
+from homing.lm.tokenizer.heap import release_free_memory
 from homing.lm.tokenizer.load import Tokenizer, load_tokenizer, read_tokenizer_json
 from homing.lm.tokenizer.new_letters import has_new_letter, parts_by_new_letters
 
 __all__ = ["AWKWARD", "Encoder", "Proof", "warm_up"]
 
-# gigatoken remembers every word it has met. A fresh one costs a tenth of a second, so it is dropped after so much text.
+# gigatoken remembers every word it has met. A fresh one costs a tenth of a second, so one is taken after so much text.
 _FRESH_AFTER_BYTES = 128_000_000
 
 AWKWARD = [
@@ -57,29 +58,44 @@ class Encoder:
         warm_up()
         self._path = os.fspath(path)
         self._json = json.dumps({**read_tokenizer_json(path), "added_tokens": [], "post_processor": None})
-        self._lock, self._reference_lock = threading.Lock(), threading.Lock()
+        self._turn, self._reference_lock = threading.Condition(), threading.Lock()
         self._backend: Any = self._load()
-        self._num_bytes = 0
+        self._num_bytes = self._num_encoding = 0
         self._reference: Tokenizer | None = None  # loaded when it is first asked for
 
     def encode(self, documents: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """All ids end to end, and where each document begins, with the end of the last one added. From any thread."""
-        from gigatoken import BytesSource
-
         if not documents:
             return np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64)
         odd = [number for number, document in enumerate(documents) if has_new_letter(document)]
         if odd:
             return self._encode_by_parts(documents, odd)
-        with self._lock:
-            if self._num_bytes > _FRESH_AFTER_BYTES:
-                self._backend, self._num_bytes = self._load(), 0
-            self._num_bytes += sum(map(len, documents))
-            backend = self._backend
-        rows = backend.encode_batch(BytesSource(list(documents))).layout
+        rows = self._encode_rows(documents)
         starts = np.asarray(rows.offsets.data, dtype=np.int64)
         assert len(starts) == len(documents) + 1, "one row for each document"
         return np.asarray(rows.content.data, dtype=np.uint32)[starts[0] : starts[-1]], starts - starts[0]
+
+    def _encode_rows(self, documents: Sequence[bytes]) -> Any:
+        """As gigatoken hands them over. While one thread is in here, nobody takes the backend away."""
+        from gigatoken import BytesSource
+
+        with self._turn:
+            while self._num_bytes > _FRESH_AFTER_BYTES:
+                if self._num_encoding:
+                    self._turn.wait()
+                else:
+                    # The old one goes before the new one comes: the two at once were the peak of a long prep.
+                    self._backend = None
+                    release_free_memory()
+                    self._backend, self._num_bytes = self._load(), 0
+            self._num_bytes += sum(map(len, documents))
+            self._num_encoding += 1
+        try:
+            return self._backend.encode_batch(BytesSource(list(documents))).layout
+        finally:
+            with self._turn:
+                self._num_encoding -= 1
+                self._turn.notify_all()
 
     def _encode_by_parts(
         self, documents: Sequence[bytes], odd: list[int]

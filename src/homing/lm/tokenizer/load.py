@@ -77,7 +77,7 @@ def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
             why="Tokens mean nothing without the tokenizer that made them.",
             fix="homing prep makes one; a fetched checkpoint carries its own.",
         ) from exc
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise _unusable(path, str(exc)) from exc
     if not isinstance(data, dict) or not isinstance(data.get("model"), dict) or data["model"].get("type") != "BPE":
         raise _unusable(path, "It is not the tokenizer.json of a BPE tokenizer.")

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from homing.errors import IntegrityError, RunFailed
 from homing.lm.shards.read import file_sha256
+from homing.lm.train.schedule import Landing
 from homing.units import format_bytes
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer
@@ -68,6 +69,8 @@ class TrainState:
     num_bad_in_a_row: int = 0
     rng: dict[str, str] = field(default_factory=dict)  # device -> state of its generator, in hex
     choices: dict[str, Any] = field(default_factory=dict)
+    landing: Landing | None = None  # an end before the planned one, once its decay has begun
+    warm_from: int = 0  # the step from which the rate warms up: later than 0 where a landed run went on
 
 
 @dataclass(frozen=True)

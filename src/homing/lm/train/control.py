@@ -4,7 +4,8 @@
     control.json        written by the agent: stop, or land_by, the moment by which the last checkpoint must be on disk
     time_limit_s        the trainer's own wall clock
 
-All of them mean the same: finish the step, save, exit 75. A second SIGINT means now, without a checkpoint.
+All of them mean the same: finish the step, save, exit 75. A second SIGINT means now, without a checkpoint. The two that
+are moments are also told beforehand (`left_s`), so that a landing can end before them; `stop` is for when none did.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from homing.wire.control import Control
 
 __all__ = ["Stop", "Wishes"]
 
-# Beside the time a save took last, what the last checkpoint of a landing may need: evaluation, retention, slow disks.
-_LANDING_SPARE_S = 5.0
+# Beside the time a save took last, what the last checkpoint may need: retention, a slow disk.
+_SAVE_SPARE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Stop:
-    kind: str  # signal | control | land_by | time_limit
+    kind: str  # signal | control | land_by | time_limit | landed
     reason: str
+
+    @property
+    def is_landed(self) -> bool:
+        """It did not break off: the rate came down and the model is finished, only earlier than planned."""
+        return self.kind == "landed"
 
 
 class Wishes:
@@ -72,12 +78,26 @@ class Wishes:
         control = self._read()
         if control.stop:
             return Stop("control", control.reason or "A stop was asked for.")
-        if control.land_by is not None and time.time() + save_s + _LANDING_SPARE_S >= control.land_by:
+        if control.land_by is not None and time.time() + save_s + _SAVE_SPARE_S >= control.land_by:
             return Stop("land_by", control.reason or "The time by which the last checkpoint must be on disk has come.")
         if self.time_limit_s and time.monotonic() - self.started >= self.time_limit_s:
             limit = format_duration(self.time_limit_s)
             return Stop("time_limit", f"The time limit of {limit} (train.time_limit) was reached.")
         return None
+
+    def left_s(self) -> float | None:
+        """Seconds until the nearer moment by which all must be done, None without one. Costs one stat."""
+        control = self._read()
+        found = [] if control.land_by is None else [control.land_by - time.time()]
+        if self.time_limit_s:
+            found.append(self.time_limit_s - (time.monotonic() - self.started))
+        return min(found, default=None)
+
+    def why(self) -> str:
+        """What the nearer moment is, in the words of whoever set it."""
+        if self.time_limit_s and self._read().land_by is None:
+            return f"the time limit of {format_duration(self.time_limit_s)} (train.time_limit)"
+        return "the " + (self._read().reason.removesuffix(" is near.").removeprefix("The ") or "limit")
 
     def _read(self) -> Control:
         try:

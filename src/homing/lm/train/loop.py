@@ -10,13 +10,11 @@ directory, and ends with exit code 0 (done), 75 (stopped, with a checkpoint) or 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,27 +22,28 @@ from torch import Tensor
 
 import homing
 from homing.errors import HomingError, RunFailed
-from homing.lm.device import describe_device, peak_flops
+from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.evals.samples import sample_texts, write_samples
 from homing.lm.model import Decoder
-from homing.lm.phases import check_phases, open_phase
-from homing.lm.tokenizer import Tokenizer
+from homing.lm.phases import open_phase
 from homing.lm.train import checkpoint
 from homing.lm.train.checkpoint import Refused, TrainState
-from homing.lm.train.choices import lower_micro_batch, pick_choices, set_up_device
+from homing.lm.train.choices import lower_micro_batch, pick_choices
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.feed import Feed
+from homing.lm.train.landing import Pace, Pilot, turn_text
 from homing.lm.train.metrics import Journal, finite
 from homing.lm.train.optim import build_optimizer, clip_gradients
 from homing.lm.train.resume import check_same, config_sha256
-from homing.lm.train.run_dir import check_count, check_data, locked, read_papers, read_run, write_outcome
-from homing.lm.train.schedule import lr_scale
+from homing.lm.train.run_dir import check_count, locked, read_run, write_outcome
+from homing.lm.train.schedule import Landing, lr_scale
+from homing.lm.train.session import Session, open_session, quiet_gc
 from homing.units import format_count, format_duration
 from homing.wire import names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.event import Metric, Outcome
-from homing.wire.run import Phase, Run
+from homing.wire.run import Phase
 
 __all__ = ["train"]
 
@@ -59,13 +58,14 @@ def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = 
             run = read_run(run_dir)
             journal.writes_csv = run.train.writes_csv
             wishes.time_limit_s = run.train.time_limit_s
-            session = _open_session(run, run_dir, journal, wishes)
+            session = open_session(run, run_dir, journal, wishes)
             previous: Path | None = None
             stop: Stop | None = None
-            for phase in run.phases:
-                work = _Phase(session, phase, previous)
-                stop = work.train()
-                if stop:
+            for number, phase in enumerate(run.phases):
+                work = _Phase(session, phase, previous, later=run.phases[number + 1 :])
+                ended = work.train()
+                stop = ended or stop
+                if ended and not ended.is_landed:  # after a landing there is time for the phases that follow
                     break
                 previous = work.final
             outcome = _ended(work, stop)
@@ -101,35 +101,11 @@ class _Hopeless(RunFailed):
     """A failure that another attempt would only repeat."""
 
 
-@dataclass(frozen=True)
-class _Session:
-    """What all phases of a run share."""
-
-    run: Run
-    run_dir: Path
-    data_dir: Path
-    tokenizer: Tokenizer
-    papers: dict[str, bytes]
-    device: torch.device
-    journal: Journal
-    wishes: Wishes
-
-
-def _open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes) -> _Session:
-    check_phases(run.phases)
-    device = set_up_device(run.train)
-    where = f"{describe_device(device)}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
-    journal.aloud("run_started", f"homing {homing.__version__} trains {run.name} on {where}.", device=str(device))
-    data_dir, tokenizer = check_data(run, run_dir)
-    papers = read_papers(run, run_dir, data_dir, tokenizer)
-    return _Session(run, run_dir, data_dir, tokenizer, papers, device, journal, wishes)
-
-
 class _Phase:
     """One phase from its start, or from its newest whole checkpoint, to its final one."""
 
-    def __init__(self, session: _Session, phase: Phase, previous: Path | None) -> None:
-        self.s, self.phase = session, phase
+    def __init__(self, session: Session, phase: Phase, previous: Path | None, later: list[Phase]) -> None:
+        self.s, self.phase, self.later = session, phase, later
         self.previous = previous  # final checkpoint of the phase before
         self.dir = session.run_dir / names.CHECKPOINTS / phase.kind
         self.final: Path | None = None
@@ -138,23 +114,28 @@ class _Phase:
         self.evaluation: Evaluation | None = None  # of the current step, or None
         self.saved_step = -1  # the step of the newest checkpoint
         self.saved_at = time.monotonic()
-        self.save_s = self.eval_s = self.step_s = 0.0  # how long the last of each took
+        self.told_end = 0  # the end of the landing that was told last
+        self.scale = 0.0  # of the last step's rate, as a part of the peak
 
     # -- the story ---------------------------------------------------------------------------------------------------
 
     def train(self) -> Stop | None:
-        found = self._find_checkpoint()
-        if found and found.is_final:
+        with self.s.journal.still("loading", "looking at checkpoints", phase=self.phase.kind):
+            found = self._find_checkpoint()
+        if found and found.is_final and (found.step >= self.phase.num_steps or self._has_later_begun()):
             self.final = self.dir / names.step_dir(found.step)
             # A trainer killed between its last save and the pointers left them at the checkpoint before.
             checkpoint.mend_pointers(self.dir, found, damaged=self.damaged)
             self.state = dataclasses.replace(self.state, step=found.step, num_tokens=found.num_tokens)
             self._event("phase_skipped", f"Phase {self.phase.kind} is already trained: {self.final.name}.", aloud=True)
             return None
-        self._set_up()
-        if found:
-            self._resume(found)
+        with self.s.journal.still("loading", "loading the model", phase=self.phase.kind):
+            self._set_up()
+            if found:
+                self._resume(found)
         self._forget_metrics_past(self.state.step, is_resumed=found is not None)
+        if self.state.landing and not self._takes_off_again(self.state.landing):
+            return self._landed()
         self._settle_choices()
         self._event("phase_started", self._describe(), aloud=True, num_steps=self.phase.num_steps)
         if not self.work.can_evaluate:
@@ -168,8 +149,8 @@ class _Phase:
             self.work.stream, first_row=self.state.rows_consumed, rows_per_step=self.work.rows_per_step,
             context=self.s.run.model.context, vocab_size=self.s.run.model.vocab_size, device=self.s.device,
         )  # fmt: skip
-        with feed, _quiet_gc() as settle_gc:
-            while self.state.step < self.phase.num_steps:
+        with feed, quiet_gc() as settle_gc:
+            while self.state.step < self.end_step:
                 is_first, step_begun = self.state.step == first_step, time.monotonic()
                 loss, norm = (self._first_step if is_first else self.step)(*feed.next())
                 tokens_since_mark += self.phase.batch_tokens
@@ -180,8 +161,10 @@ class _Phase:
                     rows_consumed=self.state.rows_consumed + self.work.rows_per_step,
                 )
                 self._count_bad(loss, norm)
-                step, is_last = self.state.step, self.state.step == self.phase.num_steps
-                self.step_s = 0.0 if is_first else time.monotonic() - step_begun
+                if not is_first:
+                    self.pace.step(time.monotonic() - step_begun)
+                self._look_ahead()
+                step, is_last = self.state.step, self.state.step >= self.end_step
                 stop = None if is_last else self.s.wishes.stop(save_s=self._next_s())
                 is_logged = step % max(1, self.s.run.train.log_every) == 0 or is_last
                 # A stop may be a preemption with seconds to live: it saves, and leaves out what can wait.
@@ -194,7 +177,7 @@ class _Phase:
                 self.evaluation = self._evaluate() if is_evaluated else None
                 if is_logged or is_evaluated:
                     step_s = (time.perf_counter() - begun) / (step - clocked_from) if step > clocked_from else None
-                    eta_s = None if step_s is None else step_s * (self.phase.num_steps - step)
+                    eta_s = None if step_s is None else step_s * (self.end_step - step)
                     self._log(loss, norm, tokens_since_mark, seconds, eta_s)
                     tokens_since_mark, seconds = 0, 0.0
                 if is_last or stop or self._is_save_due():
@@ -209,6 +192,8 @@ class _Phase:
                 # Evaluating, saving and sampling are not training: the speed of the next line leaves them out.
                 mark = time.perf_counter() - seconds
         self.final = self.dir / names.step_dir(self.state.step)
+        if self.state.landing and self.state.step < self.phase.num_steps:
+            return self._landed()
         self._event("phase_done", f"Phase {self.phase.kind} is trained: {self.state.step:,} steps.", aloud=True)
         return None
 
@@ -218,12 +203,14 @@ class _Phase:
         Reading the two numbers is the one moment in a step at which the host waits for the device. It must: whether to
         take the step hangs on them.
         """
-        scale = lr_scale(self.phase.schedule, self.state.step, self.phase.num_steps)
+        self.scale = lr_scale(
+            self.phase.schedule, self.state.step, self.phase.num_steps, self.state.landing, self.state.warm_from
+        )
         total = self._gradients(ids_RT, targets_RT)
         norm = clip_gradients(self.model, self.phase.optimizer.clip)
         loss_value, norm_value = torch.stack([total, norm]).tolist()
         if math.isfinite(loss_value) and math.isfinite(norm_value):
-            self.optimizer.step(scale)
+            self.optimizer.step(self.scale)
         self.optimizer.zero_grad()
         return loss_value, norm_value
 
@@ -280,6 +267,11 @@ class _Phase:
             self._event("weights_loaded", f"Starting from the weights of {start}.", aloud=True)
         self.model.to(self.s.device)
         self.optimizer = build_optimizer(self.model, phase.optimizer)
+        num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        # With two moments each, as AdamW has them.
+        self.pace = Pace(phase, checkpoint_bytes=3 * num_bytes, can_evaluate=self.work.can_evaluate)
+        later_tokens = sum(other.num_steps * other.batch_tokens for other in self.later)
+        self.pilot = Pilot(phase, self.pace, later_tokens=later_tokens, num_later=len(self.later))
 
     def _resume(self, manifest: CheckpointManifest) -> None:
         loaded = checkpoint.load(self.dir / names.step_dir(manifest.step), manifest)
@@ -361,6 +353,59 @@ class _Phase:
         self.is_compiled, self.loss = False, self.model.loss
         self.state = dataclasses.replace(self.state, choices={**self.state.choices, "is_compiled": False})
 
+    # -- landing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def end_step(self) -> int:
+        return self.state.landing.end_step if self.state.landing else self.phase.num_steps
+
+    def _look_ahead(self) -> None:
+        """Whether the planned end still fits, by the speed measured here; else where training ends instead."""
+        state, left_s = self.state, self.s.wishes.left_s()
+        landing, turn = self.pilot.look(state.step, state.landing, state.warm_from, left_s, time.monotonic())
+        if turn and turn.kind == "called_off":
+            self._go_on()
+        elif landing != state.landing:
+            self.state = dataclasses.replace(state, landing=landing)
+        # An end that moves by a step or two each time would fill the log.
+        is_news = turn is not None and (
+            turn.kind != "moved" or abs(turn.end_step - self.told_end) > 0.05 * turn.end_step
+        )
+        if turn and is_news:
+            self.told_end = turn.end_step
+            told = dataclasses.asdict(turn) | {"num_steps": self.phase.num_steps, "step_s": self.pace.step_s}
+            told.pop("kind")
+            self._event(f"landing_{turn.kind}", turn_text(turn, self.phase, self.s.wishes.why()), aloud=True, **told)
+
+    def _takes_off_again(self, landing: Landing) -> bool:
+        """At a start from a checkpoint of a landing. False: it is done, and there is no time for anything better."""
+        left_s = self.s.wishes.left_s()
+        if self.pilot.is_worth_going_on(self.state.step, landing, left_s):
+            text = f"The landing at step {landing.end_step:,} is left behind: there is time to go on."
+            self._event("landing_called_off", text, aloud=True, end_step=landing.end_step)
+            self._go_on()
+            return True
+        return self.state.step < landing.end_step
+
+    def _go_on(self) -> None:
+        """From the weights as they are: nothing trained is thrown away (docs/log.md, going on). The rate warms up anew,
+        for the optimizer has got used to small steps."""
+        self.state = dataclasses.replace(self.state, landing=None, warm_from=self.state.step)
+
+    def _landed(self) -> Stop:
+        step, of, why = self.state.step, self.phase.num_steps, self.s.wishes.why()
+        self.final = self.dir / names.step_dir(step)
+        # The word "limit" is what home tells a limit by, whoever set the deadline.
+        reason = f"Landed at step {step:,} of {of:,}, inside the limit ({why}): a finished model, with less training."
+        needs_s = self.pilot.needs_s(step)
+        self._event("landed", reason, aloud=True, end_step=step, num_steps=of, needs_s=needs_s)
+        return Stop("landed", reason)
+
+    def _has_later_begun(self) -> bool:
+        """A landed phase on which a later one was built is not taken up again: that would throw the later one away."""
+        folders = [self.s.run_dir / names.CHECKPOINTS / other.kind for other in self.later]
+        return any(checkpoint.list_steps(folder) for folder in folders)
+
     # -- between steps -----------------------------------------------------------------------------------------------
 
     def _count_bad(self, loss: float, norm: float) -> None:
@@ -391,7 +436,7 @@ class _Phase:
             num_steps=self.phase.num_steps,
             num_tokens=self.state.num_tokens,
             loss=finite(loss),
-            lr=self.phase.optimizer.lr * lr_scale(self.phase.schedule, self.state.step - 1, self.phase.num_steps),
+            lr=self.phase.optimizer.lr * self.scale,
             grad_norm=finite(norm),
             tokens_per_s=rate,
             mfu=rate * self.s.run.sizes.flops_per_token / peak if rate and peak else None,
@@ -400,6 +445,7 @@ class _Phase:
             val_loss=finite(val.loss) if val else None,
             val_bits_per_byte=finite(val.bits_per_byte) if val else None,
             val_perplexity=finite(val.perplexity) if val else None,
+            end_step=self.state.landing.end_step if self.state.landing else None,
         )
         self.s.journal.metric(metric, eta_s=eta_s)
         if self.s.wishes.problem:
@@ -412,12 +458,12 @@ class _Phase:
 
         begun = time.monotonic()
         evaluation = self.work.evaluate(self.model, tell)
-        self.eval_s = time.monotonic() - begun
+        self.pace.evaluated(time.monotonic() - begun)
         return evaluation
 
     def _next_s(self) -> float:
         """Until a save asked for at the next look would be on disk: what is too late then must be done now."""
-        return self.save_s + self.step_s + (self.eval_s if self._is_eval_due() else 0.0)
+        return self.pace.save_s + self.pace.last_step_s + (self.pace.eval_s if self._is_eval_due() else 0.0)
 
     def _is_eval_due(self) -> bool:
         """Also before each checkpoint that was planned: one that nobody measured can never be the best."""
@@ -443,7 +489,7 @@ class _Phase:
             phase=self.phase.kind,
             step=state.step,
             num_tokens=state.num_tokens,
-            is_final=state.step == self.phase.num_steps,
+            is_final=state.step >= self.end_step,
             config_sha256=config_sha256(self.s.run, self.phase),
             seed=self.s.run.seed,
             files=[],
@@ -455,10 +501,11 @@ class _Phase:
         )
         self.s.journal.sync()
         try:
-            folder = checkpoint.save(
-                self.dir, manifest, state, weights=self.model.weights_for_disk(),
-                optimizer=self.optimizer.state_tensors(), papers=self.s.papers,
-            )  # fmt: skip
+            with self.s.journal.still("saving", "saving", phase=self.phase.kind):
+                folder = checkpoint.save(
+                    self.dir, manifest, state, weights=self.model.weights_for_disk(),
+                    optimizer=self.optimizer.state_tensors(), papers=self.s.papers,
+                )  # fmt: skip
             self.damaged = [entry for entry in self.damaged if entry.folder != folder]  # it was just written anew
             checkpoint.mend_pointers(self.dir, manifest, damaged=self.damaged)
             checkpoint.retain(self.dir, keep_last=self.phase.keep_last, damaged=self.damaged)
@@ -471,25 +518,28 @@ class _Phase:
                     fix=f"Free disk space under {self.dir}; the same command goes on from the checkpoint before.",
                 ) from error
             return
-        self.damaged, self.saved_step, self.save_s = [], state.step, time.monotonic() - begun
-        text = f"Saved {folder.relative_to(self.s.run_dir)} in {format_duration(self.save_s)}."
+        self.damaged, self.saved_step, took_s = [], state.step, time.monotonic() - begun
+        self.pace.saved(took_s)
+        text = f"Saved {folder.relative_to(self.s.run_dir)} in {format_duration(took_s)}."
         self._event("checkpoint_saved", text, aloud=True, folder=folder.name, is_final=manifest.is_final)
         gc.collect()  # the collector is off between saves
 
     def _is_sample_due(self) -> bool:
         if self.phase.sample_every > 0:
-            return self.state.step % self.phase.sample_every == 0 or self.state.step == self.phase.num_steps
+            return self.state.step % self.phase.sample_every == 0 or self.state.step >= self.end_step
         return self.saved_step == self.state.step
 
     def _sample(self) -> None:
         """Samples are for people; failing to make them is told and never ends a run."""
-        step = self.state.step
+        step, begun = self.state.step, time.monotonic()
         try:
-            texts = sample_texts(self.model, self.s.tokenizer, self.s.run.sampling, seed=self.s.run.seed + step)
+            with self.s.journal.still("sampling", "sampling", phase=self.phase.kind):
+                texts = sample_texts(self.model, self.s.tokenizer, self.s.run.sampling, seed=self.s.run.seed + step)
             path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
         except (HomingError, OSError, RuntimeError) as error:
             self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", aloud=True)
             return
+        self.pace.sampled(time.monotonic() - begun)
         self._event("sampled", texts[0][0] + texts[0][1], path=str(path.relative_to(self.s.run_dir)))
 
     def _event(self, kind: str, text: str, *, aloud: bool = False, **data: object) -> None:
@@ -505,21 +555,3 @@ class _Phase:
             f"Phase {self.phase.kind}: {params} parameters, {tokens} tokens in {self.phase.num_steps:,} steps, "
             f"{chosen['precision']}, {compiled}, {self.micro_batch} of {self.work.rows_per_step} rows at a time."
         )
-
-
-@contextlib.contextmanager
-def _quiet_gc() -> Iterator[Callable[[], None]]:
-    """After the first step nothing more is made that lives long: the collector's pauses would find nothing."""
-    was_on = gc.isenabled()
-
-    def settle() -> None:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-
-    try:
-        yield settle
-    finally:
-        gc.unfreeze()
-        if was_on:
-            gc.enable()

@@ -1,0 +1,78 @@
+"""`homing guard`: the guard at home, in a terminal, in cron or on a server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from homing.cli import talk
+from homing.cli.control import open_home
+from homing.cli.options import Json
+from homing.cloud.guard import DEFAULT_EVERY_S, Pass, guard_pass, wait_for_next
+from homing.cloud.home import Home
+from homing.errors import HomingError, StillBilling, UsageError
+from homing.units import parse_duration
+
+__all__ = ["command"]
+
+
+def command(
+    every: Annotated[
+        str, typer.Option("--every", help="A round at least so often: 30, 60s, 5m.")
+    ] = f"{DEFAULT_EVERY_S:g}",
+    once: Annotated[
+        bool, typer.Option("--once", help="One round, for cron; it waits for a limit that comes before the next one.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """End what reached its limit or ended long ago, go on with what was taken away, say what is silent.
+
+    Exit code 6 when something may still bill that should not.
+    """
+    try:
+        every_s = parse_duration(every)
+    except ValueError as exc:
+        raise UsageError(what=f"--every: {exc}.", fix="--every 60") from exc
+    if not 1 <= every_s <= 3600:
+        raise UsageError(what=f"--every: {every_s:g} s is no interval to guard at.", fix="--every 60")
+    with open_home() as home:
+        if once:
+            _once(home, every_s)
+            return
+        talk.say(f"On guard, a round every {every_s:g} s. Ctrl-C ends it; the other guards stay.")
+        while True:
+            try:
+                made = _round(home, every_s)
+            except HomingError as exc:  # a ledger that is busy or a disk that is full now may be well in a minute
+                talk.show_error(exc)
+                made = Pass()
+            wait_for_next(home, made, every_s)
+
+
+def _once(home: Home, every_s: float) -> None:
+    made = _round(home, every_s)
+    if made.next_at - home.world.now() < every_s:
+        # Cron comes again in `every_s`, and that would be too late: this round waits for the limit.
+        wait_for_next(home, made, every_s)
+        made = _round(home, every_s)
+    if made.may_bill:
+        raise StillBilling(
+            what=f"{len(made.may_bill)} of ours may still cost money and should not.",
+            why="\n".join(made.may_bill),
+            fix="homing runs   then: homing destroy --all   or: homing reconcile",
+        )
+    talk.say("Watch a run: homing watch RUN   All of them: homing runs")
+
+
+def _round(home: Home, every_s: float) -> Pass:
+    made = guard_pass(home, every_s=every_s, tell=lambda text: talk.say(f"  {text}"))
+    document = {"done": made.done, "alerts": made.alerts, "problems": made.problems, "may_bill": made.may_bill}
+    talk.emit("guard/1", {"t": home.world.now(), **document})
+    if not talk.is_json():
+        for begin, texts in (("", made.done), ("! ", made.alerts), ("MAY STILL BILL: ", made.may_bill)):
+            for text in texts:
+                print(f"{begin}{text}", flush=True)
+        for text in made.problems:
+            talk.say(f"warning: {text}")
+    return made

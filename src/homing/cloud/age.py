@@ -1,0 +1,47 @@
+"""How long an instance has billed, agreed between two machines whose clocks may not agree.
+
+The agent counts from the beginning that boot.json names, by its own clock. Where that clock is behind home's, the time
+that booting took would be missing from its count, and the limit would come too late by as much. Home has counted that
+time on a clock that cannot be set, so it says so with the first heartbeat, through the same request that brings limits.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from homing.cloud.signs import read_document
+from homing.store import Store, run_key
+from homing.wire import codec, names
+from homing.wire.boot import Boot
+from homing.wire.control import Heartbeat, Request
+from homing.world import World
+
+__all__ = ["tell_age"]
+
+_ON_ITS_WAY_S = 2.0  # beside the pause between two heartbeats: how old one may be when it is first seen
+
+
+def tell_age(store: Store, boot: Boot, beat: Heartbeat, began: float, world: World) -> bool:
+    """Whether the agent had to be told. `began` is the monotonic clock at the create call."""
+    rate = Decimal(boot.rate_usd_per_hour)
+    if rate <= 0:
+        return False
+    # The monotonic clock cannot be set back but stands still while a laptop sleeps; so the larger of both counts.
+    age_s = max(world.monotonic() - began, world.now() - boot.started_at)
+    counted_s = float((Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)) / rate * 3600)
+    if age_s - counted_s <= boot.heartbeat_s + _ON_ITS_WAY_S:
+        return False
+    key = run_key(boot.run_id, names.REQUEST)
+    last = read_document(store, key, Request) or Request(serial=0)
+    # A little more than was counted: it takes a while until the agent reads it, and too early costs less than too late.
+    told = Request(
+        serial=last.serial + 1,
+        stop=last.stop,
+        reason=last.reason or "The clocks here and there disagree; home has counted how long it bills",
+        spend_limit_usd=last.spend_limit_usd,
+        time_limit_s=last.time_limit_s,
+        t=world.now(),
+        age_s=age_s + boot.heartbeat_s + _ON_ITS_WAY_S,
+    )
+    store.put_bytes(key, codec.dumps(told).encode())
+    return True

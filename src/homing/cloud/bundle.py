@@ -1,0 +1,149 @@
+"""The exact tree that will run there: a wheel of these very files, and the versions of what they stand on.
+
+    wheel_bytes   the package as it lies here, changes never committed included -> one wheel, the same bytes each time
+    lock          what is installed here of homing[lm] and of what its store needs -> name==version lines, torch apart
+
+A wheel is a zip with three papers; writing it by hand needs no build tool on the person's machine. Any pip installs it,
+and an instance only unpacks it. Nothing is fetched from an index: what was tried at home is what runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import io
+import os
+import re
+import zipfile
+from dataclasses import dataclass
+
+import homing
+from homing.errors import UsageError
+from homing.world import World
+
+__all__ = ["TORCH_RANGE", "WHEEL", "Lock", "check_committed", "lock", "tree_state", "wheel_bytes"]
+
+WHEEL = f"homing-{homing.__version__}-py3-none-any.whl"
+TORCH_RANGE = ("2.11", "2.14")  # as in pyproject; a test compares them
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same tree gives the same bytes
+_INFO = f"homing-{homing.__version__}.dist-info"
+_STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}
+_GIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Lock:
+    lines: tuple[str, ...]  # name==version, sorted, without torch
+    torch: str  # torch==2.13.0, or the range where none is installed here
+    loose: tuple[str, ...]  # what is not installed here, so that its version is only a range
+
+
+def wheel_bytes(world: World) -> bytes:
+    package = os.path.dirname(os.path.abspath(homing.__file__))
+    names = [name for name in world.walk(package) if "__pycache__" not in name and not name.endswith(".pyc")]
+    files = [(f"homing/{name}", world.read(os.path.join(package, name))) for name in names]
+    files += [(f"{_INFO}/METADATA", _metadata().encode()), (f"{_INFO}/WHEEL", _WHEEL_TEXT.encode())]
+    files += [(f"{_INFO}/entry_points.txt", b"[console_scripts]\nhoming = homing.cli.main:main\n")]
+    rows = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files]
+    files.append((f"{_INFO}/RECORD", "\n".join([*rows, f"{_INFO}/RECORD,,", ""]).encode()))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files:
+            info = zipfile.ZipInfo(name, date_time=_TIME)
+            info.external_attr, info.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+            archive.writestr(info, data)
+    return buffer.getvalue()
+
+
+def tree_state(world: World) -> tuple[str, list[str]]:
+    """The commit, and the files of the package that differ from it; ("", []) for an installed package."""
+    package = os.path.dirname(os.path.abspath(homing.__file__))
+    commit = world.run(["git", "-C", package, "rev-parse", "HEAD"], _GIT_S)
+    changed = world.run(["git", "-C", package, "status", "--porcelain", "--", "."], _GIT_S)
+    # An installed package may lie inside somebody's repository, which ignores it: then its commit says nothing of it.
+    known = world.run(["git", "-C", package, "ls-files", "--error-unmatch", "__init__.py"], _GIT_S)
+    if commit.code or changed.code or known.code:
+        return "", []
+    return commit.out.strip(), [line[3:] for line in changed.out.splitlines()]
+
+
+def check_committed(world: World) -> None:
+    commit, changed = tree_state(world)
+    if changed:
+        raise UsageError(
+            what=f"The tree has {len(changed)} changes that are not committed.",
+            why=f"--committed-only was asked for, and these differ from {commit[:12]}: {', '.join(changed[:5])}",
+            fix="Commit them, or leave --committed-only out: then they travel with the rest.",
+        )
+
+
+def lock(store: str) -> Lock:
+    """What training there stands on, in the versions that are installed here."""
+    extra = _STORE_EXTRAS.get(store.partition(":")[0], "")
+    found: dict[str, str] = {}
+    loose: set[str] = set()
+    _collect("homing", {"lm", extra}, found, loose)
+    torch = found.pop("torch", "")
+    lines = sorted(f"{name}=={version}" for name, version in found.items() if name != "homing")
+    # 2.13.0+cpu is this machine's build; the index has the one for the card.
+    pinned = f"torch=={torch.split('+')[0]}" if torch else f"torch>={TORCH_RANGE[0]},<{TORCH_RANGE[1]}"
+    return Lock((*lines, *sorted(text for text in loose if not text.startswith("torch"))), pinned, tuple(sorted(loose)))
+
+
+def _collect(name: str, extras: set[str], found: dict[str, str], loose: set[str]) -> None:
+    """Walks the requirements of what is installed. CUDA's own packages belong to torch, which comes apart."""
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    key = _plain(name)
+    if key in found and not extras:
+        return
+    found[key] = distribution.version
+    if key == "torch":
+        return
+    for text in distribution.requires or []:
+        requirement, _, condition = (part.strip() for part in text.partition(";"))
+        wanted = re.match(r"([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?", requirement)
+        if wanted is None or not _applies(condition, extras):
+            continue
+        inner = {part.strip() for part in (wanted[2] or "").split(",") if part.strip()}
+        if _is_installed(wanted[1]):
+            _collect(wanted[1], inner, found, loose)
+        elif name == "homing":
+            loose.add(requirement)
+
+
+def _applies(condition: str, extras: set[str]) -> bool:
+    """Only the extra is looked at: an unfulfilled platform marker names a package that is not installed here either."""
+    named = re.findall(r"extra\s*==\s*['\"]([^'\"]+)['\"]", condition)
+    return not named or bool(set(named) & extras)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _metadata() -> str:
+    """The papers of the installed homing, which name its requirements; bare ones where it is run without installing."""
+    try:
+        text = importlib.metadata.distribution("homing").read_text("METADATA")
+    except importlib.metadata.PackageNotFoundError:
+        text = None
+    return text or f"Metadata-Version: 2.1\nName: homing\nVersion: {homing.__version__}\n"
+
+
+_WHEEL_TEXT = "Wheel-Version: 1.0\nGenerator: homing\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")

@@ -1,0 +1,92 @@
+"""What a bare machine must be given before it can train: code, versions, folders, and what to measure it by.
+
+    Boot, Place -> Boot with its bootstrap + the files that travel beside the agent
+
+The agent's bootstrap carries it out there, stage by stage. A machine that has everything (this computer) gets nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+
+from homing.agent import bootstrap
+from homing.cloud import boot as booting
+from homing.cloud import bundle
+from homing.cloud.plan import needs_of
+from homing.cloud.providers.base import Offer, Place
+from homing.gpus import find_gpu
+from homing.wire import names
+from homing.wire.boot import Boot, Bootstrap
+from homing.wire.run import Run
+from homing.world import World
+
+__all__ = ["LOCK", "furnish", "volume_folders"]
+
+LOCK = "lock.txt"
+_FAR_TOO_SLOW = 0.3  # of what the card's data sheet says; a healthy one reaches about twice this in the probe
+
+
+def furnish(
+    boot: Boot, place: Place, run: Run, offer: Offer, world: World, *, is_stand_in: bool
+) -> tuple[Boot, dict[str, bytes]]:
+    """The boot with what this machine needs, and the files to send, by their name in the work folder.
+
+    `is_stand_in`: another program trains, which may need no torch; then nothing is probed.
+    """
+    if not place.cache_dir:
+        return boot, {}
+    wheel = bundle.wheel_bytes(world)
+    digest = hashlib.sha256(wheel).hexdigest()
+    files = {bundle.WHEEL: wheel, names.BOOTSTRAP: world.read(bootstrap.__file__)}
+    code_dir = f"{place.cache_dir}/code-{digest[:16]}"
+    folders = volume_folders(run.cloud.volume, run.name) if run.cloud.volume else []
+    told = Bootstrap(
+        folders=[place.cache_dir, *folders],
+        disk_bytes=needs_of(run).disk_bytes,
+        code=bundle.WHEEL,
+        code_sha256=digest,
+        code_dir=code_dir,
+        inputs_dir=f"{place.cache_dir}/objects",
+    )
+    if place.base_python and place.base_python != place.python:
+        found = bundle.lock(run.store)
+        files[LOCK] = "\n".join([*found.lines, found.torch, ""]).encode()
+        told = dataclasses.replace(
+            told,
+            lock=list(found.lines),
+            torch=found.torch,
+            torch_range=list(bundle.TORCH_RANGE),
+            python=place.base_python,
+            env_dir=f"{place.cache_dir}/env-",
+        )
+    if offer.num_gpus:
+        told = _with_card(told, offer, place, is_stand_in)
+    env = {**boot.env, "PYTHONPATH": code_dir}
+    if run.cloud.volume:
+        hub = f"{run.cloud.volume}/hf_cache"
+        env.update(HF_HOME=hub, HF_DATASETS_CACHE=f"{hub}/datasets")
+    argv = booting.agent_argv(place.base_python or place.python, place.work_dir)
+    return dataclasses.replace(boot, bootstrap=told, env=env, agent_argv=argv), files
+
+
+def volume_folders(volume: str, name: str) -> list[str]:
+    """A persistent volume in the layout datasets/, artifacts/, runs/, cache/, hf_cache/, with this run's own below."""
+    parts = ("datasets/train", "datasets/val", "artifacts/tokenizer", "runs", "cache")
+    return [*(os.path.join(volume, part, name) for part in parts), os.path.join(volume, "hf_cache")]
+
+
+def _with_card(told: Bootstrap, offer: Offer, place: Place, is_stand_in: bool) -> Bootstrap:
+    card = find_gpu(offer.device)
+    known = (card.name, *card.aliases) if card else (offer.device,)
+    plain = sorted({"".join(c for c in name.lower() if c.isalnum()) for name in known})
+    told = dataclasses.replace(told, gpu_names=plain, num_gpus=offer.num_gpus)
+    if is_stand_in:
+        return told
+    floor = {"matmul_tflops": card.bf16_tflops, "copy_gb_s": float(card.bandwidth_gb_s)} if card else {}
+    return dataclasses.replace(
+        told,
+        probe_argv=[place.python, "-m", "homing.lm.probe", place.work_dir],
+        probe_floor={name: _FAR_TOO_SLOW * value for name, value in floor.items()},
+    )

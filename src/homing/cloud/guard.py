@@ -1,0 +1,264 @@
+"""The guard at home: one pass over all runs of this home, again and again, from anywhere that has its ledger.
+
+    refresh -> per run:  limit near             destroy, after agent and dead-man had their turn (wire/limit.py)
+                         ended and still bills  destroy
+                         dead or taken away     destroy what is left, then go on elsewhere (relaunch.py)
+                         silent                 alert; destroy only what has never said a word
+            -> what no run knows, and ends that nobody confirmed
+
+A store that cannot be read is not a silent machine: then only the money counts. One run's trouble never keeps the
+others from being looked at. Several guards may look at once: destroying twice is destroying once, a relaunch has one
+winner, and the diary lets each thing be said once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from homing.cloud import diary, meter, relaunch
+from homing.cloud.destroy import destroy_lines
+from homing.cloud.guards import sign_in
+from homing.cloud.home import Home
+from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
+from homing.cloud.providers.base import Instance
+from homing.cloud.reconcile import refresh
+from homing.cloud.status import Status, billing_lines, look
+from homing.errors import HomingError, LimitReached, NotOwner, StillBilling
+from homing.store import pace_of
+from homing.units import format_duration
+from homing.wire.codec import WireError
+from homing.wire.limit import GUARD
+from homing.wire.run import Limits
+
+__all__ = ["DEFAULT_EVERY_S", "Pass", "guard_pass", "wait_for_next"]
+
+DEFAULT_EVERY_S = 60.0
+STALE_S = 300.0  # no heartbeat for so long is worth an alert
+DEAD_S = 60.0  # a machine on which nothing of ours runs gets so long to be looked at twice
+_DESTROY_S = 60.0
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Pass:
+    """What one round found and did, in sentences; `next_at` is when a limit will need the next one at the latest."""
+
+    done: list[str] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    may_bill: list[str] = field(default_factory=list)
+    next_at: float = math.inf
+
+
+def guard_pass(
+    home: Home, *, only: str | None = None, every_s: float | None = None, tell: Say = lambda text: None
+) -> Pass:
+    """One round. `only` is the id of one run, as `watch` asks for; with `every_s` it counts as a guard on duty."""
+    made = Pass()
+    made.problems += refresh(home)
+    if every_s is not None:
+        try:
+            sign_in(home, every_s)
+        except OSError as exc:
+            made.problems.append(f"That this guard is on duty could not be written down: {exc}")
+    for run in home.ledger.runs():
+        if only not in (None, run.id) or run.state == ADOPTED:
+            continue
+        try:
+            _Round(home, run, made, tell).look()
+        except NotOwner as exc:
+            made.problems.append(exc.what)
+        except StillBilling as exc:
+            made.may_bill.append(f"{run.id}: {exc.why}")
+        except (HomingError, WireError, OSError, ValueError) as exc:
+            made.problems.append(f"{run.id}: {(str(exc) or type(exc).__name__).splitlines()[0]}")
+    if only is None:
+        _look_at_the_rest(home, made)
+    return made
+
+
+def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
+    """Until the next round: so long, or shorter where a limit comes before that."""
+    home.world.sleep(max(0.0, min(every_s, made.next_at - home.world.now())))
+
+
+def _look_at_the_rest(home: Home, made: Pass) -> None:
+    """Ends that were asked for and not confirmed are tried again; what carries our mark and has no run is told."""
+    unknown = [line for line in home.ledger.lines() if not line.run_id and line.destroyed_at is None]
+    for line in unknown:
+        where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
+        made.may_bill.append(f"{where} carries our mark and belongs to no run: homing reconcile")
+    waiting = [line for line in home.ledger.unconfirmed() if line not in unknown and line.created_at is not None]
+    for line in waiting:
+        try:
+            destroy_lines(home, [line], deadline_s=_DESTROY_S)
+            made.done.append(f"{line.mark} is gone; its end was asked for earlier.")
+        except StillBilling as exc:
+            if not any(line.mark in said for said in made.may_bill):
+                made.may_bill.append(f"{line.mark}: {exc.why}")
+        except (HomingError, OSError) as exc:
+            made.may_bill.append(f"{line.mark}: {(str(exc) or type(exc).__name__).splitlines()[0]}")
+
+
+class _Round:
+    def __init__(self, home: Home, run: RunRow, made: Pass, tell: Say) -> None:
+        self.home, self.run, self.made, self.tell = home, run, made, tell
+        self.lines = home.ledger.lines(run.id)
+        self.billing = billing_lines(self.lines)
+        self.now = home.world.now()
+
+    def look(self) -> None:
+        if self.billing and self._is_over_limit():
+            return
+        if self.billing and not self.run.is_live:
+            self._check_ended()
+        elif self.billing:
+            self._check_alive()
+        self._go_on()
+
+    # --- money and time ---
+
+    def _is_over_limit(self) -> bool:
+        limit = None if self.run.spend_limit_usd is None else Decimal(self.run.spend_limit_usd)
+        time_limit_s = self._limits().time_s
+        due = meter.moment(GUARD, self.lines, limit, time_limit_s, self.now, self._storage_rate())
+        if self.now < due:
+            self.made.next_at = min(self.made.next_at, due)
+            return False
+        spend = meter.total_spend(self.lines, self.now)
+        said = f"spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f"spent {_usd(spend)}"
+        said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
+        self._end(f"The guard at home ends it at its limit: {said}.", "limit", code=LimitReached.exit_code)
+        return True
+
+    def _storage_rate(self) -> Decimal:
+        """Volumes of this run go on while it does. Not known is said, and counts as nothing until it is."""
+        rate = Decimal(0)
+        for name in {line.provider: line for line in self.billing}.values():
+            try:
+                owned = self.home.provider_of(name).list_resources()
+                marks = {line.mark for line in self.lines}
+                rate += sum((each.rate_usd_per_hour for each in owned if each.mark in marks), Decimal(0))
+            except (HomingError, OSError) as exc:
+                self.made.problems.append(f"{self.run.id}: its volumes could not be listed: {str(exc).splitlines()[0]}")
+        return rate
+
+    # --- life and death ---
+
+    def _check_ended(self) -> None:
+        """The outcome is in the store, so the agent had its time; a failed machine that is kept tells so itself."""
+        waited_s = self.now - (self.run.ended_at or self.now)
+        status = look(self.home, self.run)
+        beat = status.signs.heartbeat if status.signs else None
+        is_kept = beat is not None and beat.state == "kept" and (status.heartbeat_age_s or 0) < STALE_S
+        if waited_s > meter.MARGIN_S and not is_kept:
+            for line in self.billing if self.run.is_interrupted else []:  # this end is no wish to be done with the run
+                diary.note(self.home, self.run.id, f"lost-{line.mark}", "lost", "What is left of it is destroyed.")
+            said = f"{self.run.state} {format_duration(waited_s)} ago and still bills"
+            self._end(f"The guard at home ends its machine: it was {said}.", "late")
+
+    def _check_alive(self) -> None:
+        if any(self.home.world.is_locked(self.home.launch_lock(line.mark)) for line in self.billing):
+            return  # its launch lives, waits for it and undoes itself; two would undo each other's next attempt
+        for line in self.billing:
+            instance = self._describe(line)
+            if instance is not None and instance.state == "preempted":
+                self._lose(line, f"{line.provider} has taken its machine away")
+            elif instance is not None and instance.billing != "no" and not instance.is_running:
+                self._note_dead(line, instance)
+        if not billing_lines(self.home.ledger.lines(self.run.id)):
+            return
+        status = look(self.home, self.run)
+        if status.signs is None:
+            self._alert(f"blind-{int(self.now // 3600)}", f"{status.problem} Its limit is still guarded from here.")
+        else:
+            self._check_heartbeat(status)
+
+    def _note_dead(self, line: LedgerLine, instance: Instance) -> None:
+        """Seen twice: between two programs of ours there may be a moment with none."""
+        self._alert(f"dead-{line.mark}", f"Nothing of ours runs on {line.mark} any more: {instance.detail}.")
+        seen_at = diary.when(self.home, self.run.id, f"dead-{line.mark}") or 0.0
+        if self.now - seen_at >= DEAD_S:
+            self._lose(line, "nothing of ours runs on its machine any more")
+
+    def _check_heartbeat(self, status: Status) -> None:
+        """A machine that spoke once may be cut off and at work: its own guards know more, and home only shouts."""
+        line, beat = self.billing[-1], status.signs.heartbeat if status.signs else None
+        quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
+        stale_s = STALE_S + 2 * pace_of(self.run.store)
+        idle_s = max(self._limits().idle_s, stale_s)
+        if beat is None and quiet_s >= idle_s:
+            self._lose(line, f"its machine has said nothing in {format_duration(quiet_s)}")
+        elif quiet_s >= idle_s:
+            text = f"NO HEARTBEAT for {format_duration(quiet_s)}, and {line.provider} bills on. It is dead or cut off"
+            self._alert(f"mute-{line.mark}-{beat.t if beat else 0:.0f}", f"{text}: homing destroy {self.run.name}")
+        elif quiet_s >= stale_s:
+            text = f"No heartbeat for {format_duration(quiet_s)}: the agent may be dead or cut off, and it bills."
+            self._alert(f"stale-{line.mark}-{beat.t if beat else 0:.0f}", text)
+
+    def _go_on(self) -> None:
+        run = self.home.ledger.run(self.run.id) or self.run
+        lines = self.home.ledger.lines(run.id)
+        if not relaunch.is_wanted(self.home, run, lines):
+            return
+        try:
+            said = relaunch.relaunch(self.home, run, self.tell)
+        except StillBilling:
+            raise
+        except NotOwner as exc:
+            self._alert(f"not-ours-{lines[-1].mark}", exc.what)
+        except HomingError as exc:
+            after = self.home.ledger.run(run.id)
+            if after is None or not after.is_live:  # otherwise another guard was first
+                self._alert(f"waits-{lines[-1].mark}-{exc.what}", f"It could not be launched again yet: {exc.what}")
+        else:
+            if diary.note(self.home, run.id, f"went-on-{lines[-1].mark}", "guard", said):
+                self.made.done.append(f"{run.id}: {said}")
+
+    # --- what is done about it ---
+
+    def _lose(self, line: LedgerLine, why: str) -> None:
+        """Its work is in the store; what is left of the machine goes, and the run goes on elsewhere."""
+        diary.note(self.home, self.run.id, f"lost-{line.mark}", "lost", f"{why}; it is destroyed.")
+        destroy_lines(self.home, [line], deadline_s=_DESTROY_S)
+        self.home.ledger.set_run(
+            self.run.id, only_live=True, state="failed", reason=f"{LOST}{why}", exit_code=1, ended_at=self.now
+        )
+        self.made.done.append(f"{self.run.id}: {why}; {line.mark} is destroyed.")
+
+    def _end(self, text: str, key: str, code: int | None = None) -> None:
+        marks = "-".join(line.mark for line in self.billing)
+        diary.note(self.home, self.run.id, f"{key}-{marks}", "guard_ends", text)
+        self.tell(f"{self.run.id}: {text}")
+        destroy_lines(self.home, self.billing, deadline_s=_DESTROY_S)
+        ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
+        self.home.ledger.set_run(self.run.id, only_live=True, state="stopped", reason=text, **ended)
+        self.made.done.append(f"{self.run.id}: {text}")
+
+    def _alert(self, key: str, text: str) -> None:
+        if diary.note(self.home, self.run.id, key, "alert", text):
+            self.made.alerts.append(f"{self.run.id}: {text}")
+
+    def _describe(self, line: LedgerLine) -> Instance | None:
+        if line.instance_id is None:
+            return None
+        try:
+            return self.home.provider_of(line).describe(line.instance_id)
+        except (HomingError, OSError) as exc:
+            self.made.problems.append(f"{line.mark} could not be looked at: {str(exc).splitlines()[0]}")
+            return None
+
+    def _limits(self) -> Limits:
+        """As launched and as changed since; a run without its papers here has its spend limit in the ledger."""
+        try:
+            return relaunch.papers(self.home, self.run).run.limits
+        except (OSError, ValueError):
+            return Limits()
+
+
+def _usd(amount: Decimal | str) -> str:
+    return meter.show_usd(Decimal(amount))

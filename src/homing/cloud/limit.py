@@ -1,0 +1,174 @@
+"""A run's limit, changed while it lives: in the ledger, in the papers, at the provider, and on the instance.
+
+    raise    provider's guard -> ledger and papers -> request to the agent
+    lower    ledger and papers -> request to the agent -> (it confirmed, or a deadline) -> provider's guard
+
+Killed between two of these, the guards differ for a while, and each still holds one of the two limits that the person
+named. The provider's guard is the hard one, which saves nothing: it goes up before anybody counts on more, and comes
+down after the agent has had the time to land. The agent hands the new limit on to the dead-man.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.cloud import meter, relaunch
+from homing.cloud.home import Home
+from homing.cloud.lease import require_owner
+from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.providers.base import wait_until
+from homing.cloud.record import write_record
+from homing.cloud.signs import read_document, read_signs
+from homing.cloud.status import billing_lines
+from homing.errors import HomingError, UsageError
+from homing.store import Store, run_key
+from homing.units import format_duration
+from homing.wire import codec, names
+from homing.wire.control import Request
+from homing.wire.limit import PROVIDER
+
+__all__ = ["CONFIRM_S", "Change", "change_limit", "propose"]
+
+CONFIRM_S = 60.0  # a request reaches the agent within some of its heartbeats
+_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Change:
+    """Old and new; nothing has been touched yet."""
+
+    run: RunRow
+    lines: list[LedgerLine]
+    old_usd: Decimal | None
+    new_usd: Decimal
+    old_time_s: float
+    new_time_s: float
+    spend_usd: Decimal
+    worst_case_usd: Decimal
+
+    @property
+    def is_lower(self) -> bool:
+        is_less_time = self.new_time_s > 0 and (self.old_time_s == 0 or self.new_time_s < self.old_time_s)
+        return is_less_time or (self.old_usd is not None and self.new_usd < self.old_usd)
+
+
+def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | None) -> Change:
+    """Every check; each refusal says what to do instead."""
+    if spend_usd is None and time_s is None:
+        raise UsageError(
+            what="No new limit is named.", fix=f"homing limit {run.name} --spend 20   or --time 8h, or both"
+        )
+    lines, now = home.ledger.lines(run.id), home.world.now()
+    spent = meter.total_spend(lines, now)
+    if not run.is_live:
+        more = meter.show_usd(max(spend_usd or Decimal(0), 2 * spent)).removeprefix("$").replace(",", "")
+        raise UsageError(
+            what=f"{run.id} has ended: it is {run.state}.",
+            why=f"{meter.show_usd(spent)} were spent. A limit is changed while a run lives.",
+            fix=f"Go on with more: homing launch {run.name} --resume --spend-limit {more}",
+        )
+    require_owner(home, run)
+    old = None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd)
+    limits = relaunch.papers(home, run).run.limits
+    new = spend_usd if spend_usd is not None else old
+    assert new is not None, "a launched run has a spend limit"
+    _check_spend(run, new, spent)
+    running = billing_lines(lines)
+    lived_s = max((now - line.created_at for line in running if line.created_at is not None), default=0.0)
+    new_time_s = limits.time_s if time_s is None else time_s
+    if 0 < new_time_s <= lived_s:
+        raise UsageError(
+            what=f"A time limit of {format_duration(new_time_s)} has passed already.",
+            why=f"Its instance has lived for {format_duration(lived_s)}.",
+            fix=f"End it with a checkpoint: homing stop {run.name}   or at once: homing destroy {run.name}",
+        )
+    rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
+    before = meter.total_spend([line for line in lines if line not in running], now)
+    worst = meter.worst_case(rate, new, new_time_s, before)
+    return Change(run, lines, old, new, limits.time_s, new_time_s, spent, worst)
+
+
+def change_limit(
+    home: Home, change: Change, *, confirm_s: float = CONFIRM_S, tell: Callable[[str], None] = lambda text: None
+) -> bool:
+    """Whether the agent has confirmed it, in its heartbeat, before the deadline."""
+    if change.is_lower:
+        store = _write_down(home, change)
+        serial = _ask_agent(home, change, store)
+        is_confirmed = _is_confirmed(home, change, store, serial, confirm_s, tell)
+        _set_guards(home, change)
+        return is_confirmed
+    _set_guards(home, change)
+    store = _write_down(home, change)
+    return _is_confirmed(home, change, store, _ask_agent(home, change, store), confirm_s, tell)
+
+
+def _check_spend(run: RunRow, new: Decimal, spent: Decimal) -> None:
+    if new > spent:
+        return
+    raise UsageError(
+        what=f"{meter.show_usd(new)} is not more than what {run.id} has spent: {meter.show_usd(spent)}.",
+        why="A limit that has passed would end it without a checkpoint.",
+        fix=f"End it with one: homing stop {run.name}   or at once: homing destroy {run.name}",
+    )
+
+
+def _set_guards(home: Home, change: Change) -> None:
+    """The provider's own, of every instance that bills."""
+    now = home.world.now()
+    end_by = meter.moment(PROVIDER, change.lines, change.new_usd, change.new_time_s, now)
+    for line in billing_lines(change.lines):
+        if line.instance_id is not None:
+            left = change.new_usd - meter.total_spend([each for each in change.lines if each is not line], now)
+            by = end_by if math.isfinite(end_by) else None
+            home.provider_of(line).set_guard(line.instance_id, left, by)
+
+
+def _write_down(home: Home, change: Change) -> Store:
+    """Ledger, papers, record: what the guard at home, a relaunch and another home go by."""
+    run = change.run
+    home.ledger.set_run(run.id, only_live=True, spend_limit_usd=str(change.new_usd))
+    resolved = relaunch.papers(home, run).run
+    limits = dataclasses.replace(resolved.limits, spend_usd=str(change.new_usd), time_s=change.new_time_s)
+    changed = dataclasses.replace(resolved, limits=limits)
+    home.world.write(home.run_dir(run.id) / names.RUN, codec.dumps(changed, indent=1).encode())
+    store = home.store_of(run)
+    write_record(home, run.id, store)
+    return store
+
+
+def _ask_agent(home: Home, change: Change, store: Store) -> int:
+    key = run_key(change.run.id, names.REQUEST)
+    last = read_document(store, key, Request)
+    wish = Request(
+        serial=(last.serial if last else 0) + 1,
+        stop=last.stop if last else False,
+        reason=last.reason if last else "",
+        spend_limit_usd=str(change.new_usd),
+        time_limit_s=change.new_time_s,
+        t=home.world.now(),
+    )
+    store.put_bytes(key, codec.dumps(wish).encode())
+    return wish.serial
+
+
+def _is_confirmed(
+    home: Home, change: Change, store: Store, serial: int, confirm_s: float, tell: Callable[[str], None]
+) -> bool:
+    line = change.lines[-1] if change.lines else None
+    tell(f"Waiting for the agent to confirm it (request {serial}), at most {format_duration(confirm_s)}")
+
+    def has_taken_it() -> bool:
+        try:
+            beat = read_signs(store, change.run.id, line).heartbeat
+        except HomingError:
+            return False
+        if beat is None or beat.spend_limit_usd is None:
+            return False
+        return Decimal(beat.spend_limit_usd) == change.new_usd and beat.time_limit_s == change.new_time_s
+
+    return wait_until(has_taken_it, timeout_s=confirm_s, every_s=_EVERY_S, world=home.world)

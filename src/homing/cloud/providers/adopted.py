@@ -1,0 +1,106 @@
+"""Another owner's account, seen through what was adopted: those marks, and nothing else of theirs.
+
+An adoption hands over single instances, not the other home. So whatever the provider would show or end beyond the
+adopted marks stays hidden and untouched, also when it is asked for by id.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from homing.cloud.providers.base import (
+    Connection,
+    Feature,
+    Instance,
+    Needs,
+    Offer,
+    Order,
+    Place,
+    Provider,
+    Request,
+    Resource,
+)
+from homing.errors import ProviderRefused
+
+__all__ = ["AdoptedOnly"]
+
+
+class AdoptedOnly:
+    def __init__(self, inner: Provider, marks: frozenset[str]) -> None:
+        self._inner, self._marks = inner, marks
+        self.name = inner.name
+
+    # Asked for when they are needed: some providers must go and ask for them.
+
+    @property
+    def page(self) -> str:
+        return self._inner.page
+
+    @property
+    def guard(self) -> str:
+        return self._inner.guard
+
+    @property
+    def settle_s(self) -> float:
+        return self._inner.settle_s
+
+    @property
+    def cannot(self) -> dict[Feature, str]:
+        return self._inner.cannot
+
+    def offers(self, needs: Needs) -> list[Offer]:
+        return self._inner.offers(needs)
+
+    def plan(self, offer: Offer, order: Order) -> Request:
+        return self._inner.plan(offer, order)
+
+    def place(self, mark: str) -> Place:
+        return self._inner.place(mark)
+
+    def create(self, request: Request) -> Instance:
+        raise AssertionError(f"{request.mark}: nothing is created under another home's mark")
+
+    def describe(self, instance_id: str) -> Instance:
+        return self._checked(instance_id)
+
+    def list_owned(self) -> list[Instance]:
+        return [instance for instance in self._inner.list_owned() if instance.mark in self._marks]
+
+    def destroy(self, instance_id: str) -> None:
+        self._checked(instance_id)
+        self._inner.destroy(instance_id)
+
+    def log(self, instance_id: str) -> str:
+        self._checked(instance_id)
+        return self._inner.log(instance_id)
+
+    def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
+        self._checked(instance_id)
+        self._inner.set_guard(instance_id, spend_limit_usd, end_by)
+
+    def list_resources(self) -> list[Resource]:
+        return [resource for resource in self._inner.list_resources() if resource.mark in self._marks]
+
+    def destroy_resource(self, resource: Resource) -> None:
+        if resource.mark not in self._marks:
+            raise _not_adopted(resource.id, resource.mark)
+        self._inner.destroy_resource(resource)
+
+    def connection(self, instance_id: str) -> Connection | None:
+        self._checked(instance_id)
+        return self._inner.connection(instance_id)
+
+    def _checked(self, instance_id: str) -> Instance:
+        instance = self._inner.describe(instance_id)
+        # What is gone may have lost its mark, and there is nothing left to touch.
+        if instance.state != "gone" and instance.mark not in self._marks:
+            raise _not_adopted(instance_id, instance.mark)
+        return instance
+
+
+def _not_adopted(thing: str, mark: str) -> ProviderRefused:
+    return ProviderRefused(
+        what=f"{thing} is not among what was adopted here.",
+        why=f"It carries {mark or 'no mark'}.",
+        fix="homing runs   shows what this home may touch",
+    )

@@ -1,0 +1,361 @@
+"""The fake cloud as a provider: rented machines that cost nothing, over the same HTTP as real ones.
+
+    $HOMING_HOME/fake/server.json, else HOMING_FAKE_URL + HOMING_FAKE_KEY    where it is; neither: it is not asked
+
+Written as an adapter of a real cloud is: every call through `rest`, create never repeated without looking for our mark,
+a state that we do not know is `unknown` and bills, and only the provider's own word makes an instance gone.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from homing.cloud import meter
+from homing.cloud.mark import owner_prefix
+from homing.cloud.providers.base import (
+    Connection,
+    Feature,
+    Instance,
+    InstanceState,
+    Needs,
+    Offer,
+    Order,
+    Place,
+    Request,
+    Resource,
+    lack,
+)
+from homing.cloud.providers.fake_cloud import INSTANCE_KEY_ENV, KEY_HEADER
+from homing.cloud.providers.rest import Api, Unsure, Unwelcome
+from homing.errors import CreateFailed, NoOffer, ProviderRefused, UsageError
+from homing.wire import codec, names
+from homing.wire.boot import EndBilling
+from homing.wire.limit import PROVIDER, allowed_s, reserve_s
+from homing.world import World
+
+__all__ = ["KEY_ENV", "SERVER", "URL_ENV", "WORK_DIR", "Fake"]
+
+URL_ENV = "HOMING_FAKE_URL"
+KEY_ENV = "HOMING_FAKE_KEY"
+SERVER = "fake/server.json"  # below home: where the server of this home listens, and its key
+# A machine's own disk. The server's machines share ours, so it puts each machine's folder in the place of this.
+ROOT_DIR = "/fake-machine"
+WORK_DIR = f"{ROOT_DIR}/work"
+
+_LOOKS = 3  # for our mark, over the time by which the list may be late
+_CREATE_TRIES = 2
+_DESCRIBE_EVERY_S = 7.5  # eight looks a minute at one instance are enough for anybody who waits
+_STATES: dict[str, InstanceState] = {
+    "requested": "requested",
+    "booting": "booting",
+    "ready": "ready",
+    "preempting": "ready",  # it lives until it is taken: who destroyed it now would take its last checkpoint from it
+    "deleting": "destroying",
+    "deleted": "gone",
+}
+_ENDED_BY = {
+    "preempted": "preempted by the provider",
+    "guard": "ended by the provider's own guard",
+    "deleted": "deleted",
+}
+
+
+class Fake:
+    name = "fake"
+    page = ""
+
+    def __init__(self, *, home: Path, owner: str, world: World) -> None:
+        self._home, self._world = home, world
+        self._prefix = owner_prefix(owner)
+        self._ours: set[str] = set()  # ids that this process has seen under our mark
+        self._looked: dict[str, tuple[float, Instance]] = {}
+
+    @staticmethod
+    def is_configured(home: Path, world: World) -> bool:
+        return bool(world.environment().get(URL_ENV)) or world.exists(home / SERVER)
+
+    # --- what kind of cloud it is ---
+
+    @property
+    def guard(self) -> str:
+        return "The fake cloud ends an instance by itself at the limit." if self._about["has_guard"] else ""
+
+    @property
+    def cannot(self) -> dict[Feature, str]:
+        lacking: dict[Feature, str] = {
+            "ssh": "A machine of the fake cloud is a folder and processes on this computer; there is no SSH.",
+            "multi_node": "The fake cloud rents single machines.",
+        }
+        if not self._about["has_guard"]:
+            lacking["native_deadline"] = "This fake cloud has no timer of its own: only the agent ends an instance."
+            lacking["native_spend_limit"] = "This fake cloud has no spend guard of its own: only the agent ends it."
+        return lacking
+
+    @property
+    def settle_s(self) -> float:
+        return float(self._about["settle_s"])
+
+    # --- what it would rent ---
+
+    def offers(self, needs: Needs) -> list[Offer]:
+        found = [self._offer(body) for body in self._api.items("/offers", "offers")]
+        return [offer for offer in found if not lack(offer, needs)]
+
+    def place(self, mark: str) -> Place:
+        """The machine ends itself with the key that the cloud gave it, which can end this machine and nothing else."""
+        end = EndBilling(
+            kind="request",
+            method="DELETE",
+            url=f"{self._api.url}/instances/self",
+            header_env={KEY_HEADER: INSTANCE_KEY_ENV},
+        )
+        return Place(WORK_DIR, self._world.python(), end)
+
+    def plan(self, offer: Offer, order: Order) -> Request:
+        boot = dataclasses.replace(order.boot, notice_url=f"{self._api.url}/notices/{order.mark}")
+        return Request(
+            provider=self.name,
+            mark=order.mark,
+            offer=offer,
+            order=dataclasses.replace(order, boot=boot),
+            argv=(self._world.python(), "-I", f"{WORK_DIR}/agent.zip", f"{WORK_DIR}/{names.BOOT}"),
+            env={},
+        )
+
+    # --- its life ---
+
+    def create(self, request: Request) -> Instance:
+        body = self._create_body(request)
+        made = next(iter(self._with_mark(request.mark)), None)
+        num_unsure = 0
+        while made is None and num_unsure < _CREATE_TRIES:
+            try:
+                made = self._api.post("/instances", body)
+            except Unsure as exc:
+                num_unsure += 1
+                made = self._look_for(request.mark, exc)
+            except Unwelcome as exc:
+                raise _refused(exc, request) from exc
+        if made is not None:
+            if num_unsure:
+                self._end_twins(request.mark, made)
+            return self._instance(made)
+        raise CreateFailed(
+            what=f"fake did not start {request.offer.name}: asked {_CREATE_TRIES} times, it gave no clear answer.",
+            why=f"Each time its list was looked at {_LOOKS} times and showed nothing under {request.mark}.",
+            fix=f"Try again: homing launch {request.order.run_name}",
+        )
+
+    def describe(self, instance_id: str) -> Instance:
+        at, known = self._looked.get(instance_id, (0.0, None))
+        if known is not None and self._world.monotonic() - at < _DESCRIBE_EVERY_S:
+            return known
+        body = self._api.find(f"/instances/{quote(instance_id, safe='')}")
+        if body is None:
+            return Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="not known to the provider")
+        return self._instance(self._own(body))
+
+    def list_owned(self) -> list[Instance]:
+        bodies = self._with_mark(self._prefix, is_prefix=True)
+        self._looked.clear()  # what is no longer listed must be looked at afresh
+        found = [self._instance(body) for body in bodies]
+        return [instance for instance in found if instance.state != "gone"]
+
+    def destroy(self, instance_id: str) -> None:
+        self._looked.pop(instance_id, None)
+        path = f"/instances/{quote(instance_id, safe='')}"
+        if instance_id not in self._ours:
+            body = self._api.find(path)
+            if body is None:
+                return
+            self._own(body)
+        self._api.delete(path)
+
+    def log(self, instance_id: str) -> str:
+        body = self._api.find(f"/instances/{quote(instance_id, safe='')}/log")
+        return "" if body is None else str(body["log"])
+
+    def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
+        """What this instance may cost, and until when it may live, by our clock."""
+        if not self._about["has_guard"]:
+            return  # `cannot` says so, and launch has said it aloud
+        body: dict[str, Any] = {"spend_limit_usd": str(spend_limit_usd), "end_by": None}
+        if end_by is not None:
+            # Their clock may differ from ours, and the guard goes by theirs.
+            body["end_by"] = end_by + float(self._api.get("/account")["now"]) - self._world.now()
+        try:
+            self._api.put(f"/instances/{quote(instance_id, safe='')}/guard", body)
+        except Unwelcome as exc:
+            if exc.status != 404:  # what is gone needs no guard
+                raise
+
+    # --- beside instances ---
+
+    def list_resources(self) -> list[Resource]:
+        found = []
+        for kind in ("volume", "key"):
+            bodies = self._api.items(f"/{kind}s?prefix={quote(self._prefix)}", f"{kind}s")
+            found += [self._resource(kind, body) for body in bodies]
+        return found
+
+    def destroy_resource(self, resource: Resource) -> None:
+        if not resource.mark.startswith(self._prefix):
+            raise _not_ours(resource.id, self._prefix)
+        self._api.delete(f"/{resource.kind}s/{quote(resource.id, safe='')}")
+
+    def connection(self, instance_id: str) -> Connection | None:
+        return None
+
+    # --- helpers, in the order they are called ---
+
+    @cached_property
+    def _api(self) -> Api:
+        # This home's own first: a rehearsal must meet the cloud that it started, whatever the environment names.
+        env, path = self._world.environment(), self._home / SERVER
+        if not self._world.exists(path) and env.get(URL_ENV):
+            return self._open(env[URL_ENV], env.get(KEY_ENV, ""))
+        if not self._world.exists(path):
+            raise UsageError(
+                what="There is no fake cloud here.",
+                why=f"{URL_ENV} is not set, and there is no {path}.",
+                fix="homing rehearse RUN   starts one for a rehearsal and ends it afterwards",
+            )
+        server = json.loads(self._world.read(path))
+        return self._open(server["url"], server["api_key"])
+
+    def _open(self, url: str, key: str) -> Api:
+        fix = f"export {KEY_ENV}=...   with the api_key of the server's server.json"
+        return Api("fake", url.rstrip("/"), {KEY_HEADER: key}, self._world, fix)
+
+    @cached_property
+    def _about(self) -> dict[str, Any]:
+        return self._api.get("/account")
+
+    def _offer(self, body: dict[str, Any]) -> Offer:
+        return Offer(
+            provider=self.name,
+            name=body["name"],
+            device=body["device"],
+            num_gpus=body["num_gpus"],
+            num_cores=body["num_cores"],
+            memory_bytes=body["memory_bytes"],
+            rate_usd_per_hour=Decimal(body["total_usd_per_hour"]),
+            disk_bytes=body["disk_gb"] * 10**9,
+            boot_s=body["boot_s"] + 5.0,
+        )
+
+    def _create_body(self, request: Request) -> dict[str, Any]:
+        order, boot = request.order, request.order.boot
+        files = {file.path: self._world.read(file.source) for file in order.files}
+        files[names.BOOT] = codec.dumps(boot, indent=1).encode()
+        body: dict[str, Any] = {
+            "offer": request.offer.name,
+            "name": request.mark,
+            "argv": list(request.argv),
+            "env": {**request.env, **order.secrets},
+            "files": {path: base64.b64encode(data).decode("ascii") for path, data in files.items()},
+        }
+        if self._about["has_guard"]:
+            # In the create call itself: set afterwards, it would be missing just when we die in between.
+            guard: dict[str, Any] = {"spend_limit_usd": None, "end_by": None}
+            if boot.spend_limit_usd is not None:
+                # Last of all guards, and yet inside the limit: a disk that stays behind goes on billing.
+                rate, before = request.offer.rate_usd_per_hour, Decimal(boot.spent_before_usd)
+                kept_s = reserve_s(PROVIDER, allowed_s(rate, Decimal(boot.spend_limit_usd), before, 0.0))
+                guard["spend_limit_usd"] = str(Decimal(boot.spend_limit_usd) - before - meter.cost(rate, kept_s))
+            if boot.time_limit_s > 0:
+                skew_s = float(self._api.get("/account")["now"]) - self._world.now()
+                guard["end_by"] = boot.started_at + boot.time_limit_s + meter.MARGIN_S + skew_s
+            body["guard"] = guard
+        return body
+
+    def _with_mark(self, mark: str, *, is_prefix: bool = False) -> list[dict[str, Any]]:
+        """What lives under a mark, the oldest first: of two under one mark the first is the one that is kept."""
+        bodies = self._api.items(f"/instances?prefix={quote(mark)}", "instances")
+        found = [body for body in bodies if body["name"] == mark or (is_prefix and body["name"].startswith(mark))]
+        return sorted(found, key=lambda body: (body["created_at"], body["id"]))
+
+    def _look_for(self, mark: str, why: Unsure) -> dict[str, Any] | None:
+        """After a create without a clear answer: whether there is something, looked at until the list must show it."""
+        for look in range(_LOOKS):
+            if look:
+                self._world.sleep(self.settle_s / (_LOOKS - 1))
+            try:
+                found = self._with_mark(mark)
+            except ProviderRefused as exc:  # also a 4xx: it is the list that was refused, not the create
+                raise CreateFailed(
+                    what=f"Whether fake started {mark} is not known.",
+                    why=f"{why}. Then: {exc.why}",
+                    fix="homing runs   shows it as soon as the provider answers",
+                ) from exc
+            if found:
+                return found[0]
+        return None
+
+    def _end_twins(self, mark: str, kept: dict[str, Any]) -> None:
+        """A call that seemed lost may have taken effect after we asked again: one instance under a mark, no more."""
+        try:
+            for body in self._with_mark(mark):
+                if body["id"] != kept["id"]:
+                    self._api.delete(f"/instances/{quote(body['id'], safe='')}")
+        except ProviderRefused as exc:
+            raise CreateFailed(
+                what=f"Whether fake started {mark} twice is not known.",
+                why=exc.why,
+                fix="homing runs   shows it as soon as the provider answers",
+                instance_id=kept["id"],
+            ) from exc
+
+    def _own(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not str(body["name"]).startswith(self._prefix):
+            raise _not_ours(str(body["id"]), self._prefix)
+        return body
+
+    def _instance(self, body: dict[str, Any]) -> Instance:
+        state = _STATES.get(body["state"], "unknown")
+        # Their times in ours: the clocks may differ, the ages do not.
+        skew_s = float(body["now"]) - self._world.now()
+        is_over = state == "gone"
+        instance = Instance(
+            id=body["id"],
+            mark=body["name"],
+            provider=self.name,
+            state=state,
+            billing="no" if is_over else "yes",
+            rate_usd_per_hour=Decimal(body["rate_usd_per_hour"]),
+            created_at=float(body["created_at"]) - skew_s,
+            ended_at=float(body["ended_at"]) - skew_s if body["ended_at"] is not None else None,
+            spend_usd=Decimal(body["spend_usd"]),
+            is_running=bool(body["is_running"]) and not is_over,
+            detail=_ENDED_BY.get(body["ended_by"], body["ended_by"]) or body["state"],
+        )
+        self._ours.add(instance.id)
+        self._looked.pop(instance.id, None)
+        if state in ("requested", "booting", "ready", "unknown"):
+            self._looked[instance.id] = (self._world.monotonic(), instance)
+        return instance
+
+    def _resource(self, kind: str, body: dict[str, Any]) -> Resource:
+        rate = Decimal(body.get("rate_usd_per_hour", "0"))
+        return Resource(kind, body["id"], body["name"], self.name, rate, float(body["created_at"]))
+
+
+def _refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
+    if exc.status != 400 or "available" not in exc.text:
+        return exc
+    return NoOffer(
+        what=f"fake cannot start {request.offer.name} now.",
+        why=exc.text,
+        fix=f"Take another offer: homing plan {request.order.run_name}",
+    )
+
+
+def _not_ours(thing_id: str, prefix: str) -> ProviderRefused:
+    return ProviderRefused(what=f"{thing_id} is not ours.", why=f"Ours begin with {prefix}", fix="homing runs")

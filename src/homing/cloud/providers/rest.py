@@ -1,0 +1,178 @@
+"""How an adapter speaks to a provider's REST API: JSON, timeouts, safe repetition, their errors as ours.
+
+    GET, DELETE, PUT   repeated after no answer, 429 and 5xx, with growing pauses and Retry-After kept
+    POST               sent once; Unsure when nobody knows whether it took effect, so that the adapter looks before it
+                       asks again. Only 429 is repeated: it says that nothing was done
+
+No answer is never "gone": it raises ProviderSilent. Nothing here knows what is asked.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from homing.errors import ProviderRefused, ProviderSilent
+from homing.world import HttpRequest, HttpResponse, NetworkError, World
+
+__all__ = ["TRIES", "Api", "Reply", "Unsure", "Unwelcome"]
+
+TRIES = 4
+_TIMEOUT_S = 30.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 60.0
+_NO_MORE_TEXT = 300
+_BUSY = 429
+
+
+class Unsure(Exception):
+    """A call that must not be repeated blindly got no answer, or an answer that does not say whether it took effect."""
+
+
+class Unwelcome(ProviderRefused):
+    """A 4xx: the provider understood and said no. `status` and `text` are its own, for the adapter to tell apart."""
+
+    def __init__(self, what: str, why: str = "", fix: str = "", *, status: int = 0, text: str = "") -> None:
+        super().__init__(what, why, fix)
+        self.status, self.text = status, text
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    body: dict[str, Any]
+
+
+@dataclass
+class Api:
+    """One provider's API, opened with its key. `fix` is what a person does when the key is refused."""
+
+    name: str
+    url: str
+    headers: dict[str, str] = field(repr=False)
+    world: World
+    fix: str
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._repeat("GET", path).body
+
+    def items(self, path: str, key: str) -> list[dict[str, Any]]:
+        """A list; one that is not in the answer raises, it is not empty."""
+        found = self.get(path).get(key)
+        if not isinstance(found, list):
+            raise ProviderSilent(
+                what=f"{self.name} answered GET {path} without {key!r}.",
+                why="What it lists is not known: what was billing may bill on.",
+                fix="Try again in a minute: homing runs",
+            )
+        return found
+
+    def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._repeat("PUT", path, body).body
+
+    def find(self, path: str) -> dict[str, Any] | None:
+        """A GET of one thing; None only where the provider itself says that there is none."""
+        try:
+            return self.get(path)
+        except Unwelcome as exc:
+            if exc.status == 404:
+                return None
+            raise
+
+    def delete(self, path: str) -> None:
+        """Absent already is success."""
+        try:
+            self._repeat("DELETE", path)
+        except Unwelcome as exc:
+            if exc.status != 404:
+                raise
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Sent once, but for 429. Raises Unsure where it may have taken effect."""
+        for number in range(TRIES):
+            try:
+                response = self._send("POST", path, body)
+            except NetworkError as exc:
+                raise Unsure(str(exc)) from exc
+            if response.status != _BUSY:
+                break
+            if number + 1 < TRIES:
+                self.world.sleep(_pause_s(response, number))
+        if response.status >= 500:
+            raise Unsure(f"{self.name} answered {response.status} {_text_of(response)}")
+        return self._reply("POST", path, response).body
+
+    def _repeat(self, method: str, path: str, body: dict[str, Any] | None = None) -> Reply:
+        problem = ""
+        for number in range(TRIES):
+            response: HttpResponse | None = None
+            try:
+                response = self._send(method, path, body)
+            except NetworkError as exc:
+                problem = str(exc)
+            if response is not None:
+                if response.status != _BUSY and response.status < 500:
+                    return self._reply(method, path, response)
+                problem = f"It answered {response.status} {_text_of(response)}"
+            if number + 1 < TRIES:
+                self.world.sleep(_pause_s(response, number))
+        raise ProviderSilent(
+            what=f"{self.name} cannot be asked now: {method} {path} failed {TRIES} times.",
+            why=f"{problem}. So nothing is known: what was billing may bill on.",
+            fix="Try again in a minute: homing runs",
+        )
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> HttpResponse:
+        data = b"" if body is None else json.dumps(body).encode()
+        headers = {**self.headers, "content-type": "application/json"}
+        return self.world.http(HttpRequest(method, self.url + path, headers, data, _TIMEOUT_S))
+
+    def _reply(self, method: str, path: str, response: HttpResponse) -> Reply:
+        text = _text_of(response)
+        if response.status in (401, 403):
+            raise Unwelcome(
+                f"{self.name} refuses the key.", f"It answered {response.status} {text}", self.fix,
+                status=response.status, text=text,
+            )  # fmt: skip
+        if not 200 <= response.status < 300:
+            raise Unwelcome(
+                f"{self.name} refuses {method} {path}.", f"It answered {response.status} {text}",
+                "Read its words above; its own page may say more.", status=response.status, text=text,
+            )  # fmt: skip
+        if not response.body:
+            return Reply(response.status, {})
+        try:
+            body = json.loads(response.body)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            # A proxy's page in place of the answer is no answer: an empty list read from it would be a lie.
+            if method == "POST":
+                raise Unsure(f"{self.name} answered {response.status} with what is no JSON object")
+            raise ProviderSilent(
+                what=f"{self.name} answered {method} {path} with what is no JSON object.",
+                why=f"It begins: {text}",
+                fix="Try again in a minute: homing runs",
+            )
+        return Reply(response.status, body)
+
+
+def _pause_s(response: HttpResponse | None, number: int) -> float:
+    wanted = response.headers.get("retry-after", "") if response is not None else ""
+    try:
+        told_s = float(wanted)
+    except ValueError:  # none, or a date; then our own pause does
+        told_s = 0.0
+    return min(max(told_s, _FIRST_PAUSE_S * float(2**number)), _LONGEST_PAUSE_S)
+
+
+def _text_of(response: HttpResponse) -> str:
+    """The provider's own words, short: for people, and for telling one refusal from another."""
+    text = response.body.decode("utf-8", "replace").strip()
+    try:
+        body = json.loads(text)
+        text = str(body.get("error", text)) if isinstance(body, dict) else text
+    except ValueError:
+        pass
+    return text[:_NO_MORE_TEXT]

@@ -1,0 +1,290 @@
+"""Any host that one can log in to: a process tree per instance there, in a folder of its own, as on `local`.
+
+    $HOMING_HOME/ssh/USER@HOST:PORT/   host.json  known_hosts  marks/<mark>       who was asked for what, before it was
+    there: WORK_DIR/<mark>/ and HOMING_MARK in its processes (see far_end)        cache/ beside them: environments, code
+
+An instance's id is MARK@USER@HOST:PORT, so that the ledger alone says which host to ask. A host that cannot be asked
+raises; it never makes anything "gone". The rate is what the run file says: the spend limit is counted by it.
+"""
+
+from __future__ import annotations
+
+import base64
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, get_args
+
+from homing.cloud.mark import owner_prefix
+from homing.cloud.providers import local_end
+from homing.cloud.providers.base import (
+    Connection,
+    Feature,
+    Instance,
+    InstanceState,
+    Needs,
+    Offer,
+    Order,
+    Place,
+    Request,
+    Resource,
+    lack,
+)
+from homing.cloud.providers.ssh_host import Host
+from homing.errors import CreateFailed, HomingError, ProviderRefused, UsageError
+from homing.gpus import find_gpu
+from homing.wire import codec, names
+from homing.wire.boot import Boot, EndBilling
+from homing.wire.run import Ssh as Settings
+from homing.world import World
+
+__all__ = ["Ssh"]
+
+_CREATE_S = 300.0
+_STATES: dict[str, InstanceState] = {s: s for s in get_args(InstanceState)}
+
+
+class Ssh:
+    name = "ssh"
+    page = ""
+    guard = ""
+    settle_s = 0.0
+    cannot: dict[Feature, str] = {  # noqa: RUF012
+        "native_deadline": "A host of one's own has no timer: only the agent's watchdog ends an instance.",
+        "native_spend_limit": "A host of one's own has no spend guard: only the agent's watchdog ends an instance.",
+        "spot": "A host of one's own has no spot instances.",
+        "multi_node": "ssh takes one host.",
+    }
+
+    def __init__(self, *, home: Path, owner: str, world: World) -> None:
+        self._root = home / "ssh"
+        self._prefix = owner_prefix(owner)
+        self._world = world
+        self._host: Host | None = None
+        self._facts: dict[str, Any] = {}
+
+    def configure(self, settings: Settings) -> None:
+        """The host that the run file names; without it only hosts from before can be asked."""
+        self._host, self._facts = Host(settings, self._root, self._world), {}
+
+    def meet(self) -> None:
+        """Pins the host's key, or raises HostKeyUnknown."""
+        self._configured().pin()
+
+    # --- what it would rent ---
+
+    def offers(self, needs: Needs) -> list[Offer]:
+        host, facts = self._configured(), self._ask_facts()
+        cards = [(find_gpu(card["name"]), card) for card in facts["gpus"]]
+        known, card = cards[0] if cards else (None, None)
+        device = (known.name if known else card["name"]) if card else facts["processor"]
+        offer = Offer(
+            provider=self.name,
+            name=host.name,
+            device=device,
+            num_gpus=len(cards),
+            num_cores=facts["cores"],
+            memory_bytes=card["mib"] * 2**20 if card else facts["memory_bytes"],
+            rate_usd_per_hour=Decimal(host.settings.rate_usd_per_hour),
+            disk_bytes=facts["disk_bytes"],
+            # A given interpreter starts at once; an environment with torch is some gigabytes from far away.
+            boot_s=15.0 if host.settings.python else 300.0,
+        )
+        return [] if lack(offer, needs) else [offer]
+
+    def place(self, mark: str) -> Place:
+        folder, work_dir = self._there(mark), f"{self._there(mark)}/work"
+        base = self._python()
+        argv = [base, "-I", f"{folder}/end_billing.py", folder, mark]
+        python = base if self._configured().settings.python else f"{work_dir}/env/bin/python"
+        cache_dir = f"{self._ask_facts()['root']}/cache"
+        return Place(work_dir, python, EndBilling(kind="command", argv=argv), base, cache_dir)
+
+    def plan(self, offer: Offer, order: Order) -> Request:
+        work_dir = f"{self._there(order.mark)}/work"
+        return Request(
+            provider=self.name,
+            mark=order.mark,
+            offer=offer,
+            order=order,
+            argv=(self._python(), "-I", f"{work_dir}/agent.zip", f"{work_dir}/{names.BOOT}"),
+            env={names.MARK_ENV: order.mark},
+        )
+
+    # --- its life ---
+
+    def create(self, request: Request) -> Instance:
+        host, order = self._configured(), request.order
+        files = {file.path: base64.b64encode(self._world.read(file.source)).decode() for file in order.files}
+        files[names.BOOT] = base64.b64encode(codec.dumps(order.boot, indent=1).encode()).decode()
+        proof_path, proof_sha256 = _proof(order.boot)
+        record = {
+            "schema": "homing.ssh-instance/1",
+            "run_name": order.run_name,
+            "rate_usd_per_hour": str(request.offer.rate_usd_per_hour),
+        }
+        host.remember(request.mark)
+        answer = host.call(
+            "create",
+            _CREATE_S,
+            mark=request.mark,
+            prefix=self._prefix,
+            record=record,
+            files=files,
+            end_billing=self._world.read(local_end.__file__).decode(),
+            argv=list(request.argv),
+            env=request.env,
+            secrets=order.secrets,
+            proof_path=proof_path,
+            proof_sha256=proof_sha256,
+        )
+        if answer.get("refused") == "store":
+            host.forget(request.mark)
+            raise UsageError(
+                what=f"{host.name} does not see the store {order.boot.store}.",
+                why=f"With ssh a file: store must be a folder that both machines have; {proof_path} is not there.",
+                fix="Use a store that both can reach (store: s3://... or hf:...), or a shared folder, in the run file.",
+            )
+        if answer.get("refused"):
+            raise CreateFailed(
+                what=f"Instance {request.mark} was destroyed while it was being created.",
+                fix="Launch again.",
+                instance_id=self._id(host, request.mark),
+            )
+        return self._instance(host, answer)
+
+    def describe(self, instance_id: str) -> Instance:
+        host, mark = self._find(instance_id)
+        instance = self._instance(host, host.call("describe", mark=mark))
+        if instance.state == "gone" and instance.created_at is not None:
+            host.forget(mark)
+        return instance
+
+    def list_owned(self) -> list[Instance]:
+        """Asks every host that something was created on and not seen to end. One that does not answer hides nothing:
+        its marks are listed as unknown; if none answers, it raises."""
+        found: list[Instance] = []
+        failures: list[HomingError] = []
+        hosts = self._hosts_in_use()
+        for host in hosts:
+            try:
+                answers = host.call("list", prefix=self._prefix)["instances"]
+                found += [self._instance(host, answer) for answer in answers]
+            except HomingError as exc:
+                failures.append(exc)
+                found += [self._unknown(host, mark, exc) for mark in host.marks()]
+        if failures and len(failures) == len(hosts):
+            raise failures[0]
+        # Two names of one machine both show a process; the name under which it was created knows more of it.
+        best = {each.mark: each for each in sorted(found, key=lambda each: each.created_at is not None)}
+        return [best[mark] for mark in sorted(best)]
+
+    def destroy(self, instance_id: str) -> None:
+        host, mark = self._find(instance_id)
+        answer = host.call("destroy", mark=mark)
+        if answer["state"] == "gone":
+            host.forget(mark)
+
+    def log(self, instance_id: str) -> str:
+        host, mark = self._find(instance_id)
+        return str(host.call("log", mark=mark)["text"])
+
+    def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
+        """It has none of its own; the agent and the dead-man learn a new limit through the store."""
+
+    def list_resources(self) -> list[Resource]:
+        return []  # a folder and its processes are all there is
+
+    def destroy_resource(self, resource: Resource) -> None:
+        raise AssertionError(f"a host of one's own has no {resource.kind}")
+
+    def connection(self, instance_id: str) -> Connection | None:
+        return self._find(instance_id)[0].connection()
+
+    # --- helpers, in the order they are called ---
+
+    def _configured(self) -> Host:
+        if self._host is None:
+            raise UsageError(
+                what="No host is named for ssh.", why="cloud.ssh.host is empty.", fix="cloud.ssh.host: gpu.example.org"
+            )
+        return self._host
+
+    def _ask_facts(self) -> dict[str, Any]:
+        self._facts = self._facts or self._configured().call("facts")
+        return self._facts
+
+    def _there(self, mark: str) -> str:
+        return f"{self._ask_facts()['root']}/{mark}"
+
+    def _python(self) -> str:
+        python = self._configured().settings.python or "python3"
+        return f"{self._ask_facts()['home']}{python[1:]}" if python.startswith("~/") else python
+
+    def _hosts_in_use(self) -> list[Host]:
+        listed = self._world.listdir(self._root) if self._world.exists(self._root) else []
+        known = [host for name in listed if (host := Host.known(name, self._root, self._world)) is not None]
+        in_use = {host.name: host for host in known if host.marks()}
+        # Without a mark there it holds nothing of ours, unless the mark was lost; the host at hand is asked anyway.
+        if self._host is not None:
+            in_use[self._host.name] = self._host
+        return list(in_use.values())
+
+    def _find(self, instance_id: str) -> tuple[Host, str]:
+        mark, _, name = instance_id.partition("@")
+        if not mark.startswith(self._prefix):
+            raise ProviderRefused(
+                what=f"{instance_id!r} is not an instance of this home.",
+                why=f"Ours begin with {self._prefix}",
+                fix="homing runs",
+            )
+        hosts = {host.name: host for host in self._hosts_in_use()}
+        known = Host.known(name, self._root, self._world) if name else None
+        found = hosts.get(name) or known or next((h for h in hosts.values() if mark in h.marks()), None)
+        if found is None and not name:
+            found = self._host
+        if found is None:
+            # Never "gone": somewhere it may run, and only that host could tell.
+            raise ProviderRefused(
+                what=f"This home does not know the ssh host of {instance_id}.",
+                why=f"There is no {self._root / (name or 'USER@HOST:PORT')}.",
+                fix="Ask from the home that launched it, or end it on the host itself.",
+            )
+        return found, mark
+
+    def _id(self, host: Host, mark: str) -> str:
+        return f"{mark}@{host.name}"
+
+    def _instance(self, host: Host, answer: dict[str, Any]) -> Instance:
+        made, ended = answer.get("made"), answer.get("ended")
+        state = _STATES.get(answer["state"], "unknown")
+        rate = Decimal(made["rate_usd_per_hour"]) if made else Decimal(0)
+        # Its clock may be another one than ours: seconds are counted there, moments are told here.
+        until = float(ended["ended_at"]) if ended else float(answer["now"])
+        seconds = max(0.0, until - float(made["created_at"])) if made else 0.0
+        skew_s = self._world.now() - float(answer["now"])
+        return Instance(
+            id=self._id(host, answer["mark"]),
+            mark=answer["mark"],
+            provider=self.name,
+            state=state,
+            billing="no" if state == "gone" else "yes",
+            rate_usd_per_hour=rate,
+            created_at=float(made["created_at"]) + skew_s if made else None,
+            ended_at=float(ended["ended_at"]) + skew_s if ended else None,
+            spend_usd=rate * Decimal(str(seconds)) / 3600 if made else None,
+            is_running=bool(answer["is_running"]),
+            detail=str(answer["detail"]),
+            page=f"{host.name} {answer['folder']}",
+        )
+
+    def _unknown(self, host: Host, mark: str, exc: HomingError) -> Instance:
+        rate = Decimal(host.settings.rate_usd_per_hour)
+        return Instance(self._id(host, mark), mark, self.name, "unknown", "maybe", rate, detail=exc.what)
+
+
+def _proof(boot: Boot) -> tuple[str, str]:
+    """A small object that home has just put into a file: store: where it is, and its hash. "" for other stores."""
+    if not boot.store.startswith("file:") or not boot.inputs:
+        return "", ""
+    item = min(boot.inputs, key=lambda item: item.num_bytes)
+    return f"{boot.store.removeprefix('file:')}/{item.key}", item.sha256

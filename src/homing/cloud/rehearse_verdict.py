@@ -1,0 +1,87 @@
+"""What a rehearsal showed: the double's own bill against our ledger, and what is left. Each check can fail.
+
+The bill is the truth: the fake cloud knows who billed from when to when. The ledger must name every instance on it,
+say at least as many dollars, and at most by the margin more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from homing.cloud import meter
+from homing.cloud.ledger import LedgerLine
+
+__all__ = ["Row", "Verdict", "compare"]
+
+_ROUNDING_USD = Decimal("0.000001")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instance: what the cloud billed for it, and what our ledger says."""
+
+    mark: str
+    instances: int  # of this mark, on the bill
+    billed_s: float
+    bill_usd: Decimal
+    ledger_usd: Decimal
+
+
+@dataclass(frozen=True)
+class Verdict:
+    rows: list[Row]
+    problems: list[str]  # none: it came home
+
+    @property
+    def bill_usd(self) -> Decimal:
+        return sum((row.bill_usd for row in self.rows), Decimal(0))
+
+    @property
+    def ledger_usd(self) -> Decimal:
+        return sum((row.ledger_usd for row in self.rows), Decimal(0))
+
+
+def compare(bill: list[dict[str, Any]], now: float, lines: list[LedgerLine], limit_usd: Decimal) -> Verdict:
+    """`bill` as the fake cloud's /double/bill gives it, `now` by its clock."""
+    problems = [f"{each['kind']} {each['id']} ({each['mark']}) still bills." for each in bill if each["until"] is None]
+    problems += [f"The ledger has not closed {line.mark}: {line.state}." for line in lines if line.destroyed_at is None]
+    machines = [each for each in bill if each["kind"] == "instance"]
+    by_mark = {line.mark: line for line in lines}
+    rows = []
+    for mark in dict.fromkeys([*(line.mark for line in lines), *(each["mark"] for each in machines)]):
+        ours = [each for each in machines if each["mark"] == mark]
+        line = by_mark.get(mark)
+        spend = Decimal(line.spend_usd) if line is not None else Decimal(0)
+        seconds = sum((now if each["until"] is None else each["until"]) - each["since"] for each in ours)
+        row = Row(mark, len(ours), seconds, sum((Decimal(each["usd"]) for each in ours), Decimal(0)), spend)
+        rows.append(row)
+        problems += _disagreement(row, line)
+    problems += _overlaps(machines, now)
+    total = sum((Decimal(each["usd"]) for each in bill), Decimal(0))
+    if total > limit_usd:
+        problems.append(f"It cost {meter.show_usd(total)}, more than the limit of {meter.show_usd(limit_usd)}.")
+    return Verdict(rows, problems)
+
+
+def _disagreement(row: Row, line: LedgerLine | None) -> list[str]:
+    if line is None:
+        return [f"{row.mark} was billed {meter.show_usd(row.bill_usd)} and is not in the ledger."]
+    margin = meter.cost(Decimal(line.rate_usd_per_hour), meter.MARGIN_S)
+    if row.ledger_usd < row.bill_usd - _ROUNDING_USD:
+        return [f"The ledger says {row.ledger_usd} for {row.mark}, less than the {row.bill_usd} that was billed."]
+    if row.ledger_usd > row.bill_usd + margin:
+        return [f"The ledger says {row.ledger_usd} for {row.mark}, far more than the {row.bill_usd} that was billed."]
+    return []
+
+
+def _overlaps(machines: list[dict[str, Any]], now: float) -> list[str]:
+    """A run has one machine at a time: two that bill together are one too many."""
+    in_order = sorted(machines, key=lambda each: each["since"])
+    found = []
+    for earlier, later in itertools.pairwise(in_order):
+        if (now if earlier["until"] is None else earlier["until"]) > later["since"]:
+            found.append(f"{earlier['id']} and {later['id']} billed at the same time.")
+    return found

@@ -1,0 +1,165 @@
+"""Where the seconds of a run go on one offer, and so what a limit buys and which is the least that buys anything.
+
+    create | arrive | start | steps, evaluations, saves | finish | push | home | reserve of the guards | limit
+             boot,    load,                               last      last
+             inputs   compile                             save      checkpoint
+
+Each figure is measured (by the newest run on the same device, kept with the speeds), computed from sizes, or assumed,
+and `text` says which. Assumed ones are rather too long: a limit that launch accepts must bring a finished model home.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homing.cloud.home import Home
+from homing.cloud.providers.base import Offer
+from homing.cloud.speed import Speed, recall
+from homing.config.memory import training_memory
+from homing.units import format_bytes, format_duration
+from homing.wire.event import Event, Outcome
+from homing.wire.limit import END, LAND, reserve_s
+from homing.wire.run import Phase, Run
+
+__all__ = ["Timing", "Trip", "checkpoint_bytes", "measure_trip", "timing_of"]
+
+# Assumed until a run on the same device was measured.
+_START_S = 20.0  # the trainer loads torch and the data
+_COMPILE_S = 100.0  # and, on a card, compiles the model
+_HOME_S = 20.0  # processes that read back and say goodbye, and the call that ends billing
+_PUSH_BYTES_PER_S = {"file": 100e6}  # a disk; a network store: what 200 Mbit/s carry
+_NETWORK_BYTES_PER_S = 25e6
+_DISK_BYTES_PER_S = 50e6  # a save with its fsync and reading back
+_BYTES_PER_TOKEN = 4  # of a shard, at most
+
+_FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, in smaller batches
+_FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # what the trainer keeps back for its last evaluation, save and sample
+_MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # on speeds and times: the same machine on another day; a guess
+_LEAST_STEPS = 20  # to measure the pace of a run and to have something to decay
+_END_S = 3.0  # to start what ends billing, before the guards after the agent have their turn
+
+
+@dataclass(frozen=True)
+class Trip:
+    """What one run took beside its steps."""
+
+    arrive_s: float  # from the create call to the trainer's start
+    start_s: float  # from there to its first step
+    home_s: float  # from its outcome to the end of billing, without the transfer of checkpoints
+    push_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    arrive_s: float
+    start_s: float
+    tokens_per_s: float
+    save_s: float
+    push_s: float  # a checkpoint to the store
+    home_s: float
+    doubt: float  # by how much it may be slower than this
+    text: str
+
+    def whole_s(self, run: Run) -> float:
+        """As planned, from create to gone."""
+        work = sum(self._steps_s(phase, phase.num_steps) for phase in run.phases)
+        return self.arrive_s + self.start_s + work + self._finish_s(run) + self.home_s + 2 * self.push_s
+
+    def least_s(self, run: Run) -> float:
+        """The shortest limit that still brings a finished model home: warm-up, a few steps, their decay."""
+        work = sum(self._steps_s(phase, _least_steps(phase)) for phase in run.phases) + self.start_s
+        return self._with_reserve(self.doubt * (self.arrive_s + work) + self._finish_s(run))
+
+    def steps_in(self, run: Run, allowed_s: float) -> tuple[int, float]:
+        """How many of the planned steps fit into so many seconds, and when the last of them is done."""
+        land_s = allowed_s - max(reserve_s(LAND, allowed_s), reserve_s(END, allowed_s) + self.home_s + 2 * self.push_s)
+        land_s -= self._finish_s(run)
+        work_s = sum(self._steps_s(phase, phase.num_steps) for phase in run.phases)
+        planned = sum(phase.num_steps for phase in run.phases)
+        part = max(0.0, min(1.0, (land_s - self.arrive_s - self.start_s) / max(work_s, 1e-9)))
+        return int(planned * part), self.arrive_s + self.start_s + part * work_s
+
+    def _steps_s(self, phase: Phase, num_steps: int) -> float:
+        num_evals = num_steps // phase.eval_every if phase.eval_every else 0
+        num_saves = num_steps // phase.save_every if phase.save_every else 0
+        trained = num_steps * phase.batch_tokens / self.tokens_per_s
+        return trained + num_evals * self._eval_s(phase) + num_saves * self.save_s
+
+    def _eval_s(self, phase: Phase) -> float:
+        return phase.eval_tokens * _FORWARD_SHARE / self.tokens_per_s
+
+    def _finish_s(self, run: Run) -> float:
+        """The last evaluation, save and sample of each phase; a sample is about a step."""
+        each = [self._eval_s(p) + self.save_s + p.batch_tokens / self.tokens_per_s for p in run.phases]
+        return sum(_FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S for seconds in each)
+
+    def _with_reserve(self, work_s: float) -> float:
+        """The whole limit of which so much is left for work: the guards keep a part of it, which grows with it."""
+        allowed = work_s
+        for _ in range(100):
+            kept_s = max(reserve_s(LAND, allowed), reserve_s(END, allowed) + self.home_s + 2 * self.push_s)
+            if allowed - kept_s >= work_s and reserve_s(END, allowed) >= _END_S:
+                return allowed
+            allowed = max(allowed + 1.0, work_s + kept_s)
+        raise AssertionError(f"no limit keeps {work_s} s for work")
+
+
+def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
+    scheme = run.store.split(":")[0]
+    known = recall(run, offer, home)
+    is_measured = speed.source == "measured" and known is not None
+    push_bytes_per_s = _PUSH_BYTES_PER_S.get(scheme, _NETWORK_BYTES_PER_S)
+    num_bytes = (run.data.num_train_tokens + run.data.num_val_tokens) * _BYTES_PER_TOKEN
+    size = checkpoint_bytes(run)
+    trip = Trip(
+        arrive_s=offer.boot_s + num_bytes / push_bytes_per_s,
+        start_s=_START_S + (_COMPILE_S if offer.num_gpus and run.train.compile != "off" else 0.0),
+        home_s=_HOME_S,
+        push_bytes_per_s=push_bytes_per_s,
+    )
+    trip = Trip(**known) if known is not None else trip
+    text = (
+        f"{format_duration(trip.arrive_s)} to boot, {format_duration(trip.start_s)} to the first step,"
+        f" {format_bytes(size)} a checkpoint at {format_bytes(int(trip.push_bytes_per_s))}/s,"
+        f" {format_duration(trip.home_s)} to come home; {'measured here' if known is not None else 'assumed'}"
+    )
+    return Timing(
+        arrive_s=trip.arrive_s,
+        start_s=trip.start_s,
+        tokens_per_s=speed.tokens_per_s,
+        save_s=size / _DISK_BYTES_PER_S,
+        push_s=size / trip.push_bytes_per_s,
+        home_s=trip.home_s * (_MEASURED_DOUBT if known is not None else 1.0),
+        doubt=_MEASURED_DOUBT if is_measured else _DOUBT,
+        text=text,
+    )
+
+
+def checkpoint_bytes(run: Run) -> int:
+    """Weights and optimizer state of the largest phase; the rest of a checkpoint is small."""
+    memories = [training_memory(run, phase) for phase in run.phases]
+    return max(memory.weights + memory.optimizer for memory in memories)
+
+
+def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, ended_at: float) -> Trip | None:
+    """From what one attempt left in the store; None where something is missing."""
+    own = [event for event in events if event.t >= created_at]
+    first = next((event for event in own if event.kind == "first_step"), None)
+    pushes = [event.data for event in own if event.kind == "checkpoint_pushed" and event.data.get("seconds")]
+    if first is None or not pushes or ended_at <= outcome.t:
+        return None
+    start_s = float(first.data["seconds"])
+    rate = statistics.median(push["num_bytes"] / push["seconds"] for push in pushes)
+    last_push_s = float(pushes[-1]["seconds"])
+    return Trip(
+        arrive_s=round(max(0.0, first.t - start_s - created_at), 2),
+        start_s=round(start_s, 2),
+        home_s=round(max(1.0, ended_at - outcome.t - last_push_s), 2),
+        push_bytes_per_s=round(rate, 1),
+    )
+
+
+def _least_steps(phase: Phase) -> int:
+    return min(phase.num_steps, max(_LEAST_STEPS, 2 * phase.schedule.warmup_steps))

@@ -1,0 +1,63 @@
+"""What all phases of a run share: device, data, tokenizer, journal and wishes, opened once."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import homing
+from homing.lm.device import describe_device
+from homing.lm.phases import check_phases
+from homing.lm.tokenizer import Tokenizer
+from homing.lm.train.choices import set_up_device
+from homing.lm.train.control import Wishes
+from homing.lm.train.metrics import Journal
+from homing.lm.train.run_dir import check_data, read_papers
+from homing.wire.run import Run
+
+__all__ = ["Session", "open_session", "quiet_gc"]
+
+
+@dataclass(frozen=True)
+class Session:
+    run: Run
+    run_dir: Path
+    data_dir: Path
+    tokenizer: Tokenizer
+    papers: dict[str, bytes]
+    device: torch.device
+    journal: Journal
+    wishes: Wishes
+
+
+def open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes) -> Session:
+    check_phases(run.phases)
+    device = set_up_device(run.train)
+    where = f"{describe_device(device)}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
+    journal.aloud("run_started", f"homing {homing.__version__} trains {run.name} on {where}.", device=str(device))
+    data_dir, tokenizer = check_data(run, run_dir)
+    papers = read_papers(run, run_dir, data_dir, tokenizer)
+    return Session(run, run_dir, data_dir, tokenizer, papers, device, journal, wishes)
+
+
+@contextlib.contextmanager
+def quiet_gc() -> Iterator[Callable[[], None]]:
+    """After the first step nothing more is made that lives long: the collector's pauses would find nothing."""
+    was_on = gc.isenabled()
+
+    def settle() -> None:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    try:
+        yield settle
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()

@@ -1,0 +1,99 @@
+"""What a person writes after `store:`, taken apart: no disk, no network, no SDK.
+
+file:/path/to/folder
+s3://bucket/prefix       also s3:bucket/prefix; ?endpoint=https://...&region=... for R2, MinIO and the like
+hf:OWNER/NAME            a model repository; hf:datasets/OWNER/NAME for a dataset; a further part is a prefix
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from homing.errors import UsageError
+
+__all__ = ["FORMS", "HubAddress", "S3Address", "parse_hub", "parse_s3", "scheme_of"]
+
+# Scheme -> what a person writes.
+FORMS = {"file": "file:/path/to/folder", "s3": "s3://bucket/prefix", "hf": "hf:OWNER/NAME"}
+
+
+@dataclass(frozen=True)
+class S3Address:
+    bucket: str
+    prefix: str  # "" or ends in a slash
+    endpoint: str = ""
+    region: str = ""
+
+    @property
+    def url(self) -> str:
+        """One spelling for one place; the endpoint belongs to it, for the instance knows no other way to find it."""
+        parts = [f"{name}={value}" for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value]
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/") + ("?" + "&".join(parts) if parts else "")
+
+
+@dataclass(frozen=True)
+class HubAddress:
+    repo_type: str  # model | dataset
+    repo_id: str
+    prefix: str = ""
+
+    @property
+    def url(self) -> str:
+        kind = "datasets/" if self.repo_type == "dataset" else ""
+        return f"hf:{kind}{self.repo_id}/{self.prefix}".rstrip("/")
+
+
+def scheme_of(url: str) -> str:
+    scheme, colon, rest = url.partition(":")
+    if not colon or scheme not in FORMS:
+        raise UsageError(
+            what=f"{url!r} is not a store that homing can open.",
+            why=f"Supported: {', '.join(FORMS.values())}",
+            fix=f"Set in the run file, for example: store: {FORMS['file']}",
+        )
+    if not rest.strip("/"):
+        thing = {"file": "folder", "s3": "bucket", "hf": "repository"}[scheme]
+        raise UsageError(
+            what=f"{url!r} names no {thing}.",
+            why=f"After `{scheme}:` comes the {thing} that is the store. Supported: {', '.join(FORMS.values())}",
+            fix=f"Set in the run file, for example: store: {FORMS[scheme]}",
+        )
+    return scheme
+
+
+def parse_s3(url: str) -> S3Address:
+    place, _, query = url.partition(":")[2].partition("?")
+    bucket, _, prefix = place.lstrip("/").partition("/")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    strange = sorted(set(options) - {"endpoint", "region"})
+    problem = ""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", bucket):
+        problem = f"{bucket!r} cannot be the name of a bucket: 3 to 63 of a-z, 0-9, dot and dash."
+    elif strange:
+        problem = f"{strange[0]!r} is no part of an s3 address; there are endpoint and region."
+    elif any(part in ("", ".", "..") for part in prefix.strip("/").split("/")) and prefix.strip("/"):
+        problem = f"The prefix {prefix!r} has an empty, `.` or `..` part."
+    elif options.get("endpoint") and urlsplit(options["endpoint"]).scheme not in ("http", "https"):
+        problem = f"The endpoint {options['endpoint']!r} is no http address."
+    elif "@" in options.get("endpoint", ""):
+        problem = "An endpoint carries no user and no password; keys come from the environment."
+    if problem:
+        raise UsageError(f"{url!r} is no s3 store.", problem, f"Write: {FORMS['s3']}?endpoint=https://...")
+    folder = prefix.strip("/")
+    return S3Address(bucket, f"{folder}/" if folder else "", options.get("endpoint", ""), options.get("region", ""))
+
+
+def parse_hub(url: str) -> HubAddress:
+    parts = url.partition(":")[2].strip("/").split("/")
+    repo_type = {"datasets": "dataset", "models": "model"}.get(parts[0], "")
+    owner_name, rest = (parts[1:3], parts[3:]) if repo_type else (parts[:2], parts[2:])
+    is_named = len(owner_name) == 2 and all(re.fullmatch(r"\w[\w.-]{0,95}", part) for part in owner_name)
+    if not is_named or any(part in ("", ".", "..") for part in rest):
+        raise UsageError(
+            what=f"{url!r} names no repository on the Hub.",
+            why="It takes an owner (you or an organisation) and a name.",
+            fix=f"Write: {FORMS['hf']}   or, for a dataset: hf:datasets/OWNER/NAME",
+        )
+    return HubAddress(repo_type or "model", "/".join(owner_name), "".join(f"{part}/" for part in rest))

@@ -1,0 +1,63 @@
+"""What an instance needs to reach the store: names and values for its environment, never for a file, argv or log.
+
+s3   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), region and endpoint
+hf   HF_TOKEN, and HF_ENDPOINT where it is set
+file nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from homing.store.address import parse_s3, scheme_of
+
+__all__ = ["secrets"]
+
+_S3_AS_THEY_ARE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE")
+_HUB_AS_THEY_ARE = ("HF_ENDPOINT", "HF_HUB_DISABLE_XET")
+
+
+def secrets(url: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Where the person has none (a role on the machine will do), there are none to hand over."""
+    scheme = scheme_of(url)
+    if scheme == "s3":
+        return {**_plain(environment, _S3_AS_THEY_ARE), **_aws_keys(url, environment)}
+    if scheme == "hf":
+        return {**_plain(environment, _HUB_AS_THEY_ARE), **_hub_token(environment)}
+    return {}
+
+
+def _plain(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: environment[name] for name in names if environment.get(name)}
+
+
+def _aws_keys(url: str, environment: Mapping[str, str]) -> dict[str, str]:
+    if environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"):
+        return _plain(environment, ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
+    from homing.store.s3_client import open_door
+
+    # A profile, single sign-on or a role: the instance cannot read those files, so it gets what they say now.
+    door = open_door(parse_s3(url))
+    found: Any = door.credentials
+    if found is None:
+        return {}
+    frozen = found.get_frozen_credentials()
+    named = {
+        "AWS_ACCESS_KEY_ID": frozen.access_key,
+        "AWS_SECRET_ACCESS_KEY": frozen.secret_key,
+        "AWS_SESSION_TOKEN": frozen.token,
+        "AWS_REGION": str(door.client.meta.region_name or ""),
+    }
+    return {name: value for name, value in named.items() if value}
+
+
+def _hub_token(environment: Mapping[str, str]) -> dict[str, str]:
+    token = environment.get("HF_TOKEN", "").strip()
+    if not token:
+        try:
+            from huggingface_hub import get_token
+        except ImportError:
+            return {}  # opening the store says which extra is missing
+        token = get_token() or ""
+    return {"HF_TOKEN": token} if token else {}

@@ -1,0 +1,302 @@
+"""A store in a repository on the Hugging Face Hub: `hf:OWNER/NAME`, private when we make it.
+
+    put, put_many     one commit for all that is given; large files by LFS or Xet, as the Hub decides
+    get, sha256       the bytes as they come back, in ranges, all of one commit
+    create_if_absent  a commit that names its parent: the Hub refuses it if anybody committed meanwhile
+    list              of the newest commit
+
+A commit is heavy and counted, so live files go once a minute and together (pace_s, batch_files). Reading goes through
+World; commits through huggingface_hub, whose sockets are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from homing.errors import IntegrityError, StoreError
+from homing.store.address import parse_hub
+from homing.store.base import Entries, Entry, Files, Keys, Progress, check_key, is_aside, not_in_store, unwatched
+from homing.store.hf_client import Door, UploadFailed, hub_failures, open_door, status_of
+from homing.world import World
+
+__all__ = ["HubStore"]
+
+_BRANCH = "main"
+_PIECE = 16 << 20
+_IN_MEMORY = 8 << 20
+_GROWING = (".jsonl", ".log", ".csv", ".txt")
+_TRIES = 6
+_RACES = 40  # lost in a row before an exclusive write gives up
+_CONFLICTS = (409, 412)
+_PASSING = (408, 429, 500, 502, 503, 504)
+
+
+Operations = list[Any]  # a name outside the class, where `list` is a method
+
+
+class HubStore:
+    pace_s = 60.0
+    batch_files = 100
+
+    def __init__(self, url: str, world: World, *, create: bool = True) -> None:
+        self.address = parse_hub(url)
+        self.url = self.address.url
+        self.progress: Progress = unwatched
+        self._world = world
+        self._may_create = create
+
+    @cached_property
+    def door(self) -> Door:
+        return open_door(self.address, self._world)
+
+    @property
+    def _repo(self) -> dict[str, str]:
+        return {"repo_id": self.address.repo_id, "repo_type": self.address.repo_type}
+
+    # --- the promises of base ---
+
+    def put(self, key: str, path: str) -> Entry:
+        return self.put_many([(key, path)])[0]
+
+    def put_many(self, files: Files) -> Entries:
+        names = [self._name(key) for key, _ in files]
+        asides: Keys = []
+        first = files[0][0] if files else ""
+        try:
+            with self._as_store_error("pushed", first):
+                sources = [self._still(path, asides) for _, path in files]
+                additions = [self._addition(name, source) for name, source in zip(names, sources, strict=True)]
+                more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+                self._commit(additions, f"homing: {first}{more}")
+        finally:
+            for aside in asides:
+                self._world.remove(aside)
+        # The Hub's own hash of what it was handed; the same bytes that were read here.
+        infos = [addition.upload_info for addition in additions]
+        total = sum(info.size for info in infos)
+        self.progress(total, total)
+        return [Entry(key, info.size, info.sha256.hex()) for (key, _), info in zip(files, infos, strict=True)]
+
+    def put_bytes(self, key: str, data: bytes) -> Entry:
+        name = self._name(key)
+        with self._as_store_error("written", key):
+            self._commit([self._addition(name, data)], f"homing: {key}")
+        return Entry(key, len(data), hashlib.sha256(data).hexdigest())
+
+    def get(self, key: str, path: str, sha256: str | None = None) -> None:
+        aside = f"{path}.part-{self._world.random_hex(8)}"
+        digest, have = hashlib.sha256(), 0
+        try:
+            with self._as_store_error("fetched", key):
+                self._world.write(aside, b"")
+                for piece, total in self._pieces(key):
+                    self._world.append(aside, piece)
+                    digest.update(piece)
+                    have += len(piece)
+                    self.progress(have, total)
+            if sha256 is not None and digest.hexdigest() != sha256:
+                raise IntegrityError(
+                    what=f"{key} in {self.url} is not what it should be.",
+                    why=f"Its sha256 is {digest.hexdigest()}, expected {sha256}.",
+                    fix="Push it again from where it is whole, or use an older checkpoint.",
+                )
+            with self._as_store_error("fetched", key):
+                self._world.rename(aside, path)
+        finally:
+            self._world.remove(aside)
+
+    def read(self, key: str) -> bytes:
+        with self._as_store_error("read", key):
+            return b"".join(piece for piece, _ in self._pieces(key))
+
+    def sha256(self, key: str) -> str:
+        digest = hashlib.sha256()
+        with self._as_store_error("read", key):
+            for piece, _ in self._pieces(key):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def exists(self, key: str, revision: str = _BRANCH) -> bool:
+        name = self._name(key)
+        with self._as_store_error("looked at", key):
+            reply = self.door.fetch(self.door.resolve_url(name, revision), "HEAD")
+        if reply.status == 200:
+            return True
+        if self._is_absent(reply.status, reply.headers):
+            return False
+        raise self.door.error("looked at", key, reply.status, reply.headers.get("x-error-code", ""))
+
+    def list(self, prefix: str) -> Entries:
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            check_key(folder)
+        try:
+            with self._as_store_error("listed", prefix):
+                top = f"{self.address.prefix}{folder}".strip("/")
+                found = list(self.door.api.list_repo_tree(path_in_repo=top or None, recursive=True, **self._repo))
+        except StoreError as exc:
+            if status_of(exc.__cause__ or exc) == 404 and self._is_folder_missing(exc.__cause__):
+                return []
+            raise
+        start = self.address.prefix + prefix
+        entries = [
+            Entry(item.path[len(self.address.prefix) :], item.size)
+            for item in found
+            if hasattr(item, "size") and item.path.startswith(start) and item.path != ".gitattributes"
+        ]
+        return sorted((entry for entry in entries if not is_aside(entry.key)), key=lambda entry: entry.key)
+
+    def delete(self, key: str) -> None:
+        self.delete_many([key])
+
+    def delete_many(self, keys: Keys) -> None:
+        """In one commit, so that a checkpoint goes whole."""
+        from huggingface_hub import CommitOperationDelete
+
+        names = [self._name(key) for key in keys]
+        there = [name for key, name in zip(keys, names, strict=True) if self.exists(key)]
+        if there:
+            with self._as_store_error("deleted", keys[0]):
+                self._commit([CommitOperationDelete(name) for name in there], f"homing: remove {len(there)} files")
+
+    def create_if_absent(self, key: str, data: bytes) -> bool:
+        name = self._name(key)
+        # The title tells our commit from one by another with the same bytes: the SDK skips a commit that would change
+        # nothing, and answers with the newest one as if it were ours.
+        title = f"homing {self._world.random_hex(16)}: create {key}"
+        for number in range(_RACES):
+            parent = self.head()
+            if self.exists(key, parent):
+                return False
+            with self._as_store_error("written", key):
+                try:
+                    made = self._send([self._addition(name, data)], title, parent)
+                except hub_failures() as exc:
+                    if status_of(exc) in _CONFLICTS:
+                        self._world.sleep(min(0.05 * 1.3**number, 2.0) * (1 + int(self._world.random_hex(2), 16) / 255))
+                        continue
+                    if status_of(exc):
+                        raise
+                    # No answer: it may have happened all the same.
+                    if self._title_of(self.head()) == title:
+                        return True
+                    raise
+            return made != parent and self._title_of(made) == title
+        raise StoreError(
+            what=f"{key} could not be written in {self.url}.",
+            why=f"Others committed first, {_RACES} times in a row.",
+            fix="Try again, or give each run a repository of its own.",
+        )
+
+    # --- what preflight asks ---
+
+    def head(self) -> str:
+        """The newest commit; a repository that may be made and is not there is made, private."""
+        may_create = self._may_create  # before asking: another thread may make it meanwhile
+        with self._as_store_error("looked at", ""):
+            try:
+                return str(self.door.api.repo_info(**self._repo).sha)
+            except hub_failures() as exc:
+                if status_of(exc) not in (401, 404) or not may_create:
+                    raise
+            self._make_repository()
+            return str(self.door.api.repo_info(**self._repo).sha)
+
+    def _make_repository(self) -> None:
+        self.door.api.create_repo(private=True, exist_ok=True, **self._repo)
+        self._may_create = False
+
+    # --- commits ---
+
+    def _addition(self, name: str, source: str | bytes) -> Any:
+        from huggingface_hub import CommitOperationAdd
+
+        return CommitOperationAdd(path_in_repo=name, path_or_fileobj=source)
+
+    def _still(self, path: str, asides: Keys) -> str | bytes:
+        """What cannot change while it goes: the SDK hashes first and reads again later."""
+        if self._world.size(path) <= _IN_MEMORY:
+            return self._world.read(path)
+        if not path.endswith(_GROWING):
+            return path
+        asides.append(f"{path}.part-{self._world.random_hex(8)}")
+        self._world.copy(path, asides[-1])
+        return asides[-1]
+
+    def _commit(self, operations: Operations, title: str) -> None:
+        """Repeated: the same bytes once more change nothing."""
+        for number in range(1, _TRIES + 1):
+            may_create = self._may_create
+            try:
+                self._send(operations, title)
+                return
+            except hub_failures() as exc:
+                status = status_of(exc)
+                # Where there was no answer at all the SDK has tried for a while by itself.
+                tries = _TRIES if status in (*_CONFLICTS, *_PASSING) else 1 if status else 2
+                if status == 404 and may_create:
+                    self._make_repository()
+                elif number >= tries:
+                    raise
+                else:
+                    self._world.sleep(min(0.25 * 2**number, 8.0))
+
+    def _send(self, operations: Operations, title: str, parent: str | None = None) -> str:
+        call = {"operations": operations, "commit_message": title, "parent_commit": parent, "revision": _BRANCH}
+        try:
+            made = self.door.api.create_commit(**call, **self._repo)
+        except RuntimeError as exc:
+            raise UploadFailed(exc) from exc
+        self._may_create = False
+        return str(made.oid)
+
+    def _title_of(self, revision: str) -> str:
+        at = f"{self.door.endpoint}/api/{self.address.repo_type}s/{self.address.repo_id}/commits/{revision}"
+        reply = self.door.fetch(at)
+        if reply.status != 200:
+            raise self.door.error("looked at", "", reply.status, reply.headers.get("x-error-code", ""))
+        return str(json.loads(reply.body)[0]["title"])
+
+    # --- bytes ---
+
+    def _pieces(self, key: str) -> Iterator[tuple[bytes, int]]:
+        """The file in ranges, with its whole size. The first answer names the commit that the others are taken from."""
+        name, offset, total, revision = self._name(key), 0, 1, _BRANCH
+        while offset < total:
+            headers = {"Range": f"bytes={offset}-{offset + _PIECE - 1}"}
+            reply = self.door.fetch(self.door.resolve_url(name, revision), headers=headers)
+            if reply.status == 416 or (reply.status == 200 and not reply.body):
+                return  # an empty file has no range
+            if self._is_absent(reply.status, reply.headers):
+                raise not_in_store(key, self.url)
+            if reply.status not in (200, 206) or (reply.status == 200 and offset):
+                raise self.door.error("read", key, reply.status, reply.headers.get("x-error-code", ""))
+            total = int(reply.headers["content-range"].rpartition("/")[2]) if reply.status == 206 else len(reply.body)
+            revision = reply.headers.get("x-repo-commit", revision)
+            offset += len(reply.body)
+            if not reply.body:
+                raise OSError("the answer ended early")
+            yield reply.body, total
+
+    def _is_absent(self, status: int, headers: dict[str, str]) -> bool:
+        return status == 404 and headers.get("x-error-code") == "EntryNotFound"
+
+    def _is_folder_missing(self, exc: BaseException | None) -> bool:
+        headers = getattr(getattr(exc, "response", None), "headers", {})
+        return str(headers.get("X-Error-Code", "")) == "EntryNotFound"
+
+    def _name(self, key: str) -> str:
+        return self.address.prefix + check_key(key)
+
+    @contextlib.contextmanager
+    def _as_store_error(self, done: str, key: str) -> Iterator[None]:
+        door = self.door  # here, where a missing extra is still told as one
+        try:
+            yield
+        except hub_failures() as exc:
+            raise door.raised(exc, done, key) from exc

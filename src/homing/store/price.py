@@ -1,0 +1,80 @@
+"""What it costs to leave things in a store, by published prices of standard storage.
+
+Dollars for a GB (10^9 bytes) and a month, without tax, requests, transfer and free tiers, as the providers published
+them in 2025: AWS for S3 Standard, first 50 TB, by region; Cloudflare for R2. Where no published price is known (a
+service of one's own, another region, the Hub, whose plans include space) there is none, and only bytes are told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from urllib.parse import urlsplit
+
+from homing.store.address import parse_s3, scheme_of
+from homing.units import format_bytes
+
+__all__ = ["Kept", "kept"]
+
+PUBLISHED = "2025"
+_S3_USD_PER_GB_MONTH = {
+    "us-east-1": "0.023",
+    "us-east-2": "0.023",
+    "us-west-1": "0.026",
+    "us-west-2": "0.023",
+    "ca-central-1": "0.025",
+    "eu-west-1": "0.023",
+    "eu-west-2": "0.024",
+    "eu-west-3": "0.024",
+    "eu-central-1": "0.0245",
+    "eu-north-1": "0.023",
+    "ap-south-1": "0.025",
+    "ap-southeast-1": "0.025",
+    "ap-southeast-2": "0.025",
+    "ap-northeast-1": "0.025",
+    "sa-east-1": "0.0405",
+}
+_R2_USD_PER_GB_MONTH = "0.015"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stays in a store, and what that costs each month."""
+
+    num_bytes: int
+    usd_per_month: Decimal | None  # None: no published price is known
+    rate: str  # where the price comes from, for people
+
+    def __str__(self) -> str:
+        if self.usd_per_month is None:
+            return f"{format_bytes(self.num_bytes)}; {self.rate}"
+        shown = f"${self.usd_per_month:.2f}" if self.usd_per_month >= Decimal("0.005") else "under $0.01"
+        return f"{format_bytes(self.num_bytes)}, about {shown} a month ({self.rate})"
+
+    def to_dict(self) -> dict[str, object]:
+        usd = None if self.usd_per_month is None else str(self.usd_per_month)
+        return {"num_bytes": self.num_bytes, "usd_per_month": usd, "rate": self.rate}
+
+
+def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept:
+    """`region` and `endpoint` as the environment has them, where the address names none."""
+    scheme = scheme_of(url)
+    if scheme == "file":
+        return Kept(num_bytes, None, "a folder of one's own")
+    if scheme == "hf":
+        return Kept(num_bytes, None, "counted against the plan at the Hub")
+    address = parse_s3(url)
+    where = urlsplit(address.endpoint or endpoint).hostname or ""
+    if where.endswith(".r2.cloudflarestorage.com"):
+        return _priced(num_bytes, _R2_USD_PER_GB_MONTH, "R2 standard")
+    lies_in = address.region or region
+    if where and not where.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+        return Kept(num_bytes, None, f"no published price is known for {where}")
+    if lies_in not in _S3_USD_PER_GB_MONTH:
+        return Kept(num_bytes, None, f"no price is known here for the region {lies_in or '(none named)'}")
+    return _priced(num_bytes, _S3_USD_PER_GB_MONTH[lies_in], f"S3 Standard in {lies_in}")
+
+
+def _priced(num_bytes: int, usd_per_gb: str, what: str) -> Kept:
+    usd = Decimal(num_bytes) / Decimal(10**9) * Decimal(usd_per_gb)
+    return Kept(num_bytes, usd.quantize(Decimal("0.0001")), f"{what}, ${usd_per_gb} per GB, published {PUBLISHED}")

@@ -1,0 +1,341 @@
+"""Stages before training: each told, none tried for ever, and a machine that is not right goes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import http.server
+import io
+import json
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from tests.agent.conftest import Instance
+
+from homing.agent import bootstrap
+from homing.cloud.bundle import TORCH_RANGE
+from homing.wire import codec, names
+from homing.wire.boot import Boot, Bootstrap, EndBilling
+from homing.wire.event import Event
+from homing.world import Completed, World
+
+SMI = "NVIDIA H100 80GB HBM3, 570.86.15\n"
+
+
+class Machine(World):
+    """Answers the programs that a test machine lacks, and counts what was asked."""
+
+    def __init__(self, **answers: str | int) -> None:
+        self.answers, self.makes_folders = answers, False
+        self.asked: list[list[str]] = []
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, env: dict[str, str] | None = None, stdin: str = ""
+    ) -> Completed:
+        self.asked.append(list(argv))
+        if self.makes_folders and "venv" in argv:
+            self.mkdir(f"{argv[-1]}/lib/python3.12/site-packages")
+        for name, answer in self.answers.items():
+            if name.replace("_", "-") in " ".join(argv):
+                return Completed(0, answer, "") if isinstance(answer, str) else Completed(answer, "", "it broke")
+        return super().run(argv, timeout_s, env, stdin)
+
+
+@pytest.fixture
+def boot(tmp_path: Path) -> Boot:
+    (tmp_path / "work" / "run").mkdir(parents=True)
+    return Boot(
+        run_id="amber-1", run_name="amber", mark="homing-test-1", attempt=1, work_dir=str(tmp_path / "work"),
+        store="file:/none", inputs=[], trainer_argv=["python-there"], sync_argv=[],
+        end_billing=EndBilling(kind="command", argv=["true"]), started_at=0.0, rate_usd_per_hour="1",
+        spent_before_usd="0", spend_limit_usd="1", time_limit_s=0.0, idle_limit_s=0.0, stall_factor=10.0,
+    )  # fmt: skip
+
+
+def with_(boot: Boot, **told: object) -> Boot:
+    return dataclasses.replace(boot, bootstrap=Bootstrap(**told))  # type: ignore[arg-type]
+
+
+def events(boot: Boot) -> list[Event]:
+    lines = (Path(boot.work_dir) / "run" / names.EVENTS).read_text().splitlines()
+    return [codec.loads(Event, line) for line in lines]
+
+
+def problem(boot: Boot) -> str:
+    return str(json.loads((Path(boot.work_dir) / bootstrap.NOTE).read_text())["problem"])
+
+
+def wheel(folder: Path, *names_: str) -> tuple[str, str]:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names_:
+            archive.writestr(name, f"# {name}\n")
+    (folder / "x.whl").write_bytes(buffer.getvalue())
+    return "x.whl", hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def test_every_stage_is_told_with_its_name_and_seconds(boot: Boot) -> None:
+    assert bootstrap.run(with_(boot), World()) == 0
+    told = [(event.kind, event.data["stage"]) for event in events(boot)]
+    assert told == [("stage_done", stage) for stage in ("directories", "disk", "gpu", "code", "environment", "probe")]
+    assert all(event.data["seconds"] >= 0 for event in events(boot))
+
+
+def test_what_came_to_an_end_is_not_done_again_by_a_later_agent(boot: Boot) -> None:
+    assert bootstrap.run(with_(boot), World()) == 0
+    assert bootstrap.run(with_(boot), World()) == 0
+    assert len(events(boot)) == 6
+
+
+def test_a_stage_that_failed_is_not_tried_again(boot: Boot) -> None:
+    bad = with_(boot, disk_bytes=10**18)
+    assert bootstrap.run(bad, World()) == 1
+    assert "are needed" in problem(boot)
+    assert bootstrap.run(bad, World()) == 1
+    assert [event.kind for event in events(boot)] == ["stage_done", "stage_failed"]
+
+
+def test_a_stage_that_takes_the_process_down_is_begun_three_times_and_no_more(boot: Boot) -> None:
+    class Deadly(World):
+        def free_bytes(self, path: object) -> int:
+            raise KeyboardInterrupt  # the process ends here, with nothing said
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            bootstrap.run(with_(boot), Deadly())
+    assert bootstrap.run(with_(boot), World()) == 1
+    assert "begun 3 times" in problem(boot)
+
+
+def test_a_volume_that_cannot_be_written_is_named(boot: Boot, tmp_path: Path) -> None:
+    (tmp_path / "volume").write_text("in the way")
+    assert bootstrap.run(with_(boot, folders=[str(tmp_path / "volume" / "datasets")]), World()) == 1
+    assert "directories" in problem(boot)
+    assert str(tmp_path / "volume") in problem(boot)
+
+
+def test_a_disk_that_gives_back_something_else_is_found(boot: Boot) -> None:
+    class Rotten(World):
+        def read(self, path: object, offset: int = 0, max_bytes: int = -1) -> bytes:
+            data = super().read(path, offset, max_bytes)  # type: ignore[arg-type]
+            return data[:-1] + b"?" if ".check-" in str(path) else data
+
+    assert bootstrap.run(with_(boot), Rotten()) == 1
+    assert "does not give back" in problem(boot)
+
+
+@pytest.mark.parametrize(
+    ("answer", "count", "wrong"),
+    [(SMI, 1, ""), (SMI * 2, 2, ""), (SMI, 2, "were rented"), ("NVIDIA A10, 1\n", 1, "were rented"), (9, 1, "broke")],
+)
+def test_the_card_is_the_one_that_was_rented(boot: Boot, answer: str | int, count: int, wrong: str) -> None:
+    told = with_(boot, gpu_names=["h100", "h10080gbhbm3"], num_gpus=count)
+    assert bootstrap.run(told, Machine(nvidia_smi=answer)) == int(bool(wrong))
+    if wrong:
+        assert wrong in problem(boot)
+
+
+def test_code_is_checked_by_hash_unpacked_once_and_kept_in_its_folder(boot: Boot, tmp_path: Path) -> None:
+    name, sha256 = wheel(Path(boot.work_dir), "homing/__init__.py", "homing/a/b.py")
+    told = {"code": name, "code_sha256": sha256, "code_dir": str(tmp_path / "code")}
+    assert bootstrap.run(with_(boot, **told), World()) == 0
+    assert (tmp_path / "code" / "homing" / "a" / "b.py").read_text() == "# homing/a/b.py\n"
+    (Path(boot.work_dir) / bootstrap.NOTE).unlink()
+    (Path(boot.work_dir) / name).unlink()
+    assert bootstrap.run(with_(boot, **told), World()) == 0, "unpacked before: the wheel is not needed"
+
+
+@pytest.mark.parametrize("name", ["../evil.py", "/tmp/evil.py", "homing/../../evil.py"])
+def test_code_cannot_be_written_outside_its_folder(boot: Boot, tmp_path: Path, name: str) -> None:
+    file, sha256 = wheel(Path(boot.work_dir), name)
+    told = {"code": file, "code_sha256": sha256, "code_dir": str(tmp_path / "a" / "b" / "code")}
+    assert bootstrap.run(with_(boot, **told), World()) == 1
+    assert "outside" in problem(boot)
+    assert not list(tmp_path.rglob("evil.py"))
+
+
+def test_another_wheel_than_the_one_that_left_home_is_refused(boot: Boot, tmp_path: Path) -> None:
+    name, _ = wheel(Path(boot.work_dir), "homing/__init__.py")
+    told = {"code": name, "code_sha256": "0" * 64, "code_dir": str(tmp_path / "code")}
+    assert bootstrap.run(with_(boot, **told), World()) == 1
+    assert not (tmp_path / "code" / "homing").exists()
+
+
+@pytest.mark.slow
+def test_an_environment_is_made_from_the_lock_once_and_found_again_by_its_fingerprint(
+    boot: Boot, tmp_path: Path
+) -> None:
+    lock = tmp_path / "tiny-1.0-py3-none-any.whl"
+    _tiny_wheel(lock)
+    told = with_(boot, lock=[f"tiny @ file://{lock}"], python=sys.executable, env_dir=str(tmp_path / "cache" / "env-"))
+    assert bootstrap.run(told, Machine()) == 0
+    python = Path(boot.work_dir) / "env" / "bin" / "python"
+    assert World().run([str(python), "-c", "import tiny; print(tiny.N)"], 60).out.strip() == "7"
+    (Path(boot.work_dir) / bootstrap.NOTE).unlink()
+    again = Machine()
+    assert bootstrap.run(told, again) == 0
+    assert not [argv for argv in again.asked if "venv" in argv or "install" in argv]
+    assert "made before" in events(boot)[-2].text
+    other = dataclasses.replace(told, work_dir=str(tmp_path / "other"))
+    (tmp_path / "other" / "run").mkdir(parents=True)
+    assert bootstrap.run(other, Machine()) == 0
+    assert len([path for path in (tmp_path / "cache").glob("env-*") if path.is_dir()]) == 1
+
+
+def _tiny_wheel(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny.py", "N = 7\n")
+        archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        archive.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("tiny-1.0.dist-info/RECORD", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "is_theirs"),
+    [
+        ("3 12\n2.11.0+cu130\n/opt/image site\n", True),
+        ("3 12\n2.10.1\n/opt/x\n", False),
+        ("3 12\n2.14.0\n/opt/x\n", False),
+        ("3 12\n\n", False),
+    ],
+)
+def test_the_images_own_torch_is_used_if_it_is_in_range(boot: Boot, tmp_path: Path, said: str, is_theirs: bool) -> None:
+    # -c asks for versions, venv and pip do nothing here, ln leads to where they would have made it.
+    machine = Machine(**{"importlib": said, "venv": "", "install": "", "ln": "", "uv --version": 1})
+    told = with_(
+        boot, lock=["numpy==2.0"], torch="torch==2.13.0", torch_range=list(TORCH_RANGE), python="python3",
+        env_dir=str(tmp_path / "env-"),
+    )  # fmt: skip
+    machine.makes_folders = True
+    assert bootstrap.run(told, machine) == 0, problem(boot)
+    (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
+    assert ("torch==2.13.0" in (env / "lock.txt").read_text()) is not is_theirs
+    pth = env / "lib/python3.12/site-packages/image.pth"
+    assert pth.exists() is is_theirs
+    assert not is_theirs or "'/opt/image site'" in pth.read_text()
+
+
+@pytest.mark.slow
+def test_a_torch_that_lies_in_another_environment_is_seen_from_the_new_one(boot: Boot, tmp_path: Path) -> None:
+    told = with_(
+        boot, lock=[], torch="torch==2.13.0", torch_range=list(TORCH_RANGE), python=sys.executable,
+        env_dir=str(tmp_path / "env-"),
+    )  # fmt: skip
+    assert bootstrap.run(told, World()) == 0, problem(boot)
+    python = Path(boot.work_dir) / "env/bin/python"
+    code = "import importlib.util as u; print(u.find_spec('torch').origin)"
+    assert "torch" in World().run([str(python), "-c", code], 60).out
+
+
+def test_while_another_launch_makes_the_environment_it_is_waited_for_and_not_for_ever(
+    boot: Boot, tmp_path: Path
+) -> None:
+    class Taken(Machine):
+        waited_s = 0.0
+
+        def lock(self, path: object) -> bool:
+            return False
+
+        def monotonic(self) -> float:
+            return self.waited_s
+
+        def sleep(self, seconds: float) -> None:
+            self.waited_s += seconds
+
+    told = with_(boot, lock=["x==1"], python="python3", env_dir=str(tmp_path / "env-"))
+    taken = Taken(importlib="3 12\n")
+    assert bootstrap.run(told, taken) == 1
+    assert "another launch" in problem(boot)
+    assert taken.waited_s >= bootstrap.INSTALL_S
+    assert not any("venv" in argv for argv in taken.asked)
+
+
+def test_a_python_that_is_too_old_is_refused(boot: Boot, tmp_path: Path) -> None:
+    told = with_(boot, lock=["x==1"], python="python3", env_dir=str(tmp_path / "env-"))
+    assert bootstrap.run(told, Machine(importlib="3 8\n")) == 1
+    assert "Python 3.8" in problem(boot)
+
+
+def test_a_card_far_slower_than_it_should_be_goes_back_and_its_figures_are_told(boot: Boot) -> None:
+    floor = {"matmul_tflops": 300.0}
+    slow = with_(boot, probe_argv=["probe-it"], probe_floor=floor)
+    assert bootstrap.run(slow, Machine(probe_it='{"matmul_tflops": 100.0}')) == 1
+    assert "matmul_tflops 100 of 300" in problem(boot)
+
+
+@pytest.mark.parametrize("answer", ['{"matmul_tflops": NaN}', "{}", "not json", "", 1])
+def test_a_probe_without_a_good_figure_fails(boot: Boot, answer: str | int) -> None:
+    slow = with_(boot, probe_argv=["probe-it"], probe_floor={"matmul_tflops": 300.0})
+    assert bootstrap.run(slow, Machine(probe_it=answer)) == 1
+
+
+def test_a_good_probe_is_an_event_with_its_figures(boot: Boot) -> None:
+    good = with_(boot, probe_argv=["probe-it"], probe_floor={"matmul_tflops": 300.0})
+    assert bootstrap.run(good, Machine(probe_it='{"matmul_tflops": 600.5}')) == 0
+    assert "600.5" in events(boot)[-1].text
+
+
+# --- with the agent around it ---
+
+
+def bring(instance: Instance, **told: object) -> None:
+    (instance.root / "work" / names.BOOTSTRAP).write_bytes(Path(bootstrap.__file__).read_bytes())
+    instance.change(bootstrap=Bootstrap(**told))  # type: ignore[arg-type]
+
+
+def test_the_agent_trains_after_the_last_stage(instance: Instance) -> None:
+    bring(instance)
+    assert instance.run() == 0
+    kinds = instance.kinds()
+    assert kinds.count("stage_done") == 6
+    assert kinds.index("stage_done") < kinds.index("phase_started")
+    assert instance.has_ended_billing()
+
+
+def test_a_failing_stage_is_a_failed_outcome_that_comes_home_and_ends_billing(instance: Instance) -> None:
+    bring(instance, disk_bytes=10**18)
+    assert instance.run() == 1
+    assert instance.has_ended_billing()
+    assert "Stage disk failed" in instance.outcome().reason
+    assert instance.in_store(type(instance.outcome()), names.OUTCOME).state == "failed"
+    assert "phase_started" not in instance.kinds()
+    assert "Stage disk failed" in (instance.root / "agent.out").read_text(), "where a provider's own log looks"
+
+
+class Mailbox(http.server.BaseHTTPRequestHandler):
+    letters: list[bytes] = []  # noqa: RUF012
+
+    def do_PUT(self) -> None:
+        Mailbox.letters.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def mailbox() -> Iterator[str]:
+    Mailbox.letters = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mailbox)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/log"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.slow
+def test_a_boot_that_dies_before_anything_can_push_leaves_its_reason_in_the_mailbox_and_ends(
+    instance: Instance, mailbox: str
+) -> None:
+    bring(instance, disk_bytes=10**18)
+    instance.change(mailbox=mailbox, sync_argv=["/nowhere/python", "-m", "homing.store.sync"])
+    assert instance.run(timeout_s=150) == 1
+    assert instance.has_ended_billing()
+    assert b"Stage disk failed" in b"".join(Mailbox.letters)

@@ -1,0 +1,44 @@
+"""`homing limit`: old -> new, and whether the agent has confirmed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, clear, lay_out, typing
+
+
+@pytest.fixture
+def say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], homing_home: Path
+) -> Iterator[Homing]:
+    lay_out(tmp_path, monkeypatch, steps=100_000, step_s=0.02)
+    yield typing(capsys, monkeypatch)
+    clear(homing_home)
+
+
+def test_it_says_old_new_and_worst_case_and_waits_for_the_agent(say: Homing) -> None:
+    assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    said = say("limit", "moss", "--spend", "3", "--time", "9h")
+    assert said.code == 0
+    assert "$1.00 -> $3.00, time no limit -> 9h00m" in said.out
+    assert "worst case $3.00" in said.out
+    assert "The agent has confirmed it." in said.err
+    again = say("limit", "moss", "--spend", "2", "--json").json
+    assert (again["old_usd"], again["new_usd"], again["is_confirmed"]) == ("3", "2", True)
+    assert say("status", "moss", "--json").json["spend_limit_usd"] == "2"
+
+
+@pytest.mark.parametrize("argv", [("--spend", "0"), ("--spend", "lots"), ("--time", "soon"), ()])
+def test_what_is_no_limit_is_refused(say: Homing, argv: tuple[str, ...]) -> None:
+    assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    assert say("limit", "moss", *argv).code == 2
+
+
+def test_an_ended_run_is_told_how_to_go_on(say: Homing) -> None:
+    assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    assert say("destroy", "moss", "--yes").code == 0
+    said = say("limit", "moss", "--spend", "3")
+    assert said.code == 2
+    assert "homing launch moss --resume --spend-limit 3.00" in said.err

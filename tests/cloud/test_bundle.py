@@ -1,0 +1,116 @@
+"""The exact tree as a wheel, and the versions it stands on."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import io
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import homing
+from homing.cloud import bundle
+from homing.errors import UsageError
+from homing.world import Completed, World
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_same_tree_gives_the_same_bytes() -> None:
+    first, second = bundle.wheel_bytes(World()), bundle.wheel_bytes(World())
+    assert hashlib.sha256(first).hexdigest() == hashlib.sha256(second).hexdigest()
+
+
+def test_every_file_of_the_package_is_in_it_and_nothing_else() -> None:
+    package = Path(homing.__file__).parent
+    with zipfile.ZipFile(io.BytesIO(bundle.wheel_bytes(World()))) as archive:
+        inside = {name for name in archive.namelist() if name.startswith("homing/")}
+        for name in inside:
+            assert archive.read(name) == (package.parent / name).read_bytes()
+        record = archive.read(f"homing-{homing.__version__}.dist-info/RECORD").decode()
+    here = {str(path.relative_to(package.parent)) for path in package.rglob("*") if path.is_file()}
+    assert inside == {name for name in here if "__pycache__" not in name}
+    assert {line.split(",")[0] for line in record.splitlines()} >= inside
+
+
+@pytest.mark.slow
+def test_pip_installs_it_and_its_program_starts(tmp_path: Path) -> None:
+    wheel = tmp_path / bundle.WHEEL
+    wheel.write_bytes(bundle.wheel_bytes(World()))
+    target = tmp_path / "site"
+    argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", target, wheel]
+    subprocess.run(argv, check=True, capture_output=True, timeout=240)
+    code = "import homing, sys; print(homing.__file__)"
+    env = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().startswith(str(target))
+    assert (target / "bin" / "homing").exists()
+
+
+def test_the_lock_pins_what_is_installed_and_leaves_torch_to_the_machine() -> None:
+    found = bundle.lock("file:/store")
+    pinned = dict(line.split("==") for line in found.lines)
+    for name in ("numpy", "tokenizers", "safetensors", "httpx"):
+        assert pinned[name] == importlib.metadata.version(name)
+    assert "torch" not in pinned
+    assert "pytest" not in pinned, "only what training needs"
+    assert not [name for name in pinned if name.startswith("nvidia")]
+    assert re.fullmatch(r"torch==\d+\.\d+\.\d+", found.torch), "without this machine's own build"
+    assert found.loose == ()
+
+
+def test_the_lock_has_what_the_store_needs() -> None:
+    assert any(line.startswith("boto3==") for line in bundle.lock("s3://bucket/x").lines)
+    assert not any(line.startswith("boto3==") for line in bundle.lock("file:/x").lines)
+
+
+def test_what_is_not_installed_here_is_named_as_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.distribution
+
+    def without(name: str) -> importlib.metadata.Distribution:
+        if name in ("torch", "rustbpe"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", without)
+    found = bundle.lock("file:/x")
+    assert found.torch == "torch>=2.11,<2.14"
+    assert "rustbpe>=0.1" in found.lines
+    assert "rustbpe>=0.1" in found.loose
+
+
+def test_the_range_of_torch_is_the_one_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    least, below = bundle.TORCH_RANGE
+    assert f"torch>={least},<{below}" in extras["lm"]
+
+
+class Git(World):
+    def __init__(self, status: str, *, is_known: bool = True) -> None:
+        self.status, self.is_known = status, is_known
+
+    def run(self, argv, timeout_s, env=None, stdin=""):  # type: ignore[no-untyped-def]
+        if "ls-files" in argv:
+            return Completed(0 if self.is_known else 1, "", "")
+        return Completed(0, self.status if "status" in argv else "c0ffee\n", "")
+
+
+def test_a_tree_with_changes_is_refused_only_when_asked_for() -> None:
+    assert bundle.tree_state(Git(" M src/homing/world.py\n?? new.py\n")) == (
+        "c0ffee",
+        ["src/homing/world.py", "new.py"],
+    )
+    with pytest.raises(UsageError, match="2 changes") as refused:
+        bundle.check_committed(Git(" M src/homing/world.py\n?? new.py\n"))
+    assert "new.py" in refused.value.why
+    bundle.check_committed(Git(""))
+
+
+def test_an_installed_package_inside_somebodys_repository_has_no_commit() -> None:
+    assert bundle.tree_state(Git(" M other.py\n", is_known=False)) == ("", [])

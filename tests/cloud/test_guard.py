@@ -1,0 +1,437 @@
+"""The guard at home: limits, ends that did not happen, machines that went, and never twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cloud.rig import make_draft, marked_now, trainer_argv
+
+from homing.cloud import diary, meter
+from homing.cloud.guard import DEAD_S, STALE_S, Pass, guard_pass, wait_for_next
+from homing.cloud.guards import is_on_duty
+from homing.cloud.home import Home
+from homing.cloud.launch import Launched, launch
+from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.providers.local import Local
+from homing.errors import ProviderRefused, StoreError
+from homing.store import FileStore, run_key
+from homing.wire import codec, names
+from homing.wire.control import Heartbeat
+from homing.wire.event import Outcome
+from homing.wire.limit import DEAD_MAN, END, GUARD, PROVIDER
+from homing.wire.run import Limits
+from homing.world import World
+
+
+class Later(World):
+    """The real machine, seen from a home whose clock can be set forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.ahead_s
+
+
+@pytest.fixture
+def home(homing_home: Path) -> Any:
+    found = Home(homing_home, Later())
+    yield found
+    provider = Home(homing_home, World()).provider("local")
+    for instance in provider.list_owned():
+        provider.destroy(instance.id)
+
+
+def ahead(home: Home, seconds: float) -> None:
+    assert isinstance(home.world, Later)
+    home.world.ahead_s += seconds
+
+
+def begin(home: Home, tmp_path: Path, **told: Any) -> Launched:
+    return launch(make_draft(home, tmp_path, **{"steps": 100_000, **told}), home)
+
+
+def kill_all(home: Home) -> None:
+    """The dead-man among them, again and again: nobody may start anybody."""
+    while marked_now(home):
+        for pid, _ in marked_now(home):
+            World().signal(pid, signal.SIGKILL)
+
+
+def row(home: Home) -> RunRow:
+    return home.ledger.find("moss")
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def test_a_healthy_run_is_left_alone_and_the_next_round_is_at_its_limit(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path)
+    made = guard_pass(home, every_s=60)
+    assert (made.done, made.alerts, made.problems, made.may_bill) == ([], [], [], [])
+    line = home.ledger.lines()[-1]
+    assert line.created_at is not None
+    limit_s = 10_000  # a dollar at 36 cents an hour
+    assert line.created_at + limit_s - 60 < made.next_at < line.created_at + limit_s
+    assert row(home).state == "running"
+
+
+def test_at_the_spend_limit_it_destroys_inside_the_limit_and_says_so(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    ahead(home, 10_000 - 30)
+    assert guard_pass(home).done == [], "agent and dead-man have their turn first"
+    ahead(home, 25)
+    made = guard_pass(home)
+    assert "ends it at its limit: spent $1.00 of $1.00" in made.done[0]
+    assert home.provider("local").describe(done.instance.id).state == "gone"
+    assert (row(home).state, row(home).exit_code) == ("stopped", 5)
+    assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
+    assert diary.read(home, done.run.id)[-1].kind == "guard_ends"
+    assert guard_pass(home).done == []
+    assert not row(home).is_live, "what reached its limit is not launched again"
+
+
+def test_at_the_time_limit_it_destroys_too(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path, limits=Limits(time_s=3600.0))
+    ahead(home, 3600 - 10)
+    assert "1h00m allowed" in guard_pass(home).done[0]
+    assert not marked_now(home)
+
+
+def test_what_the_provider_says_it_costs_counts_where_it_is_more(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path)
+    home.ledger.update(home.ledger.lines()[-1].mark, spend_usd="0.9999")
+    assert "at its limit" in guard_pass(home).done[0]
+
+
+def test_a_destroy_that_is_not_confirmed_may_bill_and_is_tried_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    ahead(home, 10_000)
+    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "destroy", lambda *_: (_ for _ in ()).throw(ProviderRefused("No, says the provider.")))
+        made = guard_pass(home)
+        assert len(made.may_bill) == 1
+        assert "No, says the provider" in made.may_bill[0]
+    made = guard_pass(home)
+    assert made.may_bill == []
+    assert not marked_now(home)
+
+
+def test_a_provider_that_cannot_be_asked_leaves_the_limit_in_force(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "list_owned", lambda self: (_ for _ in ()).throw(OSError("no route")))
+        made = guard_pass(home)
+        assert "could not be asked, so its instances may bill" in made.problems[0]
+        assert made.done == []
+        assert made.next_at < home.world.now() + 10_000
+
+
+def test_one_runs_trouble_does_not_keep_it_from_the_others(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern")
+    ahead(home, 10_000)
+    real, monkey = Local.destroy, []
+
+    def stubborn(self: Local, instance_id: str) -> None:
+        if "fern" in instance_id:
+            monkey.append(instance_id)
+            raise OSError("reset")
+        real(self, instance_id)
+
+    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "destroy", stubborn)
+        made = guard_pass(home)
+    assert monkey
+    assert [said.split(":")[0] for said in made.done] == [row(home).id]
+    assert any("fern" in said for said in made.may_bill)
+
+
+def test_a_run_that_ended_and_still_bills_is_destroyed_after_a_margin(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = begin(home, tmp_path)
+    kill_all(home)
+    store = home.store_of(done.run)
+    mark = home.ledger.lines()[-1].mark
+    beat = Heartbeat(time.time(), mark, 1, "ending", 0.0, "0.36", "0.1")
+    store.put_bytes(run_key(done.run.id, names.HEARTBEAT), codec.dumps(beat).encode())
+    outcome = Outcome("done", "All steps are done.", 0, t=home.world.now(), is_final=True)
+    store.put_bytes(run_key(done.run.id, names.OUTCOME), codec.dumps(outcome).encode())
+    assert guard_pass(home).done == []
+    assert row(home).state == "done"
+    ahead(home, meter.MARGIN_S + 1)
+    assert "still bills" in guard_pass(home).done[0]
+    assert row(home).state == "done"
+    assert home.provider("local").list_owned() == []
+
+
+def test_a_failed_machine_that_is_kept_stays_until_it_is_silent(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    kill_all(home)
+    store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
+
+    def beat() -> None:
+        kept = Heartbeat(home.world.now(), mark, 1, "kept", 0.0, "0.36", "0.1")
+        store.put_bytes(run_key(done.run.id, names.HEARTBEAT), codec.dumps(kept).encode())
+
+    outcome = Outcome("failed", "It broke.", 1, t=home.world.now())
+    store.put_bytes(run_key(done.run.id, names.OUTCOME), codec.dumps(outcome).encode())
+    for _ in range(3):
+        ahead(home, meter.MARGIN_S)
+        beat()
+        assert guard_pass(home).done == []
+    ahead(home, STALE_S + 1)
+    assert "still bills" in guard_pass(home).done[0]
+
+
+def silence(home: Home, done: Launched, *, with_heartbeat: bool) -> None:
+    """The machine goes on, and nothing of it reaches the store any more."""
+    kill_all(home)
+    store = home.store_of(done.run)
+    if not with_heartbeat:
+        store.delete(run_key(done.run.id, names.HEARTBEAT))
+
+
+@pytest.fixture
+def _running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider does not know what runs on it, as most do not."""
+    real = Local.describe
+    monkeypatch.setattr(Local, "describe", lambda self, i: dataclasses.replace(real(self, i), is_running=True))
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_silent_machine_is_told_of_once_and_louder_later_and_not_destroyed(home: Home, tmp_path: Path) -> None:
+    silence(home, begin(home, tmp_path), with_heartbeat=True)
+    ahead(home, STALE_S + 10)
+    assert "No heartbeat for 5m" in guard_pass(home).alerts[0]
+    assert guard_pass(home).alerts == []
+    ahead(home, 1800)
+    assert "NO HEARTBEAT" in guard_pass(home).alerts[0]
+    assert guard_pass(home).done == []
+    assert row(home).is_live
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_machine_that_never_said_a_word_is_destroyed_after_the_idle_limit(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path, limits=Limits(idle_s=600.0, relaunches=0))
+    silence(home, done, with_heartbeat=False)
+    ahead(home, 560)
+    assert guard_pass(home).done == []
+    ahead(home, 50)
+    made = guard_pass(home)
+    assert "has said nothing" in made.done[0]
+    assert home.provider("local").list_owned() == []
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_machine_whose_launch_still_waits_for_it_is_left_to_the_launch(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path, limits=Limits(idle_s=600.0))
+    silence(home, done, with_heartbeat=False)
+    lock = home.launch_lock(home.ledger.lines()[-1].mark)
+    lock.parent.mkdir(exist_ok=True)
+    code = f"import fcntl, time; f = open({str(lock)!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); time.sleep(600)"
+    launcher = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_until(lambda: World().is_locked(lock))
+        ahead(home, 700)
+        assert guard_pass(home).done == []
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert "has said nothing" in guard_pass(home).done[0]
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_store_that_cannot_be_read_is_no_silent_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silence(home, begin(home, tmp_path), with_heartbeat=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "read", lambda *_: (_ for _ in ()).throw(StoreError("The store is away.")))
+        ahead(home, 5000)
+        made = guard_pass(home)
+        assert made.done == []
+        assert "Its limit is still guarded from here." in made.alerts[0]
+        ahead(home, 5000)
+        assert "at its limit" in guard_pass(home).done[0]
+
+
+def use_rig_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **told: Any) -> None:
+    monkeypatch.setattr(
+        "homing.cloud.boot.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), **told),
+    )
+
+
+def test_a_run_whose_machine_died_goes_on_elsewhere_from_its_checkpoint(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=40, step_s=0.02)
+    done = begin(home, tmp_path, step_s=0.02)
+    store = home.store_of(done.run)
+    wait_until(lambda: any(e.key.endswith(names.MANIFEST) for e in store.list(run_key(done.run.id, "checkpoints"))))
+    kill_all(home)
+    assert "Nothing of ours runs" in guard_pass(home).alerts[0]
+    assert guard_pass(home).done == [], "seen once is not enough"
+    ahead(home, DEAD_S + 1)
+    made = guard_pass(home)
+    assert "nothing of ours runs on its machine any more" in made.done[0]
+    assert "Attempt 2 is launched on local" in made.done[1]
+    lines = home.ledger.lines(done.run.id)
+    assert [line.attempt for line in lines] == [1, 2]
+    assert lines[0].destroyed_at is not None
+
+    def is_done() -> bool:
+        guard_pass(home)
+        return row(home).state == "done"
+
+    wait_until(is_done)
+    log = store.read(run_key(done.run.id, "logs", "trainer.log")).decode()
+    assert "trainer begins at step 1\n" in log
+    assert any(f"trainer begins at step {step}\n" in log for step in range(2, 41))
+    assert meter.total_spend(home.ledger.lines(), home.world.now()) < 1
+
+
+def test_a_preempted_run_is_launched_again_and_one_destroyed_by_hand_is_not(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homing.cloud.destroy import destroy_run
+
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
+    os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: not home.provider("local").list_owned())
+    made = guard_pass(home)
+    assert "Attempt 2 is launched" in made.done[0]
+    assert row(home).state == "running"
+    destroy_run(home, row(home))
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed by hand"
+    assert home.provider("local").list_owned() == []
+
+
+def is_agent(pid: int) -> bool:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"agent.zip" in line and b"--dead-man" not in line
+
+
+@pytest.mark.parametrize(
+    ("limits", "on_preempt", "said"),
+    [(Limits(relaunches=0), "relaunch", "limits.relaunches is 0"), (Limits(), "stop", "cloud.on_preempt is stop")],
+)
+def test_the_run_file_says_whether_and_how_often(
+    home: Home, tmp_path: Path, limits: Limits, on_preempt: str, said: str
+) -> None:
+    ready = make_draft(home, tmp_path, steps=100_000, limits=limits)
+    cloud = dataclasses.replace(ready.run.cloud, on_preempt=on_preempt)
+    launch(dataclasses.replace(ready, run=dataclasses.replace(ready.run, cloud=cloud)), home)
+    kill_all(home)
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    made = guard_pass(home)
+    assert any(said in text for text in made.done)
+    assert guard_pass(home).done == [], "said once"
+    assert len(home.ledger.lines()) == 1
+
+
+def test_with_too_little_left_it_is_not_launched_again_and_that_is_said_once(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path)
+    kill_all(home)
+    guard_pass(home)
+    ahead(home, 9_970)
+    made = guard_pass(home)
+    assert "nothing of ours runs" in made.done[0]
+    assert "could not be launched again yet" in made.alerts[0]
+    assert guard_pass(home).alerts == []
+    assert len(home.ledger.lines()) == 1
+
+
+def test_two_guards_at_once_launch_one(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    kill_all(home)
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    made: list[Pass] = []
+    other = Home(home.path, home.world)
+    threads = [threading.Thread(target=lambda h=h: made.append(guard_pass(h))) for h in (home, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(made) == 2
+    attempts = [line.attempt for line in home.ledger.lines()]
+    assert attempts == [1, 2]
+    assert len(home.provider("local").list_owned()) == 1
+    assert sum("Attempt 2" in text for each in made for text in each.done) == 1
+
+
+def test_an_instance_that_no_run_knows_is_told_and_not_touched(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    (home.path / "ledger.sqlite").unlink()
+    for name in ("ledger.sqlite-wal", "ledger.sqlite-shm"):
+        (home.path / name).unlink(missing_ok=True)
+    home = Home(home.path, home.world)
+    made = guard_pass(home)
+    assert "belongs to no run: homing reconcile" in made.may_bill[0]
+    assert home.provider("local").describe(done.instance.id).state == "ready"
+
+
+def test_a_round_is_signed_so_that_a_launch_can_count_on_it(home: Home) -> None:
+    assert not is_on_duty(home)
+    guard_pass(home)
+    assert not is_on_duty(home), "one look, as of `watch`, is no guard on duty"
+    guard_pass(home, every_s=60)
+    assert is_on_duty(home)
+    ahead(home, 200)
+    assert not is_on_duty(home)
+
+
+def test_the_next_round_is_not_later_than_a_limit(home: Home) -> None:
+    slept: list[float] = []
+    home.world.sleep = slept.append  # type: ignore[method-assign]
+    wait_for_next(home, Pass(next_at=home.world.now() + 7), 60)
+    wait_for_next(home, Pass(next_at=home.world.now() + 700), 60)
+    wait_for_next(home, Pass(next_at=home.world.now() - 5), 60)
+    assert [round(seconds) for seconds in slept] == [7, 60, 0]
+
+
+def test_the_guards_come_in_their_order_in_money_too() -> None:
+    line = LedgerLine("m", "r", "r", 1, "local", "o", "3.60", "1", 0.0, created_at=1000.0)
+    before = LedgerLine("b", "r", "r", 1, "local", "o", "3.60", "1", 0.0, destroyed_at=900.0, spend_usd="0.50")
+    moments = [
+        meter.moment(share, [before, line], Decimal(1), 0.0, 1100.0) for share in (END, DEAD_MAN, GUARD, PROVIDER)
+    ]
+    assert moments == sorted(moments)
+    assert moments[-1] < 1500  # half a dollar at 3.60 an hour is 500 s
+    assert meter.moment(GUARD, [before], Decimal(1), 0.0, 1100.0) == float("inf")
+    with_volume = meter.moment(GUARD, [before, line], Decimal(1), 0.0, 1100.0, Decimal("3.60"))
+    assert with_volume < 1300

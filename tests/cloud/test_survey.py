@@ -1,0 +1,257 @@
+"""Everything that carries our mark against the ledger, on a cloud double that bills on its own clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contracts.providers import ProviderContract
+from tests.doubles.fake_world import KEY, FakeWorld
+
+from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
+from homing.cloud.home import Home
+from homing.cloud.ledger import Adopted, LedgerLine, RunRow
+from homing.cloud.mark import make_mark
+from homing.cloud.providers.base import Instance
+from homing.cloud.providers.fake import KEY_HEADER
+from homing.cloud.providers.fake_faults import Faults, Strike
+from homing.cloud.reconcile import CREATE_GRACE_S, refresh
+from homing.cloud.survey import Finding, end, keep, survey
+from homing.errors import StillBilling
+from homing.world import HttpRequest, HttpResponse, NetworkError
+
+RUN = "moss-20260101-000000-abcd"
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld()
+
+
+@pytest.fixture
+def home(homing_home: Path, world: FakeWorld) -> Home:
+    return Home(homing_home, world)
+
+
+def rent(home: Home, tmp_path: Path, attempt: int = 1, *, owner: str = "", run: str = RUN) -> Instance:
+    """As a launch does it, without the rest of it."""
+    mark = make_mark(owner or home.owner, run, attempt)
+    provider = home.provider("fake")
+    if owner:
+        provider = type(provider)(home=home.path, owner=owner, world=home.world)  # type: ignore[call-arg]
+    return provider.create(ProviderContract().make_request(provider, mark, tmp_path))
+
+
+def note(home: Home, instance_id: str | None = None, attempt: int = 1, **columns: Any) -> LedgerLine:
+    now = home.world.now()
+    line = LedgerLine(make_mark(home.owner, RUN, attempt), RUN, "moss", attempt, "fake", "h100", "2.49", "12", now)
+    home.ledger.intend(RunRow(RUN, "moss", "running", now, "file:/nowhere", "f" * 64, "12"), line)
+    if columns.pop("is_created", True):
+        home.ledger.begin_create(line.mark, now)
+    if instance_id is not None:
+        home.ledger.update(line.mark, instance_id=instance_id)
+    return dataclasses.replace(line, **columns)
+
+
+def add(world: FakeWorld, kind: str, name: str) -> None:
+    body = json.dumps({"name": name, "size_gb": 100}).encode()
+    world.cloud.handle(HttpRequest("POST", f"http://x/{kind}", {KEY_HEADER: KEY}, body))
+
+
+def kinds(home: Home) -> list[tuple[str, str]]:
+    return [(finding.kind, finding.thing) for finding in survey(home).findings]
+
+
+def test_what_the_ledger_knows_and_what_lives_agree(home: Home, tmp_path: Path) -> None:
+    instance = rent(home, tmp_path)
+    note(home, instance.id)
+    (finding,) = survey(home).findings
+    assert (finding.kind, finding.run_id, finding.id) == ("known", RUN, instance.id)
+    assert not survey(home).to_answer
+
+
+def test_what_the_ledger_forgot_is_found_with_age_rate_and_dollars_and_ended(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
+    instance = rent(home, tmp_path)
+    world.pass_time(3600)
+    (finding,) = survey(home).to_answer
+    assert (finding.kind, finding.run_id, finding.id) == ("forgotten", "", instance.id)
+    assert finding.age_s == pytest.approx(3600, abs=5)
+    assert finding.spend_usd >= finding.rate_usd_per_hour * Decimal("0.99") > 0
+    assert survey(home).to_answer  # asked again until somebody answers
+    assert end(home, finding) == ""
+    assert world.machines.running == []
+    (line,) = home.ledger.lines()
+    assert (line.billing, line.state) == ("no", "gone")
+    assert survey(home).findings == []
+
+
+def test_what_is_kept_is_in_the_ledger_under_its_run_and_is_not_asked_about_again(home: Home, tmp_path: Path) -> None:
+    first = rent(home, tmp_path)
+    note(home, first.id)
+    second = rent(home, tmp_path, 2)
+    stray = rent(home, tmp_path, 1, run="other-20260101-000000-abcd")
+    for finding in survey(home).to_answer:
+        keep(home, finding)
+    assert survey(home).to_answer == []
+    lines = {line.instance_id: line for line in home.ledger.lines()}
+    assert (lines[second.id].run_id, lines[second.id].limit_usd) == (RUN, "12")
+    assert (lines[stray.id].run_id, lines[stray.id].run_name) == ("", "other-20260101-000000-abcd")
+
+
+def test_what_was_closed_and_is_still_there_is_opened_again(home: Home, tmp_path: Path) -> None:
+    instance = rent(home, tmp_path)
+    line = note(home, instance.id)
+    home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(0), note="wrong")
+    assert kinds(home) == [("reopened", "instance")]
+    assert kinds(home) == [("known", "instance")]
+
+
+def test_what_ended_by_itself_gets_its_receipt_after_several_looks(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
+    instance = rent(home, tmp_path)
+    note(home, instance.id)
+    home.provider("fake").destroy(instance.id)
+    world.slept.clear()
+    assert kinds(home) == [("absent", "instance")]
+    assert sum(world.slept) >= home.provider("fake").settle_s
+    assert kinds(home) == []
+
+
+def test_nothing_of_another_owner_is_listed_or_touched(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+    theirs = rent(home, tmp_path, owner="zzz999")
+    add(world, "volumes", "homing-zzz999-volume")
+    add(world, "keys", "somebody-elses")
+    assert survey(home).findings == []
+    destroy_lines(home, open_lines(home, None))
+    world.pass_time(5)
+    assert theirs.id in world.machines.running
+
+
+def test_volumes_and_keys_of_no_live_run_are_left_over_and_ended(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+    instance = rent(home, tmp_path)
+    line = note(home, instance.id)
+    add(world, "volumes", line.mark)
+    add(world, "volumes", make_mark(home.owner, "older", 1))
+    add(world, "keys", f"homing-{home.owner}-key")
+    found = survey(home)
+    assert [(each.kind, each.thing) for each in found.findings] == [
+        ("known", "instance"),
+        ("in use", "volume"),
+        ("left over", "volume"),
+        ("left over", "key"),
+    ]
+    volume, key = found.to_answer
+    assert volume.may_bill
+    assert not key.may_bill
+    assert [end(home, each) for each in found.to_answer] == ["", ""]
+    assert [each.thing for each in survey(home).findings] == ["instance", "volume"]
+
+
+def test_destroy_ends_the_volumes_and_keys_of_the_run_too(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+    instance = rent(home, tmp_path)
+    line = note(home, instance.id)
+    add(world, "volumes", line.mark)
+    add(world, "keys", line.mark)
+    destroy_run(home, home.ledger.find("moss"))
+    assert home.provider("fake").list_resources() == []
+    assert not any(bill.until is None for bill in world.cloud.bill())
+
+
+def test_a_disk_that_stays_behind_keeps_the_line_open_until_it_is_gone(
+    homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = FakeWorld(Faults(strikes=(Strike("leaves_volume", of="create"),)))
+    home = Home(homing_home, world)
+    instance = rent(home, tmp_path)
+    note(home, instance.id)
+    world.pass_time(60)
+    provider = home.provider("fake")
+    provider.destroy(instance.id)
+    monkeypatch.setattr(provider, "destroy_resource", lambda resource: None)
+    assert any("has ended, but" in problem for problem in refresh(home))
+    assert home.ledger.lines()[0].destroyed_at is None
+    monkeypatch.undo()
+    refresh(home)
+    assert home.ledger.lines()[0].destroyed_at is not None
+    assert not any(bill.until is None for bill in world.cloud.bill())
+
+
+def test_a_provider_that_cannot_be_asked_is_said_and_may_hide_what_bills(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = rent(home, tmp_path)
+    note(home, instance.id)
+
+    def cut(request: HttpRequest) -> HttpResponse:
+        raise NetworkError("no route")
+
+    monkeypatch.setattr(world, "http", cut)
+    found = survey(home)
+    assert found.is_blind
+    assert any("fake could not be asked" in problem for problem in found.problems)
+    assert [finding.kind for finding in found.findings] == ["waiting"]
+    monkeypatch.undo()
+    assert not survey(home).is_blind
+
+
+def test_a_create_without_an_answer_is_destroyed_only_when_it_can_appear_no_more(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
+    line = note(home)
+    with pytest.raises(StillBilling, match="1 instance"):
+        destroy_lines(home, open_lines(home, None))
+    assert [each.mark for each in home.ledger.unconfirmed()] == [line.mark]
+    late = rent(home, tmp_path)  # it took effect after all
+    destroy_lines(home, open_lines(home, None))
+    assert late.id not in world.machines.running
+    assert home.ledger.unconfirmed() == []
+
+
+def test_a_create_that_never_took_effect_is_closed_after_its_grace(home: Home, world: FakeWorld) -> None:
+    note(home)
+    world.pass_time(CREATE_GRACE_S)
+    destroy_lines(home, open_lines(home, None))
+    (line,) = home.ledger.lines()
+    assert (line.billing, line.note) == ("no", "never seen at the provider")
+
+
+def test_a_launch_that_died_before_its_create_call_is_closed(home: Home) -> None:
+    note(home, is_created=False)
+    (finding,) = survey(home).findings
+    assert (finding.kind, finding.spend_usd) == ("unborn", 0)
+    (line,) = home.ledger.lines()
+    assert (line.billing, line.created_at) == ("no", None)
+    assert home.ledger.find("moss").state == "failed"
+
+
+def test_a_launch_that_still_lives_is_left_alone(home: Home) -> None:
+    line = note(home, is_created=False)
+    home.world.mkdir(home.launch_lock(line.mark).parent)
+    assert home.world.lock(home.launch_lock(line.mark))  # as the launching process does
+    assert kinds(home) == [("waiting", "instance")]
+    assert home.ledger.lines()[0].destroyed_at is None
+
+
+def test_of_another_home_only_what_was_adopted_is_shown(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+    theirs = rent(home, tmp_path, owner="zzz999")
+    rent(home, tmp_path, 2, owner="zzz999")
+    now = world.now()
+    line = LedgerLine(
+        theirs.mark, RUN, "moss", 1, "fake", "h100", "2.49", "12", now, theirs.id, now, state="ready", billing="yes"
+    )
+    row = RunRow(RUN, "moss", "running", now, "file:/nowhere", "f" * 64, "12")
+    home.ledger.adopt_run(row, [line], [Adopted(theirs.mark, "zzz999", world.host(), str(home.path))])
+    add(world, "volumes", theirs.mark)
+    add(world, "volumes", make_mark("zzz999", RUN, 2))
+    found: list[Finding] = survey(home).findings
+    assert [(each.kind, each.thing, each.mark) for each in found] == [
+        ("known", "instance", theirs.mark),
+        ("in use", "volume", theirs.mark),
+    ]

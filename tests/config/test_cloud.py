@@ -1,0 +1,40 @@
+"""The section `cloud`: the ssh host and the volume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from homing.config import Loaded
+from homing.errors import Mistake
+from homing.wire.run import Ssh
+
+from .conftest import BASE
+
+Load = Callable[..., Loaded]
+Mistakes = Callable[..., list[Mistake]]
+
+
+def test_an_ssh_host_with_its_rate_in_dollars_and_the_rest_by_default(load: Load) -> None:
+    run = load(BASE + "cloud: {providers: [ssh], ssh: {host: gpu.example.org, rate: $0.80/h, port: 2222}}\n").run
+    assert run.cloud.ssh == Ssh(host="gpu.example.org", port=2222, rate_usd_per_hour="0.80")
+    assert run.origin["cloud.ssh.rate_usd_per_hour"].startswith("run file, line")
+
+
+def test_ssh_needs_a_host_and_a_rate_above_nothing(mistakes: Mistakes) -> None:
+    assert "cloud.ssh.host" in mistakes(BASE + "cloud: {providers: [ssh]}\n")[0].suggestion
+    (found,) = mistakes(BASE + "cloud: {providers: [ssh], ssh: {host: a, rate: 0}}\n")
+    assert found.key == "cloud.ssh.rate"
+
+
+def test_a_section_that_is_not_used_is_said(load: Load) -> None:
+    loaded = load(BASE + "cloud: {ssh: {host: a}, volume: /workspace}\n")
+    assert loaded.run.cloud.ssh is None
+    assert any("cloud.ssh is set and not used" in text for text in loaded.warnings)
+    assert any("cloud.volume is set and not used" in text for text in loaded.warnings)
+    assert not any("not used" in text for text in load(BASE).warnings)
+
+
+def test_a_volume_is_an_absolute_path(load: Load, mistakes: Mistakes) -> None:
+    there = "cloud: {providers: [ssh], ssh: {host: a}, volume: "
+    assert load(BASE + there + "/workspace/}\n").run.cloud.volume == "/workspace"
+    assert mistakes(BASE + there + "work}\n")[0].key == "cloud.volume"

@@ -1,0 +1,90 @@
+"""A world whose clock is a number and whose network ends in a FakeCloud: a bad hour takes milliseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from homing.cloud.providers.fake import KEY_ENV, URL_ENV
+from homing.cloud.providers.fake_cloud import FakeCloud, FakeOffer, Settings
+from homing.cloud.providers.fake_faults import Faults
+from homing.world import HttpRequest, HttpResponse, World
+
+KEY = "key-of-the-account"
+OFFERS = [
+    FakeOffer("cpu-small", "Some CPU", 0, 2, 8 * 10**9, "0.36"),
+    FakeOffer("h100", "H100", 1, 16, 80 * 10**9, "2.49"),
+]
+
+
+@dataclass
+class ToyMachines:
+    """Remembers what the cloud did with them. A machine runs until it is ended or a test says that it died."""
+
+    running: list[str] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    env: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
+        self.calls.append(("start", instance_id, sorted(files), argv))
+        self.env[instance_id] = env
+        self.running.append(instance_id)
+
+    def end(self, instance_id: str) -> None:
+        self.calls.append(("end", instance_id))
+        if instance_id in self.running:
+            self.running.remove(instance_id)
+
+    def is_running(self, instance_id: str) -> bool:
+        return instance_id in self.running
+
+    def notice(self, instance_id: str, seconds: float) -> None:
+        self.calls.append(("notice", instance_id, seconds))
+
+    def freeze(self, instance_id: str) -> None:
+        self.calls.append(("freeze", instance_id))
+
+    def log(self, instance_id: str) -> str:
+        return f"log of {instance_id}"
+
+
+class FakeWorld(World):
+    def __init__(self, faults: Faults | None = None, settings: Settings | None = None, seed: int = 0) -> None:
+        self.t = 1_000_000.0
+        self.slept: list[float] = []
+        self.requests: list[HttpRequest] = []
+        self.machines = ToyMachines()
+        self.cloud = FakeCloud(
+            now=lambda: self.t,
+            machines=self.machines,
+            offers=OFFERS,
+            api_key=KEY,
+            settings=settings,
+            faults=faults,
+            seed=seed,
+        )
+
+    def now(self) -> float:
+        return self.t
+
+    def monotonic(self) -> float:
+        return self.t
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.pass_time(seconds)
+
+    def pass_time(self, seconds: float) -> None:
+        self.t += seconds
+        self.cloud.tick()
+
+    def environment(self) -> dict[str, str]:
+        return {URL_ENV: "http://cloud.test", KEY_ENV: KEY}
+
+    def http(self, request: HttpRequest) -> HttpResponse:
+        self.requests.append(request)
+        return self.cloud.handle(request)
+
+    def asked(self, method: str, path: str = "") -> int:
+        """How many requests of a kind reached for the cloud."""
+        return sum(1 for r in self.requests if r.method == method and path in r.url)

@@ -1,0 +1,144 @@
+"""The provider's side of the stage: the fake cloud behind a network that loses things, its machines as hosts.
+
+A request that is under way arrives even if its sender dies meanwhile: that is how clouds come to hold machines that
+nobody wrote down.
+"""
+
+from __future__ import annotations
+
+import math
+import signal as signals
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tests.sim.host import EPOCH, Host
+from tests.sim.kernel import Broken
+from tests.sim.world import Proc, SimWorld
+
+from homing.cloud.providers.fake_cloud import FakeCloud
+from homing.cloud.providers.fake_faults import Faults
+from homing.cloud.providers.fake_things import FakeOffer, Settings
+from homing.world import HttpRequest, HttpResponse, NetworkError
+
+if TYPE_CHECKING:
+    from tests.sim.stage import Stage
+
+__all__ = ["API_KEY", "CLOUD_HOST", "SimCloud"]
+
+API_KEY = "canary-api-key"
+CLOUD_HOST = "cloud.sim"
+_LATENCY_S = (0.02, 0.3)
+_CUT_S = 10.0  # until the caller of a cut line gives up
+
+
+class SimCloud:
+    """FakeCloud with machines that are hosts of the stage, and the line to it."""
+
+    def __init__(self, stage: Stage, settings: Settings, faults: Faults, rate_usd_per_hour: str) -> None:
+        self._stage = stage
+        self.machines: dict[str, Host] = {}
+        self.first: dict[str, Proc] = {}  # the first process of each machine
+        self.machine_skew_s = 0.0  # how far the clocks of new machines may be off
+        self.is_down = False  # nobody reaches it
+        offer = FakeOffer("sim-gpu", "H100", 1, 8, 80 << 30, rate_usd_per_hour, disk_gb=20)
+        seed = stage.random.getrandbits(32)
+        self.cloud = FakeCloud(
+            now=lambda: EPOCH + stage.t,
+            machines=self,
+            offers=[offer],
+            api_key=API_KEY,
+            settings=settings,
+            faults=faults,
+            seed=seed,
+            on_change=stage.on_cloud_change,
+        )
+        self._planned = math.inf
+
+    # --- the line ---
+
+    def http(self, world: SimWorld, request: HttpRequest) -> HttpResponse:
+        parts = urlsplit(request.url)
+        if parts.hostname != CLOUD_HOST:
+            raise Broken(f"{world.proc} asks {request.url}, and there is no such host")
+        world.point("http", f"{request.method} {parts.path}")
+        if self.is_down or "cloud" in world.machine.cut:
+            self._pause(world, min(request.timeout_s, _CUT_S))
+            raise NetworkError(f"{request.method} {parts.path}: no route")
+        low, high = _LATENCY_S
+        seconds = low + (high - low) * self._stage.random.random() ** 4
+        box: list[HttpResponse | Exception] = []
+        self._stage.at(self._stage.t + seconds / 2, lambda: box.append(self._arrive(request)))
+        self._pause(world, seconds)
+        answer = box[0]
+        if isinstance(answer, Exception):
+            self._stage.say(f"{world.proc}   -> {answer}")
+            raise answer
+        self._stage.say(f"{world.proc}   -> {answer.status}")
+        return answer
+
+    def _arrive(self, request: HttpRequest) -> HttpResponse | Exception:
+        try:
+            return self.cloud.handle(request)
+        except NetworkError as exc:
+            return exc
+        finally:
+            self.plan()
+
+    def _pause(self, world: SimWorld, seconds: float) -> None:
+        until = self._stage.t + seconds
+        while self._stage.t < until:
+            self._stage.give_way(world.proc.task, until)
+            world.still_alive()
+
+    # --- its own time ---
+
+    def plan(self) -> None:
+        """Puts the cloud's next own act on the heap; an act planned too early finds nothing to do."""
+        due = self.cloud.next_due()
+        if due is not None and due - EPOCH < self._planned:
+            self._planned = due - EPOCH
+            self._stage.at(max(self._stage.t, self._planned), self._act)
+
+    def _act(self) -> None:
+        self._planned = math.inf
+        self.cloud.tick()
+        self.plan()
+
+    # --- Machines ---
+
+    def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
+        if instance_id in self.machines:
+            return
+        skew_s = self._stage.random.uniform(-self.machine_skew_s, self.machine_skew_s)
+        host = self._stage.add_host(instance_id, skew_s=skew_s)
+        self.machines[instance_id] = host
+        host.env = {**host.env, **env}
+        work_dir = next(word for word in argv if word.startswith("/") and word.endswith(".json")).rpartition("/")[0]
+        for name, data in files.items():
+            path = name if name.startswith("/") else f"{work_dir}/{name}"
+            host.disk.make(path.rpartition("/")[0])
+            host.disk.put(path, data, host.now())
+        self._stage.say(f"cloud starts {instance_id}: {' '.join(argv)}")
+        self.first[instance_id] = self._stage.programs.start(host, argv, dict(host.env))
+
+    def end(self, instance_id: str) -> None:
+        host = self.machines.get(instance_id)
+        if host is not None and host.is_up:
+            host.end()
+
+    def is_running(self, instance_id: str) -> bool:
+        host = self.machines.get(instance_id)
+        return host is not None and host.is_up and bool(host.living())
+
+    def notice(self, instance_id: str, seconds: float) -> None:
+        self._stage.say(f"cloud gives notice to {instance_id}: {seconds:g} s")
+        first = self.first.get(instance_id)
+        if first is not None:
+            first.signal(signals.SIGTERM)
+
+    def freeze(self, instance_id: str) -> None:
+        if instance_id in self.machines:
+            self.machines[instance_id].freeze()
+
+    def log(self, instance_id: str) -> str:
+        return ""

@@ -1,0 +1,500 @@
+"""One bad day from one seed: which faults, when, and what the person does; then the person comes back and tidies up.
+
+    play(seed) -> Verdict     the same seed, the same day, to the last call
+
+What goes wrong is drawn first, so that a seed's day does not change its nature with every change of the code under
+test; what then happens depends on the code, which is the point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from tests.sim.host import Host
+from tests.sim.kernel import Broken
+from tests.sim.stage import Client, Stage
+from tests.sim.world import STORE, Proc
+
+from homing.cloud.adopt import adopt, propose
+from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
+from homing.cloud.fetch import fetch
+from homing.cloud.guard import guard_pass, wait_for_next
+from homing.cloud.guards import guards
+from homing.cloud.home import Home
+from homing.cloud.launch import launch
+from homing.cloud.limit import change_limit
+from homing.cloud.limit import propose as propose_limit
+from homing.cloud.providers.fake_faults import Faults
+from homing.cloud.providers.fake_things import Settings
+from homing.cloud.reconcile import refresh
+from homing.cloud.stop import ask_to_stop
+from homing.cloud.watch import watch
+from homing.errors import UsageError
+from homing.store import open_store
+
+__all__ = ["Verdict", "destroy_all", "play"]
+
+RATE_USD_PER_HOUR = "3.6"  # a tenth of a cent a second
+_REQUEST_WAYS = ("lost_before", "lost_after", "error_before", "error_after", "busy")
+_ROLES = (
+    "launch",
+    "resume",
+    "adopt",
+    "watch",
+    "agent",
+    "dead-man",
+    "trainer",
+    "sync--watch",
+    "sync--once",
+    "sync--fetch",
+    "destroy",
+    "guard",
+)
+_ROUNDING_USD = Decimal("0.000001")  # seconds are floats, dollars are not
+_PERSONS = (
+    "watches",
+    "leaves",
+    "stops",
+    "destroys",
+    "never comes back",
+    "goes on",
+    "goes on",
+    "does two things at once",
+    "adopts elsewhere",
+    "raises the limit",
+)
+TIDY_S = 1200.0  # for so long the person tries, with everything working again
+
+
+@dataclass
+class Verdict:
+    seed: int
+    kinds: list[str]
+    broken: str = ""  # what does not hold; "" where all does
+    where: str = ""  # the traceback of it
+    outcome: str = ""
+    seconds: float = 0.0  # virtual
+    num_calls: int = 0
+    digest: int = 0
+    billed_usd: Decimal = Decimal(0)
+    limit_usd: Decimal = Decimal(0)
+    is_unguarded: bool = False  # every guard died, and it cost more than the limit
+    is_announced: bool = False  # launch had said that this may happen
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class Day:
+    """What the seed decided."""
+
+    def __init__(self, seed: int) -> None:
+        r = self.random = random.Random(f"day {seed}")
+        self.kinds: list[str] = []
+        self.boot_s = r.choice((2.0, 10.0, 40.0))
+        self.settings = Settings(
+            has_guard=r.random() < 0.5,
+            settle_s=r.choice((0.0, 2.0, 5.0)),
+            boot_s=self.boot_s,
+            destroy_s=r.choice((0.0, 0.0, 4.0)),
+            retention_s=r.choice((86400.0, 86400.0, 60.0)),
+            deduplicates=r.random() < 0.25,
+        )
+        self.trainer = self._trainer()
+        work_s = min(200.0, self.trainer["steps"] * self.trainer["step_s"])
+        self.limit_s = self.boot_s + 340.0 + r.choice((0.3, 0.7, 1.5, 2.0)) * work_s
+        self.limit_usd = (Decimal(RATE_USD_PER_HOUR) * Decimal(str(round(self.limit_s))) / 3600).quantize(
+            Decimal("0.001")
+        )
+        self.faults = self._cloud_faults()
+        self.home_skew_s = self._pick("clock skew", 0.25, lambda: r.choice((-1, 1)) * r.choice((3.0, 30.0, 600.0)), 0.0)
+        self.machine_skew_s = self._pick("machine clocks", 0.25, lambda: r.choice((3.0, 30.0, 600.0)), 0.0)
+        self.strikes = self._strikes()
+        self.guard_s = self._pick("guard at home", 0.4, lambda: r.choice((15.0, 60.0)), 0.0)
+        self.person = r.choice(_PERSONS)
+        self.kinds.append(f"person {self.person}")
+
+    def _pick(self, kind: str, chance: float, draw: Callable[[], Any], otherwise: Any) -> Any:
+        """Drawn whether it is taken or not, so that one kind does not shift the others."""
+        is_taken, value = self.random.random() < chance, draw()
+        if is_taken:
+            self.kinds.append(kind)
+        return value if is_taken else otherwise
+
+    def _trainer(self) -> dict[str, float]:
+        r = self.random
+        told = {"steps": float(r.choice((8, 20, 40, 200))), "step_s": r.choice((2.0, 5.0, 8.0)), "save_every": 4.0}
+        told["save_s"] = r.choice((0.2, 2.0))
+        for name, chance in (("crash_at", 0.12), ("hang_at", 0.06), ("nan_at", 0.04), ("deaf", 0.08)):
+            step = float(r.randint(1, 12))
+            if r.random() < chance:
+                told[name] = 1.0 if name == "deaf" else step
+                self.kinds.append(f"trainer {name.split('_')[0]}")
+        if "crash_at" in told:
+            told["crashes"] = float(r.choice((1, 2, 99)))
+        return told
+
+    def _cloud_faults(self) -> Faults:
+        r = self.random
+        rates: dict[str, float] = {}
+        chances = {
+            **{way: (0.12, 0.08) for way in _REQUEST_WAYS},
+            "create.lost_after": (0.12, 0.7),
+            "no_capacity": (0.05, 0.7),
+            "dearer": (0.03, 0.8),
+            "boot_slow": (0.08, 0.8),
+            "boot_never": (0.04, 0.8),
+            "boot_dies": (0.04, 0.8),
+            "preempt": (0.15, 0.8),
+            "notice_preempt": (0.15, 0.8),
+            "hang": (0.08, 0.8),
+            "leaves_volume": (0.08, 0.8),
+            "list_late": (0.2, 0.5),
+            "list.lost_before": (0.08, 0.4),
+            "odd_state": (0.08, 0.3),
+            "destroy_lies": (0.1, 0.6),
+            "destroy_stubborn": (0.1, 0.6),
+            "destroy.error_before": (0.1, 0.5),
+        }
+        for way, (chance, most) in chances.items():
+            rate = self._pick(f"cloud {way}", chance, lambda most=most: round(r.uniform(0.2, 1.0) * most, 3), 0.0)
+            if rate:
+                rates[way] = rate
+        late_s = 0.9 * self.settings.settle_s
+        skew_s = self._pick("provider's clock", 0.15, lambda: r.choice((-1, 1)) * r.choice((5.0, 300.0)), 0.0)
+        return Faults(
+            rates=rates,
+            list_lag_s=late_s,
+            lie_s=late_s,
+            slow_boot_s=r.choice((30.0, 200.0)),
+            take_after_s=(5.0, self.limit_s),
+            notice_s=r.choice((5.0, 30.0, 120.0)),
+            stubborn_tries=r.randint(2, 5),
+            clock_skew_s=skew_s,
+        )
+
+    def _strikes(self) -> list[tuple[str, str, int, int]]:
+        """kill or fail, role, which of that role, and at which of its calls."""
+        r = self.random
+        found = []
+        for kind in ("kill", "kill", "kill", "fail", "fail"):
+            role, number, at = r.choice(_ROLES), r.choice((1, 1, 1, 2)), int(10 ** r.uniform(0, 3.3))
+            if r.random() < 0.25:
+                found.append((kind, role, number, at))
+                self.kinds.append(f"{kind} {role}")
+        return found
+
+
+def play(seed: int, *, trace: Callable[[str], None] | None = None) -> Verdict:
+    day = Day(seed)
+    verdict = Verdict(seed, day.kinds, limit_usd=day.limit_usd)
+    stage = Stage(seed, trace=trace)
+    try:
+        _Play(stage, day, verdict).play()
+    except Broken as exc:
+        verdict.broken = str(exc)
+        verdict.where = traceback.format_exc()
+    except BaseException as exc:
+        verdict.broken = f"{type(exc).__name__}: {exc}"
+        verdict.where = traceback.format_exc()
+    finally:
+        verdict.seconds, verdict.num_calls, verdict.digest = stage.t, stage.num_calls, stage.digest
+        stage.close()
+    return verdict
+
+
+class _Play:
+    def __init__(self, stage: Stage, day: Day, verdict: Verdict) -> None:
+        self.stage, self.day, self.verdict = stage, day, verdict
+        self.random = day.random
+        self._started: dict[str, int] = {}
+        stage.home.skew_s = day.home_skew_s
+        self.cloud = stage.rent(day.settings, day.faults, RATE_USD_PER_HOUR)
+        self.cloud.machine_skew_s = day.machine_skew_s
+        stage.programs.on_start.append(self._give_fate)
+        stage.programs.trainer = day.trainer
+        self._plan_weather()
+
+    # --- faults ---
+
+    def _give_fate(self, proc: Proc) -> None:
+        number = self._started[proc.role] = self._started.get(proc.role, 0) + 1
+        for kind, role, which, at in self.day.strikes:
+            if (role, which) == (proc.role, number):
+                proc.kill_at, proc.fail_at = (at, proc.fail_at) if kind == "kill" else (proc.kill_at, at)
+
+    def _plan_weather(self) -> None:
+        """Cuts, full disks, ill stores, clock jumps: each with a beginning and an end."""
+        r, kinds = self.random, self.day.kinds
+        for kind, chance, begin, end in self._weathers():
+            at, seconds = r.uniform(0, self.day.limit_s), r.choice((5.0, 40.0, 200.0))
+            if r.random() < chance:
+                kinds.append(kind)
+                self.stage.at(at, lambda kind=kind, begin=begin: self._weather(kind, begin))
+                self.stage.at(at + seconds, lambda kind=kind, end=end: self._weather(f"end of {kind}", end))
+
+    def _weather(self, kind: str, change: Callable[[], None]) -> None:
+        self.stage.say(f"--- {kind}")
+        change()
+
+    def _weathers(self) -> list[tuple[str, float, Callable[[], None], Callable[[], None]]]:
+        stage, r = self.stage, self.random
+        jump_s = r.choice((-1, 1)) * r.choice((5.0, 100.0, 4000.0))
+        which = r.random()
+
+        def each(change: Callable[[Host], None]) -> Callable[[], None]:
+            return lambda: [change(host) for host in self._machines()] and None  # type: ignore[func-returns-value]
+
+        def jump(host: Host) -> None:
+            host.skew_s += jump_s
+
+        def fill(host: Host) -> None:
+            host.disk.num_bytes = host.disk.used
+
+        def empty(host: Host) -> None:
+            host.disk.num_bytes = 1 << 40
+
+        def nothing() -> None:
+            pass
+
+        return [
+            ("home cut from cloud", 0.12, lambda: stage.home.cut.add("cloud"), lambda: stage.home.cut.discard("cloud")),
+            ("home cut from store", 0.12, lambda: stage.home.cut.add("store"), lambda: stage.home.cut.discard("store")),
+            (
+                "machine cut from cloud",
+                0.12,
+                each(lambda h: h.cut.add("cloud")),
+                each(lambda h: h.cut.discard("cloud")),
+            ),
+            (
+                "machine cut from store",
+                0.15,
+                each(lambda h: h.cut.add("store")),
+                each(lambda h: h.cut.discard("store")),
+            ),
+            ("store ill", 0.12, lambda: _set_ill(stage.store, 0.02 + 0.3 * which), lambda: _set_ill(stage.store, 0.0)),
+            ("store down", 0.08, lambda: _set_up(stage.store, False), lambda: _set_up(stage.store, True)),
+            ("home disk full", 0.06, lambda: fill(stage.home), lambda: empty(stage.home)),
+            ("machine disk full", 0.08, each(fill), each(empty)),
+            ("home clock jumps", 0.08, lambda: jump(stage.home), nothing),
+            ("machine clock jumps", 0.1, each(jump), nothing),
+            ("laptop sleeps", 0.12, stage.home.freeze, stage.home.thaw),
+            ("home loses power", 0.05, stage.home.crash, nothing),
+            ("all programs of a machine die", 0.06, each(lambda h: [p.kill() for p in h.living()] and None), nothing),
+        ]
+
+    def _machines(self) -> list[Host]:
+        return [host for host in self.cloud.machines.values() if host.is_up]
+
+    # --- the person ---
+
+    def play(self) -> None:
+        day, stage = self.day, self.stage
+        if day.guard_s:
+            stage.client("guard", self._guard)
+        if day.person == "does two things at once":
+            self._two_things()
+        else:
+            self._launch()
+        {
+            "watches": lambda: self._try("watch", self._watch),
+            "leaves": lambda: None,
+            "stops": lambda: self._later("stop", lambda home: ask_to_stop(home, home.ledger.find("moss"))),
+            "destroys": lambda: self._later("destroy", _destroy),
+            "never comes back": stage.home.freeze,
+            "goes on": self._go_on,
+            "does two things at once": self._two_things,
+            "adopts elsewhere": self._adopt,
+            "raises the limit": lambda: self._later("limit", self._raise_limit),
+        }[day.person]()
+        stage.advance(self.random.choice((0.0, self.random.uniform(0.0, day.limit_s), day.limit_s + 120.0)))
+        self._tidy_up()
+
+    def _guard(self, home: Home) -> None:
+        """`homing guard`, until it is ended."""
+        while True:
+            wait_for_next(home, guard_pass(home, every_s=self.day.guard_s), self.day.guard_s)
+
+    def _later(self, role: str, verb: Callable[[Home], Any]) -> None:
+        self.stage.advance(self.random.uniform(1.0, self.day.limit_s))
+        self._try(role, verb)
+
+    def _go_on(self) -> None:
+        """Watches or waits, and launches again with --resume as long as the run is not done."""
+        for _ in range(3):
+            if self.random.random() < 0.5:
+                self._try("watch", self._watch)
+            else:
+                self.stage.advance(self.random.uniform(10.0, self.day.limit_s))
+                self._try("runs", refresh)
+            if self.random.random() < 0.4:
+                self._try("destroy", _destroy)
+            self._launch(resume=True)
+
+    def _two_things(self) -> None:
+        """Two processes of one home at the same time, each as if it were alone."""
+        verbs: dict[str, Callable[[Home], Any]] = {
+            "launch": lambda home: self._do_launch(home, is_resume=False),
+            "resume": lambda home: self._do_launch(home, is_resume=True),
+            "destroy": _destroy,
+            "runs": refresh,
+            "stop": lambda home: ask_to_stop(home, home.ledger.find("moss")),
+        }
+        first, second = self.random.choice(list(verbs)), self.random.choice(list(verbs))
+        one = self.stage.client(first, verbs[first])
+        self.stage.advance(self.random.choice((0.0, 0.05, 0.5, 5.0)))
+        two = self.stage.client(second, verbs[second])
+        self._note(first, self.stage.finish(one))
+        self._note(second, self.stage.finish(two))
+
+    def _raise_limit(self, home: Home) -> Any:
+        run = home.ledger.find("moss")
+        limit = (self.day.limit_usd * Decimal("1.2")).quantize(Decimal("0.001"))
+        change = propose_limit(home, run, limit, None)
+        self.stage.truth.raise_limit(run.id, limit)
+        return change_limit(home, change)
+
+    def _adopt(self) -> None:
+        """Another computer takes the run over while the first may still be at it; then both go on."""
+        stage = self.stage
+        stage.advance(self.random.uniform(0.0, self.day.limit_s / 2))
+        other = stage.add_home("home2")
+        other.skew_s = self.random.choice((0.0, 30.0, -30.0))
+
+        def take_over(home: Home) -> Any:
+            store = open_store(f"file:{STORE}/mine", home.world, create=False)
+            return adopt(propose(store, "moss", home), store, home)
+
+        self._note("adopt", stage.finish(stage.client("adopt", take_over, other)))
+        if self.random.random() < 0.5:
+            self._note("destroy", stage.finish(stage.client("destroy", _destroy, other)))
+        if self.random.random() < 0.6:
+            go_on = stage.client("resume", lambda home: self._do_launch(home, is_resume=True), other)
+            if self.random.random() < 0.5:
+                self._launch(resume=True)
+            self._note("resume", stage.finish(go_on))
+
+    def _launch(self, resume: bool = False) -> None:
+        self._try("resume" if resume else "launch", lambda home: self._do_launch(home, is_resume=resume))
+
+    def _do_launch(self, home: Home, *, is_resume: bool) -> Any:
+        # Going on may cost as much again each time: `launch --resume --spend-limit MORE`.
+        more = sum(run.startswith("resume") for run in self.verdict.counts) if is_resume else 0
+        limit = self.day.limit_usd * (1 + more)
+        told = {"provider": "fake", "limit": str(limit), "resume": is_resume}
+        ready = self.stage.draft(home, **told)
+        self.stage.truth.limits_usd[ready.run.id] = limit
+        self.verdict.is_announced = any("it bills on" in said for said in guards(ready, home))
+        return launch(ready, home)
+
+    def _watch(self, home: Home) -> str:
+        last = ""
+        for report in watch(home, home.ledger.find("moss")):
+            last = report.text
+        return last
+
+    def _try(self, role: str, verb: Callable[[Home], Any]) -> Client:
+        return self._note(role, self.stage.finish(self.stage.client(role, verb)))
+
+    def _note(self, role: str, client: Client) -> Client:
+        end = type(client.error).__name__ if client.error is not None else f"exit {client.proc.task.code}"
+        self.verdict.counts[f"{role}: {end}"] = self.verdict.counts.get(f"{role}: {end}", 0) + 1
+        return client
+
+    # --- the end ---
+
+    def _tidy_up(self) -> None:
+        """Everything works again, and the person runs what the docs say: runs, then destroy --all."""
+        stage = self.stage
+        stage.say("=== everything works again, and the person tidies up")
+        self._check_limit()
+        self.day.strikes.clear()
+        stage.home.thaw()
+        stage.home.is_up = stage.store.is_up = True
+        stage.store.ill_rate = 0.0
+        for host in stage.hosts.values():
+            host.cut.clear()
+            host.disk.num_bytes = 1 << 40
+        kept = self.day.faults
+        self.cloud.cloud.change_faults(Faults(clock_skew_s=kept.clock_skew_s))
+        for client in [proc for proc in stage.clients if proc.role == "guard"]:
+            client.kill()  # Ctrl-C, so that it does not go on with the run while we tidy up
+        stage.advance(1.0)
+        for home in [host for host in (stage.home, stage.hosts.get("home2")) if host is not None]:
+            self._tidy(home)
+        self._check_end()
+
+    def _tidy(self, host: Host) -> None:
+        deadline = self.stage.t + TIDY_S
+        while True:
+            client = self.stage.finish(self.stage.client("tidy", destroy_all, host))
+            if client.error is None and not client.answer and client.proc.task.code == 0:
+                return
+            if self.stage.t > deadline:
+                raise Broken(f"cannot be tidied up: {client.error or client.answer}")
+            self.stage.advance(30.0)
+
+    def _check_limit(self) -> None:
+        truth = self.stage.truth
+        for run_id, limit in truth.limits_usd.items():
+            billed = truth.billed(run_id)
+            self.verdict.billed_usd = max(self.verdict.billed_usd, billed)
+            if billed > limit + _ROUNDING_USD:
+                lives = [life for life in truth.lives.values() if life.run_id == run_id]
+                if any(life.was_guarded for life in lives):
+                    able = [sorted(set.intersection(*life.seen)) for life in lives if life.was_guarded]
+                    raise Broken(f"${billed:.4f} billed, the limit is ${limit}, and a guard lived: {able}")
+                self.verdict.is_unguarded = True
+
+    def _check_end(self) -> None:
+        left = [line for line in self.cloud.cloud.bill() if line.until is None]
+        if left:
+            raise Broken(f"leaked: {[f'{line.kind} {line.id} {line.mark}' for line in left]}")
+        self.verdict.outcome = self._state()
+        self._check_fetch()
+
+    def _check_fetch(self) -> None:
+        """Where a whole checkpoint is in the store, the model comes home, whatever has happened."""
+        if not self.stage.truth.has_checkpoint():
+            return
+
+        def verb(home: Home) -> Any:
+            return fetch(home, home.ledger.find("moss"), Path("/home/me/models/moss"), or_older=True)
+
+        self.stage.home.disk.make("/home/me/models")
+        client = self._try("fetch", verb)
+        if client.error is not None:
+            raise Broken(f"work lost: a whole checkpoint is in the store, and fetch says: {client.error}")
+
+    def _state(self) -> str:
+        rows = [
+            row for c in self.stage.home.databases.values() for row in c.execute("SELECT state FROM runs").fetchall()
+        ]
+        return ",".join(row["state"] for row in rows) or "none"
+
+
+def _destroy(home: Home) -> Any:
+    return destroy_run(home, home.ledger.find("moss"))
+
+
+def destroy_all(home: Home) -> list[str]:
+    """`homing runs`, then `homing destroy --all`: what is left open, one sentence each."""
+    problems = refresh(home)
+    for run in home.ledger.runs():
+        with contextlib.suppress(UsageError):
+            destroy_run(home, run)
+    destroy_lines(home, open_lines(home, None))
+    return problems + [line.mark for line in open_lines(home, None)]
+
+
+def _set_ill(host: Host, rate: float) -> None:
+    host.ill_rate = rate
+
+
+def _set_up(host: Host, is_up: bool) -> None:
+    host.is_up = is_up

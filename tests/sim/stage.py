@@ -1,0 +1,229 @@
+"""The stage of a schedule: a home, a store, later instances, and the real code as actors on them.
+
+stage.client(verb)     a process at home that runs one verb of the real client; stage.finish waits for it
+stage.draft(...)       what `homing launch` would have made of a run file
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
+from tests.sim.host import Host
+from tests.sim.kernel import Broken, Sim, Task
+from tests.sim.programs import Programs
+from tests.sim.truth import StoreDisk, Truth
+from tests.sim.world import STORE, Proc, SimWorld
+
+from homing.cloud.home import Home
+from homing.cloud.launch import Draft, LaunchOrder, draft
+from homing.cloud.providers.base import Needs
+from homing.cloud.providers.fake import KEY_ENV, URL_ENV
+from homing.cloud.providers.fake_faults import Faults
+from homing.cloud.providers.fake_things import Settings
+from homing.errors import HomingError
+from homing.wire import codec
+from homing.wire.data import DataManifest, Shard, SourceFile, Split
+from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train
+
+__all__ = ["HOME", "Stage", "pace"]
+
+HOME = Path("/home/me/.homing")
+DATA = "/home/me/data"
+VERB_DEADLINE_S = 1800.0  # no verb may take longer, whatever goes wrong
+
+
+class Stage(Sim):
+    def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None) -> None:
+        super().__init__(seed, trace=trace)
+        self.programs = Programs()
+        self.hosts: dict[str, Host] = {}
+        self.cloud: SimCloud | None = None
+        disk = StoreDisk()
+        self.store = self.add_host("store", disk=disk)
+        self.truth = Truth(self, disk)
+        self.store.disk.make(STORE)
+        self.home = self.add_home("home")
+        self.clients: list[Proc] = []
+
+    def add_host(self, name: str, **how: Any) -> Host:
+        host = self.hosts[name] = Host(self, name, **how)
+        if name != "store":
+            host.mounts[STORE] = self.store
+        return host
+
+    def add_home(self, name: str) -> Host:
+        host = self.add_host(name)
+        host.env.update({URL_ENV: f"http://{CLOUD_HOST}", KEY_ENV: API_KEY})
+        self._lay_out(host)
+        return host
+
+    def rent(self, settings: Settings, faults: Faults, rate_usd_per_hour: str) -> SimCloud:
+        """Opens the cloud of this schedule."""
+        self.cloud = SimCloud(self, settings, faults, rate_usd_per_hour)
+        return self.cloud
+
+    def on_cloud_change(self) -> None:
+        self.truth.cloud_changed()
+
+    def may_run(self, task: Task) -> bool:
+        proc: Proc = task.proc  # type: ignore[attr-defined]
+        if proc.host.is_frozen and not task.is_killed:
+            proc.host.hold(task)
+            return False
+        return True
+
+    def crashed(self, task: Task, exc: BaseException) -> None:
+        proc: Proc = task.proc  # type: ignore[attr-defined]
+        self.say(f"{proc} crashes: {type(exc).__name__}: {exc}")
+        if not (proc.role == "trainer" and isinstance(exc, OSError)):  # a trainer may die of a full disk; nobody else
+            super().crashed(task, exc)
+
+    # --- clients ---
+
+    def client(self, role: str, verb: Callable[[Home], Any], host: Host | None = None) -> Client:
+        client = Client(self, role, verb, host or self.home)
+        self.clients.append(client.proc)
+        return client
+
+    def finish(self, client: Client, deadline_s: float = VERB_DEADLINE_S) -> Client:
+        """Waits for it; a verb that does not come back is a finding."""
+        if not self.wait(lambda: not client.proc.is_alive, deadline_s, every_s=5.0):
+            raise Broken(f"{client.proc} has not come back after {deadline_s:g} s")
+        return client
+
+    # --- a run ---
+
+    def order(self, home: Home, name: str = "moss", **told: Any) -> LaunchOrder:
+        told = {"limit": "1.00", "provider": "local", "resume": False, "limits": Limits(), **told}
+        run = _run(name, told["limits"], told["provider"])
+        return LaunchOrder(
+            run=run,
+            run_file_text=f"name: {name}\n",
+            is_prepared=True,
+            offer=home.provider(told["provider"]).offers(Needs())[0],
+            spend_limit_usd=Decimal(told["limit"]),
+            resume=told["resume"],
+        )
+
+    def draft(self, home: Home, **told: Any) -> Draft:
+        return draft(self.order(home, **told), home)
+
+    def close(self) -> None:
+        super().close()
+        for host in self.hosts.values():
+            host.close()
+
+    def _lay_out(self, host: Host) -> None:
+        host.disk.make(str(HOME))
+        host.disk.make(DATA)
+        for name, data in _DATA_FILES.items():
+            host.disk.put(f"{DATA}/{name}", data, 0.0)
+
+
+class Client:
+    """A verb at home as a process; what it said is here when it has ended."""
+
+    def __init__(self, stage: Stage, role: str, verb: Callable[[Home], Any], host: Host) -> None:
+        self.answer: Any = None
+        self.error: HomingError | OSError | None = None
+        self._verb = verb
+        self.proc = stage.programs.begin(host, role, self._main, dict(host.env))
+
+    def _main(self, world: SimWorld) -> int:
+        try:
+            self.answer = self._verb(Home(HOME, world))
+        except (HomingError, OSError) as exc:  # the top of the command line turns both into words and an exit code
+            self.error = exc
+            self.proc.host.sim.say(f"{self.proc} says: {str(exc)!r}")
+            return exc.exit_code if isinstance(exc, HomingError) else 1
+        return 0
+
+
+@contextlib.contextmanager
+def pace() -> Iterator[None]:
+    """Slower polling, so that a virtual hour costs little; and silence. No decision of the code changes by it."""
+    logging.disable(logging.CRITICAL)
+    _unlock()
+    try:
+        # Here the fake cloud stands for one that is not on anybody's computer, so another home may ask it too.
+        with (
+            mock.patch("homing.cloud.watch._POLL_S", 10.0),
+            mock.patch("homing.cloud.launch._heartbeat_s", _every_five_s),
+            mock.patch("homing.cloud.home.HERE_ONLY", ("local",)),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _every_five_s(store: str) -> float:
+    return 5.0
+
+
+def _unlock() -> None:
+    """Python 3.11's cached_property holds a lock of the class while it computes; a task that gives way inside would
+    keep every other one out for ever. Only one thread runs here at a time, so nothing needs it."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("homing.")]:
+        for cls in [item for item in vars(module).values() if isinstance(item, type)]:
+            for item in vars(cls).values():
+                if isinstance(item, functools.cached_property) and hasattr(item, "lock"):
+                    item.lock = contextlib.nullcontext()
+
+
+def _data_files() -> tuple[dict[str, bytes], str]:
+    contents = {
+        "tokenizer.json": b'{"version": "1.0"}',
+        "train-00000.bin": bytes(range(64)),
+        "train-00000.idx": b"\0" * 16,
+    }
+    sha = {name: _sha256(data) for name, data in contents.items()}
+    shard = Shard("train-00000.bin", "train-00000.idx", 32, 1, 64, sha["train-00000.bin"], sha["train-00000.idx"])
+    manifest = DataManifest(
+        dtype="uint16",
+        vocab_size=512,
+        tokenizer_sha256=sha["tokenizer.json"],
+        specials=["<|endoftext|>"],
+        splits={"train": Split(32, 1, 64, [shard])},
+        source=[SourceFile("moss.txt", 1, "0" * 64)],
+        source_sha256="0" * 64,
+    )
+    contents["manifest.json"] = codec.dumps(manifest).encode()
+    return contents, _sha256(contents["manifest.json"])
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+_DATA_FILES, _MANIFEST_SHA256 = _data_files()
+
+
+def _run(name: str, limits: Limits, provider: str) -> Run:
+    optimizer = Optimizer("adamw", 1e-3, 1e-3, 1e-3, 1e-3, 0.0)
+    phase = Phase("pretrain", "full", 20, 64, 1, optimizer, Schedule("wsd", 1, 2, 0.0), 0, 64, 5, 0.0, 0, 2)
+    return Run(
+        name=name,
+        seed=0,
+        model=Model("stock", "llama", 2, 64, 4, 4, 16, 128, 64, 512, True),
+        sizes=Sizes(100_000, 90_000, 600_000.0),
+        data=Data(DATA, _MANIFEST_SHA256, "", 1024, 32),
+        phases=[phase],
+        train=Train(),
+        sampling=Sampling(),
+        limits=limits,
+        cloud=Cloud(providers=[provider]),
+        store=f"file:{STORE}/mine",
+        run_file_sha256="f" * 64,
+    )

@@ -1,0 +1,87 @@
+"""A simulation that finds nothing proves nothing: each safety line, taken out, must break some schedule.
+
+Each test plants one bug in the real code and plays seeds until an invariant breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from tests.sim.schedule import play
+from tests.sim.stage import pace
+
+from homing.cloud import destroy, launch, reconcile
+from homing.cloud.ledger import Ledger
+from homing.cloud.providers.fake import Fake
+from homing.store.push import Pusher
+
+MOST_SEEDS = 120
+
+
+def first_broken(says: str) -> str:
+    """The first finding of this kind among the seeds."""
+    with pace():
+        for seed in range(MOST_SEEDS):
+            verdict = play(seed)
+            if says in verdict.broken:
+                return verdict.broken
+    pytest.fail(f"{MOST_SEEDS} schedules and nobody says {says!r}")
+
+
+def test_a_line_closed_at_the_first_empty_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "is_absent", lambda *_: True)
+    monkeypatch.setattr(destroy, "is_absent", lambda *_: True)
+    assert "says gone while" in first_broken("says gone while")
+
+
+@pytest.mark.slow
+def test_a_create_that_is_repeated_without_looking_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fake, "_look_for", lambda self, mark, why: None)
+    monkeypatch.setattr(Fake, "_end_twins", lambda self, mark, kept: None)
+    assert "doubled" in first_broken("doubled")
+
+
+def test_a_launch_that_does_not_undo_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(draft: Any, home: Any, exc: BaseException, tell: Any) -> None:
+        for line in home.ledger.lines(draft.run.id):
+            if line.destroyed_at is None:
+                home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(0), note="")
+
+    monkeypatch.setattr(launch, "_undo", forget)
+    assert "says gone while" in first_broken("says gone while")
+
+
+def test_a_create_that_is_not_written_down_first_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "begin_create", lambda self, mark, at: None)
+    assert "says gone while" in first_broken("says gone while")
+
+
+def test_retention_that_deletes_the_last_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def delete_all(self: Pusher) -> None:
+        for entry in self.store.list(f"runs/{self.run_id}/checkpoints/"):
+            self.store.delete(entry.key)
+
+    monkeypatch.setattr(Pusher, "mirror_retention", delete_all)
+    assert "no whole checkpoint" in first_broken("no whole checkpoint")
+
+
+def test_guards_that_sleep_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    never: Callable[..., float] = lambda *_: 1e6  # noqa: E731
+    monkeypatch.setattr("homing.agent.limits.Limits.left_s", never)
+    assert "a guard lived" in first_broken("a guard lived")
+
+
+@pytest.mark.slow
+def test_a_wait_without_a_deadline_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(
+        check: Callable[[], bool], *, timeout_s: float, every_s: float, world: Any, on_timeout: Any = None
+    ) -> bool:
+        while not check():
+            world.sleep(every_s)
+        return True
+
+    monkeypatch.setattr(launch, "wait_until", wait)
+    assert "has not come back" in first_broken("has not come back")

@@ -1,0 +1,127 @@
+"""Days that once went wrong, told plainly: each was found by a seed, and each must stay mended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from tests.sim.stage import Client, Stage, pace
+from tests.sim.truth import Truth
+
+from homing.agent.limits import last_beat_at
+from homing.cloud.home import Home
+from homing.cloud.launch import launch
+from homing.cloud.providers.fake_faults import Faults, Strike
+from homing.cloud.providers.fake_things import Settings
+from homing.cloud.reconcile import refresh
+from homing.wire import codec
+from homing.wire.boot import Boot
+from homing.wire.control import Heartbeat, Request
+
+LIMIT = Decimal("0.60")  # six hundred seconds
+ENDLESS = {"steps": 1000.0, "step_s": 4.0, "save_every": 5.0}
+SHORT = {"steps": 5.0, "step_s": 4.0, "save_every": 5.0}
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with pace():
+        made = Stage(11)
+        yield made
+        made.close()
+
+
+def rent(stage: Stage, *, boot_s: float = 5.0, strikes: tuple[Strike, ...] = (), **faults: Any) -> None:
+    stage.rent(Settings(has_guard=False, boot_s=boot_s), Faults(strikes=strikes, **faults), "3.598")
+
+
+def go(stage: Stage, trainer: dict[str, float]) -> Client:
+    stage.programs.trainer = trainer
+
+    def verb(home: Home) -> Any:
+        ready = stage.draft(home, provider="fake", limit=str(LIMIT))
+        stage.truth.limits_usd[ready.run.id] = LIMIT
+        return launch(ready, home)
+
+    client = stage.finish(stage.client("launch", verb))
+    assert client.error is None, client.error
+    return client
+
+
+def billed(truth: Truth) -> Decimal:
+    (run_id,) = truth.limits_usd
+    return truth.billed(run_id)
+
+
+def test_an_end_that_was_accepted_and_did_nothing_is_asked_for_again_before_the_limit(stage: Stage) -> None:
+    # The dead-man took the provider's first 202 for the end and waited two minutes, over the limit.
+    rent(stage, strikes=(Strike("destroy_stubborn", 1, "destroy"),), stubborn_tries=4)
+    go(stage, SHORT)
+    stage.advance(700)
+    assert stage.cloud is not None
+    assert stage.cloud.cloud.live() == {}
+    assert billed(stage.truth) < LIMIT / 2
+
+
+@pytest.mark.parametrize("behind_s", [30.0, 4000.0])
+def test_a_machine_whose_clock_is_behind_counts_the_time_that_it_took_to_boot(stage: Stage, behind_s: float) -> None:
+    # It took its own first moment for the beginning of billing, and was as late as its boot was long.
+    stage.home.skew_s = behind_s
+    rent(stage, boot_s=60.0)
+    go(stage, ENDLESS)
+    stage.advance(700)
+    assert stage.cloud is not None
+    assert stage.cloud.cloud.live() == {}
+    assert billed(stage.truth) <= LIMIT
+
+
+def test_a_dead_man_with_a_clock_behind_learns_the_age_from_the_agent(stage: Stage) -> None:
+    # The agent was told and wrote down its limits without the age, so the second guard stayed behind.
+    stage.home.skew_s = 300.0
+    rent(stage, boot_s=60.0)
+    go(stage, ENDLESS)
+    stage.advance(30)
+    assert stage.cloud is not None
+    (machine,) = stage.cloud.machines.values()
+    taken = codec.loads(Request, machine.disk.files["/fake-machine/work/run/limits.json"])
+    assert taken.age_s is not None
+    assert taken.age_s >= 60.0
+
+
+def test_an_agent_that_starts_again_with_a_clock_behind_forgets_no_dollar(stage: Stage) -> None:
+    # The last heartbeat lay before the beginning by the machine's own clock, and counting began anew at nothing.
+    rent(stage)
+    go(stage, ENDLESS)
+    stage.advance(100)
+    assert stage.cloud is not None
+    (machine,) = stage.cloud.machines.values()
+    files = machine.disk.files
+    boot = codec.loads(Boot, files["/fake-machine/work/boot.json"])
+    beat = codec.loads(Heartbeat, files["/fake-machine/work/run/heartbeat.json"])
+
+    def look(behind_s: float) -> Callable[[Any], None]:
+        def program(world: Any) -> None:
+            machine.skew_s = -behind_s
+            counted.append(last_beat_at(boot, world) - boot.started_at)
+
+        return program
+
+    counted: list[float] = []
+    stage.programs.begin(machine, "look", look(5000.0), {})
+    stage.advance(1)
+    spent_s = float(Decimal(beat.spend_usd) / Decimal(boot.rate_usd_per_hour) * 3600)
+    assert counted[0] >= spent_s - 1
+
+
+def test_a_store_that_vanishes_between_two_looks_is_not_an_empty_one(stage: Stage) -> None:
+    rent(stage)
+    go(stage, ENDLESS)
+    stage.advance(20)
+    before = stage.finish(stage.client("runs", lambda home: home.ledger.runs()[0].state)).answer
+    stage.home.cut.add("store")
+    problems = stage.finish(stage.client("runs", refresh)).answer
+    assert any("could not be read" in problem for problem in problems)
+    after = stage.finish(stage.client("runs", lambda home: home.ledger.runs()[0].state)).answer
+    assert after == before
