@@ -1,11 +1,11 @@
 """Every point of the life of a run, struck once: killed there, and in a second pass, failed there. Then recovered.
 
-    python benchmarks/kill_points.py [--quick] [--only simulated|local|fake]
+    python benchmarks/kill_points.py [--quick] [--only simulated|local|fake|ssh]
     python benchmarks/kill_points.py --replay STORY ROLE WHICH CALL kill|fail      one of them again, with its trace
 
 Simulated: launch, watch, recovery, landing and destroy, each process in them, its 1st, 2nd, ... last call that could
-have changed anything. Real: kill -9 of real processes on `local` and on the fake cloud's server, at points spread over
-a launch and at random moments of the instance's life.
+have changed anything. Real: kill -9 of real processes on `local`, on the fake cloud's server and over SSH on loopback,
+at points spread over a launch and at random moments of the instance's life.
 
 Passes with 0 leaked, 0 doubled, nothing hidden, and every run recoverable.
 """
@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "benchmarks")]
 
-from tests.e2e.real_kills import PROVIDERS, strikes  # noqa: E402
+from tests.e2e.real_kills import PROVIDERS, is_here, strikes  # noqa: E402
 from tests.sim.stage import pace  # noqa: E402
 from tests.sim.stories import STORIES, Point, Struck, points, strike  # noqa: E402
 
@@ -50,7 +50,10 @@ def main() -> int:
         broken += simulated(figures, is_quick=arguments.quick)
     for provider in PROVIDERS:
         if arguments.only == provider or (arguments.only is None and not arguments.quick):
-            broken += real(provider, figures)
+            if is_here(provider):
+                broken += real(provider, figures)
+            else:
+                print(f"left out: this machine lacks what {provider} needs")
     show(figures)
     for line in broken[:30]:
         print(line)

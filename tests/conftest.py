@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from homing.wire import names
+from homing.world import World
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -18,6 +24,32 @@ def _loopback_only(self: socket.socket, address: object) -> None:
     if isinstance(address, tuple) and not (str(host).startswith("127.") or host in ("::1", "localhost")):
         raise AssertionError(f"a test tried to reach {address!r}; tests stay on loopback")
     _real_connect(self, address)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A machine that outlives its tests is a leak, whoever made it; on a real cloud it would bill."""
+    yield
+    if not Path("/proc/self/cmdline").exists():
+        return
+    deadline = time.monotonic() + 10.0
+    while (left := _left_below(tmp_path_factory.getbasetemp())) and time.monotonic() < deadline:
+        time.sleep(0.2)  # some are on their way out
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == {}, "processes that the tests of this file left behind"
+
+
+def _left_below(folder: Path) -> dict[int, str]:
+    found = {}
+    for process, mark in World().marked(names.MARK_ENV, ""):
+        try:
+            words = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        if f"{folder}{os.sep}" in words:
+            found[process.pid] = f"{mark}: {words.replace(chr(0), ' ')[:200]}"
+    return found
 
 
 @pytest.fixture(autouse=True)

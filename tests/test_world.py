@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import os
 import signal
@@ -256,3 +257,30 @@ def test_a_link_is_the_same_file_and_a_copy_where_there_are_none(
 def test_a_program_gets_what_is_meant_for_its_stdin_and_nothing_otherwise() -> None:
     assert World().run(["cat"], 30.0, stdin="secret \u00fc\n").out == "secret \u00fc\n"
     assert World().run(["cat"], 30.0).out == ""
+
+
+def test_a_signal_calls_its_handler_with_its_number_and_none_ignores_it() -> None:
+    got: list[int] = []
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        World().on_signal(signal.SIGUSR1, got.append)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        World().on_signal(signal.SIGUSR1, None)
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert got == [signal.SIGUSR1]
+
+
+def test_a_walk_goes_on_over_a_folder_that_vanished_and_raises_for_one_that_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    assert World().walk(tmp_path / "never was") == []
+
+    def ill(path: object) -> object:
+        raise PermissionError(errno.EACCES, "not allowed")
+
+    monkeypatch.setattr(os, "scandir", ill)
+    with pytest.raises(PermissionError):
+        World().walk(tmp_path)

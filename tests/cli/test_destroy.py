@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 
+from homing.errors import IntegrityError
+
 
 @pytest.fixture
 def cli(
@@ -31,6 +33,20 @@ def test_it_asks_when_something_would_be_lost_and_ends_it_with_yes(cli: Homing) 
     again = cli("destroy", "moss")
     assert again.code == 0
     assert "nothing bills" in again.err
+
+
+def test_a_ledger_that_cannot_be_brought_up_to_date_does_not_keep_a_machine_billing(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(home: object) -> list[str]:
+        raise IntegrityError("The ledger cannot be used.")
+
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    monkeypatch.setattr("homing.cli.destroy.refresh", full)
+    said = cli("destroy", "moss", "--yes")
+    assert said.code == 0, said.err
+    assert "The ledger cannot be used" in said.err
+    assert "Gone, confirmed" in said.err
 
 
 def test_it_never_guesses(cli: Homing) -> None:

@@ -28,6 +28,18 @@ from homing.wire.run import Cloud, Data, Limits, Model, Run, Sampling, Sizes, Tr
 from homing.world import World
 
 MAX_LINES = 1500
+# Ends a machine as a provider does: everything on it, the dead-man too, which would otherwise try again for ever.
+FELL = """
+import glob, os, signal, sys
+open(sys.argv[1], "w").close()
+for folder in glob.glob("/proc/[0-9]*"):
+    try:
+        words = open(folder + "/cmdline", "rb").read().split(b"\\0")
+        if b"--dead-man" in words and sys.argv[2].encode() in words:
+            os.kill(int(folder.split("/")[2]), signal.SIGKILL)
+    except OSError:
+        pass
+"""
 
 
 def interpreters() -> list[str]:
@@ -133,7 +145,7 @@ def test_the_zip_starts_bare_and_runs_to_the_end_of_billing(python: str, run: Ru
     work, ended = tmp_path / "work", tmp_path / "ended"
     work.mkdir()
     FileStore(str(tmp_path / "store"), World()).put_bytes("objects/marker", b"")
-    end = EndBilling("command", argv=[python, "-I", "-c", f"open({str(ended)!r}, 'w').close()"])
+    end = EndBilling("command", argv=[python, "-I", "-c", FELL, str(ended), str(work / names.BOOT)])
     env = {"PYTHONPATH": str(Path(__file__).parents[2])}
     boot = make(run, work, end_billing=end, heartbeat_s=0.1, stop_grace_s=5.0, env=env)
     trainer = [sys.executable, trainer_file, str(work / "run"), "steps=3"]
@@ -142,7 +154,8 @@ def test_the_zip_starts_bare_and_runs_to_the_end_of_billing(python: str, run: Ru
     build_agent_zip(work / "agent.zip", World())
     argv = [python, "-I", str(work / "agent.zip"), str(work / names.BOOT)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Traceback" not in done.stderr
     assert ended.exists()
     assert json.loads((work / "run" / names.OUTCOME).read_text())["state"] == "done"
 

@@ -18,20 +18,21 @@ import pytest
 from tests.cloud.rig import make_draft, marked_now, trainer_argv
 
 from homing.cloud import diary, meter
-from homing.cloud.guard import DEAD_S, STALE_S, Pass, guard_pass, wait_for_next
+from homing.cloud.guard import DEAD_S, LAUNCH_S, STALE_S, Pass, guard_pass, wait_for_next
 from homing.cloud.guards import is_on_duty
 from homing.cloud.home import Home
 from homing.cloud.launch import Launched, launch
 from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.providers.base import Resource
 from homing.cloud.providers.local import Local
 from homing.errors import ProviderRefused, StoreError
 from homing.store import FileStore, run_key
 from homing.wire import codec, names
-from homing.wire.control import Heartbeat
+from homing.wire.control import Heartbeat, Request
 from homing.wire.event import Outcome
 from homing.wire.limit import DEAD_MAN, END, GUARD, PROVIDER
 from homing.wire.run import Limits
-from homing.world import World
+from homing.world import Database, World
 
 
 class Later(World):
@@ -117,6 +118,20 @@ def test_what_the_provider_says_it_costs_counts_where_it_is_more(home: Home, tmp
     begin(home, tmp_path)
     home.ledger.update(home.ledger.lines()[-1].mark, spend_usd="0.9999")
     assert "at its limit" in guard_pass(home).done[0]
+
+
+def test_what_its_volumes_cost_so_far_counts_too(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(home, tmp_path)
+    line = home.ledger.lines()[-1]
+    volume = Resource("volume", "v-1", line.mark, "local", Decimal("0.36"), line.created_at)
+    monkeypatch.setattr(Local, "list_resources", lambda self: [volume])
+    monkeypatch.setattr(Local, "destroy_resource", lambda self, each: None)
+    ahead(home, 4900)
+    assert guard_pass(home).done == []
+    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    ahead(home, 90)
+    assert "still shows its volume v-1" in guard_pass(home).may_bill[0]
+    assert marked_now(home) == []
 
 
 def test_a_destroy_that_is_not_confirmed_may_bill_and_is_tried_again(
@@ -212,8 +227,9 @@ def silence(home: Home, done: Launched, *, with_heartbeat: bool) -> None:
     """The machine goes on, and nothing of it reaches the store any more."""
     kill_all(home)
     store = home.store_of(done.run)
-    if not with_heartbeat:
+    if not with_heartbeat:  # as a launch leaves it that was killed before the first one
         store.delete(run_key(done.run.id, names.HEARTBEAT))
+        home.ledger.set_run(done.run.id, state="launching")
 
 
 @pytest.fixture
@@ -245,6 +261,141 @@ def test_a_machine_that_never_said_a_word_is_destroyed_after_the_idle_limit(home
     made = guard_pass(home)
     assert "has said nothing" in made.done[0]
     assert home.provider("local").list_owned() == []
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_store_that_lost_the_heartbeat_is_no_machine_that_never_spoke(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path, limits=Limits(idle_s=600.0))
+    silence(home, done, with_heartbeat=False)
+    home.ledger.set_run(done.run.id, state="running")
+    ahead(home, 700)
+    made = guard_pass(home)
+    assert made.done == []
+    assert "NO HEARTBEAT" in made.alerts[0]
+
+
+def test_a_last_push_that_takes_long_is_not_cut_off(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path, limits=Limits(idle_s=1200.0))
+    kill_all(home)
+    store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
+    beat = Heartbeat(home.world.now(), mark, 1, "pushing", 0.0, "0.36", "0.1")
+    store.put_bytes(run_key(done.run.id, names.HEARTBEAT), codec.dumps(beat).encode())
+    outcome = Outcome("done", "All steps are done.", 0, t=home.world.now(), is_final=True)
+    store.put_bytes(run_key(done.run.id, names.OUTCOME), codec.dumps(outcome).encode())
+    ahead(home, 3 * meter.MARGIN_S)
+    assert guard_pass(home).done == []
+    ahead(home, 1200)
+    assert "still bills" in guard_pass(home).done[0]
+
+
+def test_a_moment_without_programs_long_ago_does_not_count_against_a_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = begin(home, tmp_path)
+    real = Local.describe
+    monkeypatch.setattr(Local, "describe", lambda self, i: dataclasses.replace(real(self, i), is_running=False))
+    for _ in range(2):  # each time it is seen so once, and speaks afterwards
+        assert "Nothing of ours runs" in guard_pass(home).alerts[0]
+        spoken = time.time()
+        wait_until(lambda spoken=spoken: beat_of(home, done).t > spoken + 1)
+        ahead(home, DEAD_S + 1)
+    assert row(home).is_live
+    assert marked_now(home)
+
+
+def beat_of(home: Home, done: Launched) -> Heartbeat:
+    return codec.loads(Heartbeat, home.store_of(done.run).read(run_key(done.run.id, names.HEARTBEAT)))
+
+
+def test_of_two_machines_under_one_mark_the_one_in_the_ledger_stays(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = begin(home, tmp_path)
+    real_list, real_destroy, twins = Local.list_owned, Local.destroy, ["late"]
+
+    def list_owned(self: Local) -> list[Any]:
+        found = real_list(self)
+        return found + [dataclasses.replace(each, id=twin, created_at=time.time()) for each in found for twin in twins]
+
+    def destroy(self: Local, instance_id: str) -> None:
+        twins.remove(instance_id) if instance_id in twins else real_destroy(self, instance_id)
+
+    monkeypatch.setattr(Local, "list_owned", list_owned)
+    monkeypatch.setattr(Local, "destroy", destroy)
+    made = guard_pass(home)
+    assert "both bill" in made.problems[0]
+    assert "late is ended" in made.done[0]
+    assert home.ledger.lines()[-1].instance_id == done.instance.id
+    assert guard_pass(home).problems == []
+    assert marked_now(home)
+
+
+def test_an_earlier_attempt_that_comes_back_is_ended_and_the_run_goes_on(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    done = begin(home, tmp_path)
+    kill_all(home)
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    guard_pass(home)
+    assert row(home).state == "running"
+    real_list, real_describe, real_destroy, back = Local.list_owned, Local.describe, Local.destroy, [done.instance.id]
+
+    def describe(self: Local, instance_id: str) -> Any:
+        found = real_describe(self, instance_id)
+        is_back = instance_id in back
+        return dataclasses.replace(found, state="ready", billing="yes", is_running=False) if is_back else found
+
+    def destroy(self: Local, instance_id: str) -> None:
+        real_destroy(self, instance_id)
+        back.clear()
+
+    monkeypatch.setattr(Local, "describe", describe)
+    monkeypatch.setattr(Local, "destroy", destroy)
+    monkeypatch.setattr(Local, "list_owned", lambda self: [*real_list(self), *(self.describe(i) for i in back)])
+    ahead(home, DEAD_S + 1)
+    made = guard_pass(home)
+    assert "came back, and is destroyed" in made.done[0]
+    assert row(home).state == "running"
+    assert [line.destroyed_at is None for line in home.ledger.lines()] == [False, True]
+    assert marked_now(home)
+
+
+def test_a_guard_whose_terminal_is_gone_still_ends_what_reached_its_limit(home: Home, tmp_path: Path) -> None:
+    def closed(text: str) -> None:
+        raise OSError("input/output error")
+
+    begin(home, tmp_path)
+    ahead(home, 10_000)
+    assert "at its limit" in guard_pass(home, tell=closed).done[0]
+    assert marked_now(home) == []
+
+
+def test_a_full_disk_at_home_does_not_keep_it_from_ending_what_reached_its_limit(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    ahead(home, 10_000)
+    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    real = Database.execute
+
+    def full(self: Database, *statements: Any) -> Any:
+        if any(sql.startswith("UPDATE") for sql, _ in statements):
+            raise OSError("database or disk is full")
+        return real(self, *statements)
+
+    def no_diary(*_: object) -> bool:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "execute", full)
+        patch.setattr(diary, "note", no_diary)
+        made = guard_pass(home)
+        assert len(made.may_bill) == 1
+        assert marked_now(home) == []
+    assert guard_pass(home).may_bill == []
+    assert home.ledger.lines()[-1].destroyed_at is not None
 
 
 @pytest.mark.usefixtures("_running")
@@ -335,6 +486,20 @@ def test_a_preempted_run_is_launched_again_and_one_destroyed_by_hand_is_not(
     assert home.provider("local").list_owned() == []
 
 
+def test_a_run_that_was_asked_to_stop_is_not_launched_again_when_its_machine_is_taken_meanwhile(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    done = begin(home, tmp_path)
+    kill_all(home)
+    wish = Request(serial=1, stop=True, reason="A stop was asked for from home.")
+    home.store_of(done.run).put_bytes(run_key(done.run.id, names.REQUEST), codec.dumps(wish).encode())
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    assert "not launched again: A stop was asked for" in guard_pass(home).done[-1]
+    assert len(home.ledger.lines()) == 1
+
+
 def is_agent(pid: int) -> bool:
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -372,6 +537,24 @@ def test_with_too_little_left_it_is_not_launched_again_and_that_is_said_once(hom
     assert "could not be launched again yet" in made.alerts[0]
     assert guard_pass(home).alerts == []
     assert len(home.ledger.lines()) == 1
+
+
+def test_no_launch_is_begun_while_the_limit_of_another_run_is_near(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    kill_all(home)
+    begin(home, tmp_path, name="fern", limits=Limits(time_s=LAUNCH_S))
+    guard_pass(home)
+    ahead(home, DEAD_S + 1)
+    made = guard_pass(home)
+    assert "when the limit of another run has passed" in made.alerts[0]
+    assert len(home.ledger.lines()) == 2
+    ahead(home, LAUNCH_S)
+    made = guard_pass(home)
+    assert [text.split(": ")[1] for text in made.done][:1] == ["The guard at home ends it at its limit"]
+    assert "Attempt 2 is launched" in made.done[1]
 
 
 def test_two_guards_at_once_launch_one(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from homing.cloud.destroy import destroy_lines, destroy_run
 from homing.cloud.guards import count_alive, guards, sign_in
 from homing.cloud.home import Home
 from homing.cloud.launch import dry_run, launch
-from homing.cloud.providers.base import wait_until
+from homing.cloud.providers.base import Instance, wait_until
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
 from homing.cloud.status import billing_lines, look
@@ -90,6 +90,29 @@ def test_of_two_launches_of_one_name_at_once_the_ledger_lets_one_through(home: H
     with pytest.raises(UsageError, match="already live"):
         launch(second, home)
     assert len(home.ledger.lines()) == 1
+
+
+def test_a_launch_that_the_ledger_refuses_does_not_look_like_one_at_work(home: Home, tmp_path: Path) -> None:
+    first, second = make_draft(home, tmp_path), make_draft(home, tmp_path)
+    launch(first, home)
+    with pytest.raises(UsageError):
+        launch(second, home)
+    assert not home.world.is_locked(home.launch_lock(second.mark))
+
+
+def test_what_a_failed_create_call_made_is_in_the_ledger_by_its_id(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, provider = make_draft(home, tmp_path), home.provider("local")
+
+    def create(request: object) -> Instance:
+        raise CreateFailed("It started and broke.", instance_id=ready.mark)
+
+    monkeypatch.setattr(provider, "create", create)
+    with pytest.raises(CreateFailed, match="started and broke"):
+        launch(ready, home)
+    (line,) = home.ledger.lines()
+    assert (line.instance_id, line.state) == (ready.mark, "gone")
 
 
 def test_a_dry_run_touches_nothing(home: Home, tmp_path: Path, homing_home: Path) -> None:

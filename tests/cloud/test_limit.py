@@ -95,12 +95,12 @@ def test_a_changed_limit_stands_in_ledger_papers_record_and_heartbeat(home: Home
 
 def test_a_stop_that_was_asked_for_stays_asked_for(home: Home, run: RunRow) -> None:
     store = home.store_of(run)
-    wish = Request(serial=5, stop=True, reason="Enough.")
+    wish = Request(serial=5, stop=True, reason="Enough.", age_s=7.0)
     store.put_bytes(run_key(run.id, names.REQUEST), codec.dumps(wish).encode())
     change_limit(home, propose(home, run, Decimal(3), None), confirm_s=0.0)
     now = read_document(store, run_key(run.id, names.REQUEST), Request)
     assert now is not None
-    assert (now.serial, now.stop, now.spend_limit_usd) == (6, True, "3")
+    assert (now.serial, now.stop, now.spend_limit_usd, now.age_s) == (6, True, "3", 7.0)
 
 
 def test_an_agent_that_does_not_answer_is_said_and_the_rest_is_done(

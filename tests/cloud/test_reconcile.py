@@ -7,6 +7,7 @@ import os
 import signal
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cloud.rig import make_draft, marked_now
@@ -14,10 +15,11 @@ from tests.cloud.rig import make_draft, marked_now
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines, would_be_lost
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
+from homing.cloud.ledger import Ledger
 from homing.cloud.providers.base import Instance, wait_until
 from homing.cloud.reconcile import CREATE_GRACE_S, refresh
 from homing.cloud.status import billing_lines, look
-from homing.errors import HomingError, ProviderRefused, StillBilling
+from homing.errors import HomingError, IntegrityError, ProviderRefused, StillBilling
 from homing.world import World
 
 
@@ -209,6 +211,26 @@ def test_a_launch_destroyed_before_its_create_call_creates_nothing(home: Home, t
         launch(ready, Home(home.path, Meddler()))
     assert done
     assert home.provider("local").list_owned() == []
+
+
+def test_a_launch_that_cannot_be_closed_does_not_keep_the_others_from_ending(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(make_draft(home, tmp_path, steps=100_000), home)
+    (line,) = home.ledger.lines()
+    unborn = dataclasses.replace(line, mark=f"{line.mark}0", attempt=10, created_at=None, instance_id=None, intent_at=1)
+    home.ledger.adopt(unborn)
+    real = Ledger.close
+
+    def close(self: Ledger, mark: str, **told: Any) -> None:
+        if mark == unborn.mark:
+            raise IntegrityError("The ledger cannot be used.")
+        real(self, mark, **told)
+
+    monkeypatch.setattr(Ledger, "close", close)
+    with pytest.raises(StillBilling, match="1 instance may"):
+        destroy_lines(home, home.ledger.lines(), deadline_s=5)
+    assert marked_now(home) == []
 
 
 def test_a_launch_destroyed_during_its_create_call_ends_what_it_made(

@@ -201,6 +201,18 @@ def test_a_provider_that_cannot_be_asked_is_said_and_may_hide_what_bills(
     assert not survey(home).is_blind
 
 
+def test_a_provider_that_cannot_be_asked_may_hide_what_a_lost_ledger_knew(
+    home: Home, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(request: HttpRequest) -> HttpResponse:
+        raise NetworkError("no route")
+
+    monkeypatch.setattr(world, "http", cut)
+    found = survey(home)
+    assert found.findings == []
+    assert found.is_blind
+
+
 def test_a_create_without_an_answer_is_destroyed_only_when_it_can_appear_no_more(
     home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:

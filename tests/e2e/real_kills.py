@@ -1,7 +1,7 @@
 """kill -9 of real processes, beside the simulated ones: a launch at points spread over it, and what it started.
 
-    strikes(provider, num) -> Real struck ...     a forked client dies at its n-th call of the World
-                                                  agent, trainer, sync or dead-man die at a random moment
+    strikes(provider, num) -> Real, Real, ...     a forked client dies at its n-th call of the World
+                                                  agent, trainer or sync die at a random moment
 
 After each: whatever runs is shown as billing, destroy ends all of it, and every few strikes a run goes the whole way.
 """
@@ -9,33 +9,37 @@ After each: whatever runs is shown as billing, destroy ends all of it, and every
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.cloud.rig import look_more_often, make_draft, marked_now
+from tests.cloud.rig import look_more_often, make_draft, make_run, marked_now, trainer_argv
+from tests.doubles.sshd import Sshd, have_sshd
 from tests.e2e.test_kill_points import ENDLESS, FaultyWorld, end_some
 
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
 from homing.cloud.home import Home
-from homing.cloud.launch import launch
-from homing.cloud.providers.base import wait_until
+from homing.cloud.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.providers.fake import SERVER
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import billing_lines
 from homing.cloud.watch import watch
+from homing.wire.run import Cloud
 from homing.world import World
 
-__all__ = ["PROVIDERS", "Real", "strikes"]
+__all__ = ["PROVIDERS", "Real", "is_here", "strikes"]
 
-PROVIDERS = ("local", "fake")
+PROVIDERS = ("local", "fake", "ssh")
 _TRIP_EVERY = 8  # strikes between two runs that are let through to their end
 _PARTS = ("agent", "trainer", "sync")
 _START_S = 60.0
@@ -49,48 +53,50 @@ class Real:
     broken: str = ""
 
 
+def is_here(provider: str) -> bool:
+    """Whether this machine has what the provider's double needs."""
+    return provider != "ssh" or have_sshd()
+
+
 def strikes(provider: str, num: int, folder: Path, seed: int = 0) -> Iterator[Real]:
     """Two thirds of them on the client that launches, the rest on what it launched."""
     chance = random.Random(seed)
-    with _home(provider, folder) as home:
-        total = _count(provider, home, folder)
-        num_launch = num * 2 // 3
+    with _rig(provider, folder) as rig:
+        total, num_launch = rig.count(), num * 2 // 3
         for number in range(num_launch):
             at = 1 + number * (total - 1) // max(1, num_launch - 1)
-            yield _struck(
-                provider,
-                home,
-                folder,
-                f"launch at call {at} of {total}",
-                lambda at=at: _die(provider, home, folder, at),
-            )
+            yield rig.struck(f"launch at call {at} of {total}", lambda at=at: rig.die(at))  # type: ignore[misc]
             if number % _TRIP_EVERY == 0:
-                yield _struck(provider, home, folder, "a whole trip", lambda: _trip(provider, home, folder))
+                yield rig.struck("a whole trip", rig.trip)
         for number in range(num - num_launch):
             part = _PARTS[number % len(_PARTS)]
-            yield _struck(
-                provider, home, folder, f"kill {part}", lambda part=part: _end(provider, home, folder, part, chance)
-            )
+            yield rig.struck(f"kill {part}", lambda part=part: rig.end(part, chance.random()))  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _home(provider: str, folder: Path) -> Iterator[Home]:
+def _rig(provider: str, folder: Path) -> Iterator[Rig]:
     with pytest.MonkeyPatch.context() as patch:
         look_more_often(patch)
         home = Home(folder / "home", World())
-        server = _serve(home.path) if provider == "fake" else None
+        home.owner  # noqa: B018 (made once: a killed child must not decide it)
+        server = _serve_cloud(home.path) if provider == "fake" else None
+        sshd = Sshd(folder / "sshd") if provider == "ssh" else None
+        if sshd is not None:
+            sshd.start()
+        rig = Rig(provider, home, folder, sshd)
         try:
-            home.owner  # noqa: B018 (made once: a killed child must not decide it)
-            yield home
+            yield rig
         finally:
             for instance in home.provider(provider).list_owned():
                 home.provider(provider).destroy(instance.id)
             if server is not None:
                 server.terminate()
-                server.wait(timeout=60)
+                server.wait(timeout=_START_S)
+            if sshd is not None:
+                sshd.stop()
 
 
-def _serve(home: Path) -> subprocess.Popen[bytes]:
+def _serve_cloud(home: Path) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "homing.cloud.providers.fake_server", "--home", str(home), "--settle-s", "0.2"]
     server = subprocess.Popen(argv)
     world = World()
@@ -98,71 +104,91 @@ def _serve(home: Path) -> subprocess.Popen[bytes]:
     return server
 
 
-def _struck(provider: str, home: Home, folder: Path, what: str, strike: object) -> Real:
-    real = Real(provider, what)
-    try:
-        real.was_hit = strike()  # type: ignore[operator]
-        _check(provider, home)
-    except Exception as exc:
-        real.broken = f"{type(exc).__name__}: {exc}"
-        traceback.print_exc()
-    return real
+class Rig:
+    def __init__(self, provider: str, home: Home, folder: Path, sshd: Sshd | None) -> None:
+        self.provider, self.home, self.folder, self._sshd = provider, home, folder, sshd
 
-
-def _count(provider: str, home: Home, folder: Path) -> int:
-    """Calls of a launch that nobody disturbs."""
-    ready = make_draft(home, folder, steps=ENDLESS, provider=provider)
-    world = FaultyWorld(0, lambda: None)
-    launch(ready, Home(home.path, world))
-    _check(provider, home)
-    return world.count
-
-
-def _die(provider: str, home: Home, folder: Path, at: int) -> bool:
-    child = os.fork()
-    if child == 0:
-        code = 1
+    def struck(self, what: str, strike: Callable[[], bool]) -> Real:
+        real = Real(self.provider, what)
         try:
-            ready = make_draft(home, folder, steps=ENDLESS, provider=provider)
-            world = FaultyWorld(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            launch(ready, Home(home.path, world))
-            code = 0
-        except BaseException:
-            traceback.print_exc(file=sys.__stderr__)
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status) != 0:
-        raise AssertionError(f"the launch failed by itself at call {at}")
-    return os.WIFSIGNALED(status)
+            real.was_hit = strike()
+            self.check()
+        except Exception as exc:
+            real.broken = f"{type(exc).__name__}: {exc}"
+            traceback.print_exc()
+        return real
 
+    # --- what is struck ---
 
-def _end(provider: str, home: Home, folder: Path, part: str, chance: random.Random) -> bool:
-    done = launch(make_draft(home, folder, steps=ENDLESS, provider=provider), home)
-    home.world.sleep(chance.uniform(0.0, 1.0))
-    end_some(home, done.run.id, part)
-    return True
+    def count(self) -> int:
+        """Calls of a launch that nobody disturbs."""
+        world = FaultyWorld(0, lambda: None)
+        self.launch(self.draft(ENDLESS), world)
+        self.check()
+        return world.count
 
+    def launch(self, ready: Draft, world: World) -> None:
+        home = Home(self.home.path, world)
+        home.configure(ready.run)
+        launch(ready, home)
 
-def _trip(provider: str, home: Home, folder: Path) -> bool:
-    done = launch(make_draft(home, folder, steps=10, step_s=0.02, provider=provider), home)
-    last = [report.text for report in watch(home, done.run, every_s=1)][-1]
-    assert last.startswith("done"), last
-    return True
+    def die(self, at: int) -> bool:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                ready = self.draft(ENDLESS)
+                world = FaultyWorld(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+                self.launch(ready, world)
+                code = 0
+            except BaseException:
+                traceback.print_exc(file=sys.__stderr__)
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, f"the launch failed by itself at call {at}"
+        return os.WIFSIGNALED(status)
 
+    def end(self, part: str, after_s: float) -> bool:
+        done = launch(self.draft(ENDLESS), self.home)
+        self.home.world.sleep(after_s)
+        end_some(self.home, done.run.id, part)
+        return True
 
-def _check(provider: str, home: Home) -> None:
-    """Whatever runs is shown as billing, and destroy ends all of it and says so in the ledger."""
-    refresh(home)
-    shown = {line.mark for line in billing_lines(home.ledger.lines())}
-    hidden = {mark for _, mark in marked_now(home)} - shown
-    assert not hidden, f"hidden: {hidden}"
-    owned = [instance.mark for instance in home.provider(provider).list_owned()]
-    assert len(owned) == len(set(owned)), f"doubled: {owned}"
-    for row in home.ledger.runs():
-        destroy_run(home, row)
-    destroy_lines(home, open_lines(home, None))
-    gone = wait_until(lambda: not marked_now(home), timeout_s=60, every_s=0.2, world=home.world)
-    assert gone, f"leaked: {marked_now(home)}"
-    assert home.provider(provider).list_owned() == [], "leaked"
-    assert billing_lines(home.ledger.lines()) == [], "the ledger still shows something"
+    def trip(self) -> bool:
+        done = launch(self.draft(10, step_s=0.02), self.home)
+        last = [report.text for report in watch(self.home, done.run, every_s=1)][-1]
+        assert last.startswith("done"), last
+        return True
+
+    def draft(self, steps: int, step_s: float = 0.01) -> Draft:
+        if self._sshd is None:
+            return make_draft(self.home, self.folder, steps=steps, step_s=step_s, provider=self.provider)
+        there = self._sshd.settings(work_dir=str(self.folder / "there"), python=sys.executable)
+        run = dataclasses.replace(make_run(self.folder), cloud=Cloud(providers=["ssh"], ssh=there))
+        self.home.configure(run)
+        offer = self.home.provider("ssh").offers(Needs())[0]
+        order = LaunchOrder(run, "name: moss\n", is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"))
+        made = draft(order, self.home)
+        work_dir = self.home.provider("ssh").place(made.mark).work_dir
+        argv = tuple(trainer_argv(self.folder, work_dir, steps=steps, step_s=step_s))
+        return dataclasses.replace(made, order=dataclasses.replace(order, trainer_argv=argv, heartbeat_s=0.2))
+
+    # --- what must hold ---
+
+    def check(self) -> None:
+        """Whatever runs is shown as billing, and destroy ends all of it and says so in the ledger."""
+        home, provider = self.home, self.home.provider(self.provider)
+        refresh(home)
+        shown = {line.mark for line in billing_lines(home.ledger.lines())}
+        hidden = {mark for _, mark in marked_now(home)} - shown
+        assert not hidden, f"hidden: {hidden}"
+        owned = [instance.mark for instance in provider.list_owned()]
+        assert len(owned) == len(set(owned)), f"doubled: {owned}"
+        for row in home.ledger.runs():
+            destroy_run(home, row)
+        destroy_lines(home, open_lines(home, None))
+        is_gone = wait_until(lambda: not marked_now(home), timeout_s=60, every_s=0.2, world=home.world)
+        assert is_gone, f"leaked: {marked_now(home)}"
+        assert provider.list_owned() == [], "leaked"
+        assert billing_lines(home.ledger.lines()) == [], "the ledger still shows something"

@@ -2,14 +2,12 @@
 
     play(seed) -> Verdict     the same seed, the same day, to the last call
 
-What goes wrong is drawn first, so that a seed's day does not change its nature with every change of the code under
-test; what then happens depends on the code, which is the point.
+The day is drawn first (tests/sim/day.py); what then happens depends on the code under test, which is the point.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from tests.sim.day import RATE_USD_PER_HOUR, Day
 from tests.sim.host import Host
 from tests.sim.kernel import Broken
 from tests.sim.stage import Client, Stage
@@ -32,7 +31,6 @@ from homing.cloud.launch import launch
 from homing.cloud.limit import change_limit
 from homing.cloud.limit import propose as propose_limit
 from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings
 from homing.cloud.reconcile import refresh
 from homing.cloud.stop import ask_to_stop
 from homing.cloud.watch import watch
@@ -41,35 +39,7 @@ from homing.store import open_store
 
 __all__ = ["Verdict", "destroy_all", "play"]
 
-RATE_USD_PER_HOUR = "3.6"  # a tenth of a cent a second
-_REQUEST_WAYS = ("lost_before", "lost_after", "error_before", "error_after", "busy")
-_ROLES = (
-    "launch",
-    "resume",
-    "adopt",
-    "watch",
-    "agent",
-    "dead-man",
-    "trainer",
-    "sync--watch",
-    "sync--once",
-    "sync--fetch",
-    "destroy",
-    "guard",
-)
 _ROUNDING_USD = Decimal("0.000001")  # seconds are floats, dollars are not
-_PERSONS = (
-    "watches",
-    "leaves",
-    "stops",
-    "destroys",
-    "never comes back",
-    "goes on",
-    "goes on",
-    "does two things at once",
-    "adopts elsewhere",
-    "raises the limit",
-)
 TIDY_S = 1200.0  # for so long the person tries, with everything working again
 
 
@@ -88,106 +58,6 @@ class Verdict:
     is_unguarded: bool = False  # every guard died, and it cost more than the limit
     is_announced: bool = False  # launch had said that this may happen
     counts: dict[str, int] = field(default_factory=dict)
-
-
-class Day:
-    """What the seed decided."""
-
-    def __init__(self, seed: int) -> None:
-        r = self.random = random.Random(f"day {seed}")
-        self.kinds: list[str] = []
-        self.boot_s = r.choice((2.0, 10.0, 40.0))
-        self.settings = Settings(
-            has_guard=r.random() < 0.5,
-            settle_s=r.choice((0.0, 2.0, 5.0)),
-            boot_s=self.boot_s,
-            destroy_s=r.choice((0.0, 0.0, 4.0)),
-            retention_s=r.choice((86400.0, 86400.0, 60.0)),
-            deduplicates=r.random() < 0.25,
-        )
-        self.trainer = self._trainer()
-        work_s = min(200.0, self.trainer["steps"] * self.trainer["step_s"])
-        self.limit_s = self.boot_s + 340.0 + r.choice((0.3, 0.7, 1.5, 2.0)) * work_s
-        self.limit_usd = (Decimal(RATE_USD_PER_HOUR) * Decimal(str(round(self.limit_s))) / 3600).quantize(
-            Decimal("0.001")
-        )
-        self.faults = self._cloud_faults()
-        self.home_skew_s = self._pick("clock skew", 0.25, lambda: r.choice((-1, 1)) * r.choice((3.0, 30.0, 600.0)), 0.0)
-        self.machine_skew_s = self._pick("machine clocks", 0.25, lambda: r.choice((3.0, 30.0, 600.0)), 0.0)
-        self.strikes = self._strikes()
-        self.guard_s = self._pick("guard at home", 0.4, lambda: r.choice((15.0, 60.0)), 0.0)
-        self.person = r.choice(_PERSONS)
-        self.kinds.append(f"person {self.person}")
-
-    def _pick(self, kind: str, chance: float, draw: Callable[[], Any], otherwise: Any) -> Any:
-        """Drawn whether it is taken or not, so that one kind does not shift the others."""
-        is_taken, value = self.random.random() < chance, draw()
-        if is_taken:
-            self.kinds.append(kind)
-        return value if is_taken else otherwise
-
-    def _trainer(self) -> dict[str, float]:
-        r = self.random
-        told = {"steps": float(r.choice((8, 20, 40, 200))), "step_s": r.choice((2.0, 5.0, 8.0)), "save_every": 4.0}
-        told["save_s"] = r.choice((0.2, 2.0))
-        for name, chance in (("crash_at", 0.12), ("hang_at", 0.06), ("nan_at", 0.04), ("deaf", 0.08)):
-            step = float(r.randint(1, 12))
-            if r.random() < chance:
-                told[name] = 1.0 if name == "deaf" else step
-                self.kinds.append(f"trainer {name.split('_')[0]}")
-        if "crash_at" in told:
-            told["crashes"] = float(r.choice((1, 2, 99)))
-        return told
-
-    def _cloud_faults(self) -> Faults:
-        r = self.random
-        rates: dict[str, float] = {}
-        chances = {
-            **{way: (0.12, 0.08) for way in _REQUEST_WAYS},
-            "create.lost_after": (0.12, 0.7),
-            "no_capacity": (0.05, 0.7),
-            "dearer": (0.03, 0.8),
-            "boot_slow": (0.08, 0.8),
-            "boot_never": (0.04, 0.8),
-            "boot_dies": (0.04, 0.8),
-            "preempt": (0.15, 0.8),
-            "notice_preempt": (0.15, 0.8),
-            "hang": (0.08, 0.8),
-            "leaves_volume": (0.08, 0.8),
-            "list_late": (0.2, 0.5),
-            "list.lost_before": (0.08, 0.4),
-            "odd_state": (0.08, 0.3),
-            "destroy_lies": (0.1, 0.6),
-            "destroy_stubborn": (0.1, 0.6),
-            "destroy.error_before": (0.1, 0.5),
-        }
-        for way, (chance, most) in chances.items():
-            rate = self._pick(f"cloud {way}", chance, lambda most=most: round(r.uniform(0.2, 1.0) * most, 3), 0.0)
-            if rate:
-                rates[way] = rate
-        late_s = 0.9 * self.settings.settle_s
-        skew_s = self._pick("provider's clock", 0.15, lambda: r.choice((-1, 1)) * r.choice((5.0, 300.0)), 0.0)
-        return Faults(
-            rates=rates,
-            list_lag_s=late_s,
-            lie_s=late_s,
-            slow_boot_s=r.choice((30.0, 200.0)),
-            take_after_s=(5.0, self.limit_s),
-            notice_s=r.choice((5.0, 30.0, 120.0)),
-            stubborn_tries=r.randint(2, 5),
-            clock_skew_s=skew_s,
-        )
-
-    def _strikes(self) -> list[tuple[str, str, int, int]]:
-        """kill or fail, role, which of that role, and at which of its calls."""
-        r = self.random
-        found = []
-        for kind in ("kill", "kill", "kill", "fail", "fail"):
-            role, number, at = r.choice(_ROLES), r.choice((1, 1, 1, 2)), int(10 ** r.uniform(0, 3.3))
-            if r.random() < 0.25:
-                found.append((kind, role, number, at))
-                self.kinds.append(f"{kind} {role}")
-        return found
 
 
 def play(seed: int, *, trace: Callable[[str], None] | None = None) -> Verdict:
@@ -213,6 +83,7 @@ class _Play:
         self.stage, self.day, self.verdict = stage, day, verdict
         self.random = day.random
         self._started: dict[str, int] = {}
+        self._is_fair = False  # the weather has cleared up for good
         stage.home.skew_s = day.home_skew_s
         self.cloud = stage.rent(day.settings, day.faults, RATE_USD_PER_HOUR)
         self.cloud.machine_skew_s = day.machine_skew_s
@@ -239,6 +110,8 @@ class _Play:
                 self.stage.at(at + seconds, lambda kind=kind, end=end: self._weather(f"end of {kind}", end))
 
     def _weather(self, kind: str, change: Callable[[], None]) -> None:
+        if self._is_fair:
+            return
         self.stage.say(f"--- {kind}")
         change()
 
@@ -414,6 +287,7 @@ class _Play:
         stage.say("=== everything works again, and the person tidies up")
         self._check_limit()
         self.day.strikes.clear()
+        self._is_fair = True
         stage.home.thaw()
         stage.home.is_up = stage.store.is_up = True
         stage.store.ill_rate = 0.0

@@ -35,7 +35,7 @@ def command(
             fix="homing destroy RUN   or   homing destroy --all",
         )
     with open_home() as home:
-        say_problems(refresh(home))
+        say_problems(_look(home))
         rows = _runs_with_instances(home) if is_all else [find_run(home, run)]
         for row in rows:
             lost = would_be_lost(home, row)
@@ -43,6 +43,14 @@ def command(
                 talk.say(f"Left as it is. Save first: homing stop {row.name}")
                 return
         _show(home, _destroy(home, rows, is_all), rows)
+
+
+def _look(home: Home) -> list[str]:
+    """A ledger that cannot be written (a full disk) must not keep a machine billing."""
+    try:
+        return refresh(home)
+    except HomingError as exc:
+        return [exc.what]
 
 
 def _runs_with_instances(home: Home) -> list[RunRow]:
@@ -62,8 +70,9 @@ def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
             continue  # cut short before anything was pushed: there may be no store
         try:
             write_record(home, row.id, home.store_of(row))
-        except HomingError as exc:
-            talk.say(f"warning: the run's record in the store is not up to date: {exc.what}")
+        except (HomingError, OSError) as exc:
+            said = (str(exc) or type(exc).__name__).splitlines()[0]
+            talk.say(f"warning: the run's record in the store is not up to date: {said}")
     if is_all:
         try:
             done.append(destroy_lines(home, open_lines(home, None)))

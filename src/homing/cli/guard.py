@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
@@ -45,7 +46,8 @@ def command(
             try:
                 made = _round(home, every_s)
             except HomingError as exc:  # a ledger that is busy or a disk that is full now may be well in a minute
-                talk.show_error(exc)
+                with contextlib.suppress(OSError):
+                    talk.show_error(exc)
                 made = Pass()
             wait_for_next(home, made, every_s)
 
@@ -67,6 +69,12 @@ def _once(home: Home, every_s: float) -> None:
 
 def _round(home: Home, every_s: float) -> Pass:
     made = guard_pass(home, every_s=every_s, tell=lambda text: talk.say(f"  {text}"))
+    with contextlib.suppress(OSError):  # its terminal or its reader may be gone; the guard goes on
+        _show(home, made)
+    return made
+
+
+def _show(home: Home, made: Pass) -> None:
     document = {"done": made.done, "alerts": made.alerts, "problems": made.problems, "may_bill": made.may_bill}
     talk.emit("guard/1", {"t": home.world.now(), **document})
     if not talk.is_json():
@@ -75,4 +83,3 @@ def _round(home: Home, every_s: float) -> Pass:
                 print(f"{begin}{text}", flush=True)
         for text in made.problems:
             talk.say(f"warning: {text}")
-    return made

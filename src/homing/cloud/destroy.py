@@ -22,7 +22,16 @@ from homing.cloud.signs import read_signs
 from homing.errors import HomingError, StillBilling
 from homing.wire.codec import WireError
 
-__all__ = ["REFUSED", "Destroyed", "destroy_lines", "destroy_run", "open_lines", "still_billing", "would_be_lost"]
+__all__ = [
+    "REFUSED",
+    "Destroyed",
+    "destroy_lines",
+    "destroy_run",
+    "end_twins",
+    "open_lines",
+    "still_billing",
+    "would_be_lost",
+]
 
 REFUSED = "refused"  # state of a line whose create call the provider answered with no
 DEADLINE_S = 60.0
@@ -94,6 +103,21 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
     return Destroyed(after, meter.total_spend(after, home.world.now()))
 
 
+def end_twins(home: Home, line: LedgerLine) -> list[str]:
+    """A create call that seemed lost may take effect late: of two under one mark the one in the ledger stays.
+
+    What was done, in sentences. Asked for again in the next round where it could not be done now.
+    """
+    ended = []
+    with contextlib.suppress(HomingError, OSError):
+        provider = home.provider_of(line)
+        for each in provider.list_owned() if line.instance_id is not None else []:
+            if each.mark == line.mark and each.id != line.instance_id:
+                provider.destroy(each.id)
+                ended.append(f"{each.id} is ended: {line.instance_id} has its mark, {line.mark}, too.")
+    return ended
+
+
 def still_billing(home: Home, lines: list[LedgerLine], problems: dict[str, str] | None = None) -> StillBilling:
     assert lines, "nobody is billing"
     said = []
@@ -139,7 +163,10 @@ def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> str:
         return ""
     if line.created_at is None:
         # Never asked of the provider, and begin_create refuses a line whose end was asked for.
-        receipt(home, line, None, "never created")
+        try:
+            receipt(home, line, None, "never created")
+        except HomingError as exc:  # that could not be written, so its launch may go on; the others are still to end
+            return str(exc).replace("\n", " ")
         return ""
     deadline = home.world.monotonic() + deadline_s
     pause_s = _FIRST_PAUSE_S

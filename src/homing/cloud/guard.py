@@ -13,13 +13,14 @@ winner, and the diary lets each thing be said once.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 
 from homing.cloud import diary, meter, relaunch
-from homing.cloud.destroy import destroy_lines
+from homing.cloud.destroy import destroy_lines, end_twins
 from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
@@ -38,6 +39,7 @@ __all__ = ["DEFAULT_EVERY_S", "Pass", "guard_pass", "wait_for_next"]
 DEFAULT_EVERY_S = 60.0
 STALE_S = 300.0  # no heartbeat for so long is worth an alert
 DEAD_S = 60.0  # a machine on which nothing of ours runs gets so long to be looked at twice
+LAUNCH_S = 1800.0  # as long as a launch may take: no other run's limit may come while this guard is at it
 _DESTROY_S = 60.0
 
 Say = Callable[[str], None]
@@ -52,33 +54,42 @@ class Pass:
     problems: list[str] = field(default_factory=list)
     may_bill: list[str] = field(default_factory=list)
     next_at: float = math.inf
+    due: dict[str, float] = field(default_factory=dict)  # run id -> when its limit will need a guard
 
 
 def guard_pass(
     home: Home, *, only: str | None = None, every_s: float | None = None, tell: Say = lambda text: None
 ) -> Pass:
     """One round. `only` is the id of one run, as `watch` asks for; with `every_s` it counts as a guard on duty."""
-    made = Pass()
-    made.problems += refresh(home)
+    made, tell = Pass(), _unfailing(tell)
+    try:
+        made.problems += refresh(home)
+    except (HomingError, OSError) as exc:  # a full disk: what is in the ledger is guarded all the same
+        made.problems.append((str(exc) or type(exc).__name__).splitlines()[0])
     if every_s is not None:
         try:
             sign_in(home, every_s)
         except OSError as exc:
             made.problems.append(f"That this guard is on duty could not be written down: {exc}")
-    for run in home.ledger.runs():
-        if only not in (None, run.id) or run.state == ADOPTED:
-            continue
-        try:
-            _Round(home, run, made, tell).look()
-        except NotOwner as exc:
-            made.problems.append(exc.what)
-        except StillBilling as exc:
-            made.may_bill.append(f"{run.id}: {exc.why}")
-        except (HomingError, WireError, OSError, ValueError) as exc:
-            made.problems.append(f"{run.id}: {(str(exc) or type(exc).__name__).splitlines()[0]}")
+    runs = [run for run in home.ledger.runs() if only in (None, run.id) and run.state != ADOPTED]
+    for part in (_Round.is_within_limit, _Round.look):  # money first: to go on elsewhere takes as long as a launch
+        runs = [run for run in runs if _is_well(home, run, made, tell, part)]
     if only is None:
         _look_at_the_rest(home, made)
     return made
+
+
+def _is_well(home: Home, run: RunRow, made: Pass, tell: Say, part: Callable[[_Round], bool]) -> bool:
+    """One part of a round over one run; its trouble is said and is nobody else's."""
+    try:
+        return part(_Round(home, run, made, tell))
+    except NotOwner as exc:
+        made.problems.append(exc.what)
+    except StillBilling as exc:
+        made.may_bill.append(f"{run.id}: {exc.why}")
+    except (HomingError, WireError, OSError, ValueError) as exc:
+        made.problems.append(f"{run.id}: {(str(exc) or type(exc).__name__).splitlines()[0]}")
+    return False
 
 
 def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
@@ -86,9 +97,20 @@ def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
     home.world.sleep(max(0.0, min(every_s, made.next_at - home.world.now())))
 
 
+def _unfailing(tell: Say) -> Say:
+    """A terminal that was closed, or a log on a full disk, must keep nobody from ending what bills."""
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):
+            tell(text)
+
+    return say
+
+
 def _look_at_the_rest(home: Home, made: Pass) -> None:
     """Ends that were asked for and not confirmed are tried again; what carries our mark and has no run is told."""
-    unknown = [line for line in home.ledger.lines() if not line.run_id and line.destroyed_at is None]
+    lines = [line for line in home.ledger.lines() if not line.run_id and line.destroyed_at is None]
+    unknown = [line for line in lines if line.run_name == "?"]  # the others a person has decided to keep
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
         made.may_bill.append(f"{where} carries our mark and belongs to no run: homing reconcile")
@@ -111,60 +133,73 @@ class _Round:
         self.billing = billing_lines(self.lines)
         self.now = home.world.now()
 
-    def look(self) -> None:
-        if self.billing and self._is_over_limit():
-            return
+    def look(self) -> bool:
         if self.billing and not self.run.is_live:
             self._check_ended()
         elif self.billing:
             self._check_alive()
         self._go_on()
+        return True
 
     # --- money and time ---
 
-    def _is_over_limit(self) -> bool:
+    def is_within_limit(self) -> bool:
+        if not self.billing:
+            return True
         limit = None if self.run.spend_limit_usd is None else Decimal(self.run.spend_limit_usd)
         time_limit_s = self._limits().time_s
-        due = meter.moment(GUARD, self.lines, limit, time_limit_s, self.now, self._storage_rate())
+        storage_rate, storage_usd = self._storage()
+        left = None if limit is None else limit - storage_usd
+        due = meter.moment(GUARD, self.lines, left, time_limit_s, self.now, storage_rate)
         if self.now < due:
             self.made.next_at = min(self.made.next_at, due)
-            return False
-        spend = meter.total_spend(self.lines, self.now)
+            self.made.due[self.run.id] = due
+            return True
+        spend = meter.total_spend(self.lines, self.now) + storage_usd
         said = f"spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f"spent {_usd(spend)}"
         said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
         self._end(f"The guard at home ends it at its limit: {said}.", "limit", code=LimitReached.exit_code)
-        return True
+        return False
 
-    def _storage_rate(self) -> Decimal:
-        """Volumes of this run go on while it does. Not known is said, and counts as nothing until it is."""
-        rate = Decimal(0)
-        for name in {line.provider: line for line in self.billing}.values():
+    def _storage(self) -> tuple[Decimal, Decimal]:
+        """Volumes of this run: dollars per hour, and so far. Not known is said, and counts as nothing until it is."""
+        rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
+        for line in {line.provider: line for line in self.billing}.values():
             try:
-                owned = self.home.provider_of(name).list_resources()
-                marks = {line.mark for line in self.lines}
-                rate += sum((each.rate_usd_per_hour for each in owned if each.mark in marks), Decimal(0))
+                owned = [each for each in self.home.provider_of(line).list_resources() if each.mark in marks]
             except (HomingError, OSError) as exc:
                 self.made.problems.append(f"{self.run.id}: its volumes could not be listed: {str(exc).splitlines()[0]}")
-        return rate
+                continue
+            rate += sum((each.rate_usd_per_hour for each in owned), Decimal(0))
+            ages = [(each, self.now - (each.created_at or self.now)) for each in owned]
+            spent += sum((meter.cost(each.rate_usd_per_hour, age_s) for each, age_s in ages), Decimal(0))
+        return rate, spent
 
     # --- life and death ---
 
     def _check_ended(self) -> None:
-        """The outcome is in the store, so the agent had its time; a failed machine that is kept tells so itself."""
+        """The outcome is in the store, so the agent had its time; one that keeps or still pushes tells so itself."""
         waited_s = self.now - (self.run.ended_at or self.now)
         status = look(self.home, self.run)
-        beat = status.signs.heartbeat if status.signs else None
-        is_kept = beat is not None and beat.state == "kept" and (status.heartbeat_age_s or 0) < STALE_S
-        if waited_s > meter.MARGIN_S and not is_kept:
+        state = status.signs.heartbeat.state if status.signs and status.signs.heartbeat else ""
+        # While one large file of the last checkpoint travels, no heartbeat does: that is no idleness yet.
+        patience_s = {"kept": STALE_S, "pushing": max(STALE_S, self._limits().idle_s)}.get(state, 0.0)
+        if waited_s > meter.MARGIN_S and (status.heartbeat_age_s or 0.0) >= patience_s:
             for line in self.billing if self.run.is_interrupted else []:  # this end is no wish to be done with the run
-                diary.note(self.home, self.run.id, f"lost-{line.mark}", "lost", "What is left of it is destroyed.")
+                self._note(f"lost-{line.mark}", "lost", "What is left of it is destroyed.")
             said = f"{self.run.state} {format_duration(waited_s)} ago and still bills"
             self._end(f"The guard at home ends its machine: it was {said}.", "late")
 
     def _check_alive(self) -> None:
-        if any(self.home.world.is_locked(self.home.launch_lock(line.mark)) for line in self.billing):
+        if any(self.home.world.is_locked(self.home.launch_lock(line.mark)) for line in self.lines):
             return  # its launch lives, waits for it and undoes itself; two would undo each other's next attempt
         for line in self.billing:
+            if line is not self.lines[-1]:
+                # It was closed before a later one began, which has the run now; this one tells nothing about it.
+                destroy_lines(self.home, [line], deadline_s=_DESTROY_S)
+                self.made.done.append(f"{self.run.id}: {line.mark} came back, and is destroyed.")
+                continue
+            self.made.done += [f"{self.run.id}: {text}" for text in end_twins(self.home, line)]
             instance = self._describe(line)
             if instance is not None and instance.state == "preempted":
                 self._lose(line, f"{line.provider} has taken its machine away")
@@ -179,10 +214,13 @@ class _Round:
             self._check_heartbeat(status)
 
     def _note_dead(self, line: LedgerLine, instance: Instance) -> None:
-        """Seen twice: between two programs of ours there may be a moment with none."""
-        self._alert(f"dead-{line.mark}", f"Nothing of ours runs on {line.mark} any more: {instance.detail}.")
-        seen_at = diary.when(self.home, self.run.id, f"dead-{line.mark}") or 0.0
-        if self.now - seen_at >= DEAD_S:
+        """Seen twice without a word between: from one program of ours to the next there may be a moment with none."""
+        status = look(self.home, self.run)
+        beat = status.signs.heartbeat if status.signs else None
+        key = f"dead-{line.mark}-{beat.t if beat else 0:.0f}"
+        self._alert(key, f"Nothing of ours runs on {line.mark} any more: {instance.detail}.")
+        seen_at = diary.when(self.home, self.run.id, key)
+        if seen_at is not None and self.now - seen_at >= DEAD_S:
             self._lose(line, "nothing of ours runs on its machine any more")
 
     def _check_heartbeat(self, status: Status) -> None:
@@ -191,7 +229,8 @@ class _Round:
         quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
         stale_s = STALE_S + 2 * pace_of(self.run.store)
         idle_s = max(self._limits().idle_s, stale_s)
-        if beat is None and quiet_s >= idle_s:
+        # Only a launch that never saw a heartbeat proves that there was none: a store may have lost one.
+        if beat is None and self.run.state == "launching" and quiet_s >= idle_s:
             self._lose(line, f"its machine has said nothing in {format_duration(quiet_s)}")
         elif quiet_s >= idle_s:
             text = f"NO HEARTBEAT for {format_duration(quiet_s)}, and {line.provider} bills on. It is dead or cut off"
@@ -204,6 +243,11 @@ class _Round:
         run = self.home.ledger.run(self.run.id) or self.run
         lines = self.home.ledger.lines(run.id)
         if not relaunch.is_wanted(self.home, run, lines):
+            return
+        others = [at for run_id, at in self.made.due.items() if run_id != run.id]
+        if min(others, default=math.inf) - self.now < LAUNCH_S:
+            text = "It is launched again when the limit of another run has passed, which needs this guard before that."
+            self._alert(f"waits-{lines[-1].mark}-limit", text)
             return
         try:
             said = relaunch.relaunch(self.home, run, self.tell)
@@ -223,7 +267,7 @@ class _Round:
 
     def _lose(self, line: LedgerLine, why: str) -> None:
         """Its work is in the store; what is left of the machine goes, and the run goes on elsewhere."""
-        diary.note(self.home, self.run.id, f"lost-{line.mark}", "lost", f"{why}; it is destroyed.")
+        self._note(f"lost-{line.mark}", "lost", f"{why}; it is destroyed.")
         destroy_lines(self.home, [line], deadline_s=_DESTROY_S)
         self.home.ledger.set_run(
             self.run.id, only_live=True, state="failed", reason=f"{LOST}{why}", exit_code=1, ended_at=self.now
@@ -232,7 +276,7 @@ class _Round:
 
     def _end(self, text: str, key: str, code: int | None = None) -> None:
         marks = "-".join(line.mark for line in self.billing)
-        diary.note(self.home, self.run.id, f"{key}-{marks}", "guard_ends", text)
+        self._note(f"{key}-{marks}", "guard_ends", text)
         self.tell(f"{self.run.id}: {text}")
         destroy_lines(self.home, self.billing, deadline_s=_DESTROY_S)
         ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
@@ -240,8 +284,16 @@ class _Round:
         self.made.done.append(f"{self.run.id}: {text}")
 
     def _alert(self, key: str, text: str) -> None:
-        if diary.note(self.home, self.run.id, key, "alert", text):
+        if self._note(key, "alert", text):
             self.made.alerts.append(f"{self.run.id}: {text}")
+
+    def _note(self, key: str, kind: str, text: str) -> bool:
+        """Whether it is news. A full disk must keep nobody from ending what bills: then everything is."""
+        try:
+            return diary.note(self.home, self.run.id, key, kind, text)
+        except OSError as exc:
+            self.made.problems.append(f"{self.run.id}: its diary cannot be written: {exc}")
+            return True
 
     def _describe(self, line: LedgerLine) -> Instance | None:
         if line.instance_id is None:

@@ -170,7 +170,12 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     row = _row(draft, home)
     _hold_lock(draft, home)
-    home.ledger.intend(row, _line(draft, home))
+    try:
+        home.ledger.intend(row, _line(draft, home))
+    except BaseException:
+        # A guard lives on after this, and would hold it over an attempt that another one has launched.
+        home.world.remove(home.launch_lock(draft.mark))
+        raise
     try:
         for note in found:
             tell(note)
@@ -474,6 +479,10 @@ def _create(
     except (NoOffer, Unwelcome) as exc:
         # The provider itself said no: nothing was made, so the undo need not wait for something to appear.
         home.ledger.update(draft.mark, state=REFUSED, note=exc.what)
+        raise
+    except CreateFailed as exc:
+        if exc.instance_id is not None:  # the undo finds it by its id, also where the list is late
+            home.ledger.update(draft.mark, instance_id=exc.instance_id)
         raise
     # Before any wait: from here on the ledger alone finds it.
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)

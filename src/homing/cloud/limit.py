@@ -151,6 +151,7 @@ def _ask_agent(home: Home, change: Change, store: Store) -> int:
         spend_limit_usd=str(change.new_usd),
         time_limit_s=change.new_time_s,
         t=home.world.now(),
+        age_s=last.age_s if last else None,  # the agent may not have read it yet; an old one says too little, not wrong
     )
     store.put_bytes(key, codec.dumps(wish).encode())
     return wish.serial

@@ -117,7 +117,7 @@ def _refresh_lines(home: Home, name: str, open_: Callable[[], Provider], of: lis
     lines = {line.mark: line for line in of}
     try:
         provider = open_()
-        owned = {instance.mark: instance for instance in provider.list_owned()}
+        listed = sorted(provider.list_owned(), key=lambda instance: instance.created_at or 0.0)
     except (HomingError, OSError) as exc:
         if isinstance(exc, UsageError) and not lines:
             return []  # never used here and not set up
@@ -125,7 +125,15 @@ def _refresh_lines(home: Home, name: str, open_: Callable[[], Provider], of: lis
             if line.destroyed_at is None and line.created_at is not None:
                 home.ledger.update(line.mark, state="unknown", billing="maybe")
         return [f"{name} could not be asked, so its instances may bill: {_first_line(exc)}"]
-    problems = []
+    problems: list[str] = []
+    owned: dict[str, Instance] = {}
+    for instance in listed:
+        first, known = owned.setdefault(instance.mark, instance), lines.get(instance.mark)
+        if first is not instance:
+            # A create call that seemed lost took effect late. The ledger has a line per mark, so it is said here.
+            problems.append(f"{name} shows {first.id} and {instance.id} under the one mark {instance.mark}: both bill.")
+            if known is not None and known.instance_id == instance.id:
+                owned[instance.mark] = instance
     for mark, instance in owned.items():
         _note_owned(home, lines.get(mark), instance)
     for line in lines.values():
@@ -211,7 +219,7 @@ def _refresh_run(home: Home, run: RunRow) -> list[str]:
         outcome = signs.outcome
         # What `homing watch` ends with: a stop that a person asked for is no failure, a limit is its own code.
         code = LimitReached.exit_code if signs.is_limit else int(outcome.state == "failed")
-        ended_at = outcome.t or now
+        ended_at = min(outcome.t or now, now)  # its clock may be ahead, and the guard waits from here
         # An instance that home itself ends gets the same signal as one that its owner takes away.
         is_taken = outcome.is_preempted and last is not None and not home.ledger.is_destroy_asked(last.mark)
         reason = f"{PREEMPTED}{outcome.reason}" if is_taken else outcome.reason

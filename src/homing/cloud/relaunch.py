@@ -19,9 +19,12 @@ from homing.cloud.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.lease import require_owner
 from homing.cloud.ledger import CUT_SHORT, LedgerLine, RunRow
 from homing.cloud.plan import make_plan
+from homing.cloud.signs import read_document
 from homing.errors import CreateFailed, HomingError, NoOffer, ProviderRefused, StartTimeout, StillBilling
+from homing.store import run_key
 from homing.units import format_duration
 from homing.wire import codec, names
+from homing.wire.control import Request
 from homing.wire.limit import RESERVE_FRACTION
 from homing.wire.run import Run
 
@@ -59,6 +62,9 @@ def relaunch(home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
         return f"It is not launched again: cloud.on_preempt is {kept.run.cloud.on_preempt}."
     if diary.count(home, run.id, RELAUNCHED) >= kept.run.limits.relaunches:
         return f"It is not launched again: limits.relaunches is {kept.run.limits.relaunches}."
+    wish = read_document(home.store_of(run), run_key(run.id, names.REQUEST), Request)
+    if wish is not None and wish.stop:
+        return f"It is not launched again: {wish.reason or 'a stop was asked for from home.'}"
     if _has_used_its_time(home.ledger.lines(run.id)[-1], kept.run):
         return f"It is not launched again: its time limit of {format_duration(kept.run.limits.time_s)} is used up."
     problem: HomingError | None = None

@@ -69,6 +69,7 @@ def survey(home: Home) -> Survey:
     findings = [_instance(home, line, before.get(line.mark)) for line in lines]
     shown = [finding for finding in findings if finding is not None]
     live = {line.mark for line in lines if line.destroyed_at is None}
+    is_blind = bool(problems) and any(line.destroyed_at is None and line.state == "unknown" for line in lines)
     for name, open_ in _askable(home, lines):
         try:
             shown += [_resource(home, each, each.mark in live, before) for each in open_().list_resources()]
@@ -76,7 +77,7 @@ def survey(home: Home) -> Survey:
             continue  # not set up here; a line of its would have been told of by refresh
         except (HomingError, OSError) as exc:
             problems.append(f"{name} could not be asked for volumes, keys and groups: {str(exc).splitlines()[0]}")
-    is_blind = bool(problems) and any(line.destroyed_at is None and line.state == "unknown" for line in lines)
+            is_blind = True  # also where the ledger knows of nothing there: that is what this verb is for
     return Survey(shown, problems, is_blind)
 
 
