@@ -163,7 +163,7 @@ MUTANTS = [
     Mutant(
         "guard-kills-the-silent",
         f"{_CLOUD}/guard.py",
-        "        if beat is None and quiet_s >= idle_s:\n",
+        '        if beat is None and self.run.state == "launching" and quiet_s >= idle_s:\n',
         "        if quiet_s >= stale_s:\n",
         ("tests/cloud/test_guard.py",),
     ),
