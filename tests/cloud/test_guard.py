@@ -598,6 +598,17 @@ def test_a_round_is_signed_so_that_a_launch_can_count_on_it(home: Home) -> None:
     assert not is_on_duty(home)
 
 
+def test_one_round_by_hand_is_no_promise_and_the_second_by_cron_is(home: Home) -> None:
+    guard_pass(home, every_s=60, is_once=True)
+    assert not is_on_duty(home)
+    ahead(home, 60)
+    guard_pass(home, every_s=60, is_once=True)
+    assert is_on_duty(home)
+    ahead(home, 600)
+    guard_pass(home, every_s=60, is_once=True)
+    assert not is_on_duty(home)
+
+
 def test_the_next_round_is_not_later_than_a_limit(home: Home) -> None:
     slept: list[float] = []
     home.world.sleep = slept.append  # type: ignore[method-assign]

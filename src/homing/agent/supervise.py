@@ -355,7 +355,7 @@ class Agent:
 
     def _start(self, role: str, argv: List[str], log_name: str) -> int:
         hidden = [*self.boot.end_billing.header_env.values()]  # the key that ends billing is the agent's alone
-        hidden += self.boot.secret_names if role == "trainer" else []  # what a model is made with needs no keys
+        hidden += self.boot.secret_names if role in ("trainer", "bootstrap") else []  # neither reaches the store
         env = {name: value for name, value in self.world.environment().items() if name not in hidden}
         env.update(self.boot.env)
         env.update({names.MARK_ENV: self.boot.mark, CHILD_ENV: f"{self.boot.mark}/{role}"})

@@ -53,11 +53,12 @@ def command(
 
 
 def _once(home: Home, every_s: float) -> None:
-    made = _round(home, every_s)
+    made = _round(home, every_s, is_once=True)
     if made.next_at - home.world.now() < every_s:
         # Cron comes again in `every_s`, and that would be too late: this round waits for the limit.
         wait_for_next(home, made, every_s)
-        made = _round(home, every_s)
+        made = guard_pass(home, tell=_tell)  # the same call of cron: it has signed in
+        _show(home, made)
     if made.may_bill:
         raise StillBilling(
             what=f"{len(made.may_bill)} of ours may still cost money and should not.",
@@ -67,8 +68,12 @@ def _once(home: Home, every_s: float) -> None:
     talk.say("Watch a run: homing watch RUN   All of them: homing runs")
 
 
-def _round(home: Home, every_s: float) -> Pass:
-    made = guard_pass(home, every_s=every_s, tell=lambda text: talk.say(f"  {text}"))
+def _tell(text: str) -> None:
+    talk.say(f"  {text}")
+
+
+def _round(home: Home, every_s: float, *, is_once: bool = False) -> Pass:
+    made = guard_pass(home, every_s=every_s, is_once=is_once, tell=_tell)
     with contextlib.suppress(OSError):  # its terminal or its reader may be gone; the guard goes on
         _show(home, made)
     return made

@@ -18,13 +18,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from homing import __version__
-from homing.cli import talk
+from homing.cli import dotenv, talk
 from homing.errors import HomingError, StillBilling, UsageError
 
 __all__ = ["STORIES", "main"]
@@ -159,6 +160,8 @@ def _endings_as_interrupts() -> Iterator[None]:
 def _run_verb(arguments: list[str]) -> tuple[int, str]:
     """The exit code, and the first line of the error that was shown."""
     try:
+        if arguments and arguments[0] in VERBS:
+            dotenv.load(Path.cwd())
         code = app(arguments, prog_name="homing", standalone_mode=False)
     except HomingError as error:
         return _show(error)

@@ -58,9 +58,14 @@ class Pass:
 
 
 def guard_pass(
-    home: Home, *, only: str | None = None, every_s: float | None = None, tell: Say = lambda text: None
+    home: Home,
+    *,
+    only: str | None = None,
+    every_s: float | None = None,
+    is_once: bool = False,
+    tell: Say = lambda text: None,
 ) -> Pass:
-    """One round. `only` is the id of one run, as `watch` asks for; with `every_s` it counts as a guard on duty."""
+    """One round. `only` is the id of one run, as `watch` asks for; with `every_s` it signs in as a guard on duty."""
     made, tell = Pass(), _unfailing(tell)
     try:
         made.problems += refresh(home)
@@ -68,7 +73,7 @@ def guard_pass(
         made.problems.append((str(exc) or type(exc).__name__).splitlines()[0])
     if every_s is not None:
         try:
-            sign_in(home, every_s)
+            sign_in(home, every_s, is_once=is_once)
         except OSError as exc:
             made.problems.append(f"That this guard is on duty could not be written down: {exc}")
     runs = [run for run in home.ledger.runs() if only in (None, run.id) and run.state != ADOPTED]

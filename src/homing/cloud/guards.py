@@ -10,7 +10,7 @@ They act in the order of wire/limit.py. Two that live are the least; with fewer 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from homing.cloud import meter
 from homing.cloud.home import Home
@@ -63,16 +63,24 @@ def count_alive(draft: Draft, home: Home, heartbeat: Heartbeat) -> int:
 
 
 def is_on_duty(home: Home) -> bool:
-    """Whether a guard of this home made its round lately, as often as it said it would."""
+    """Whether a guard of this home made its round lately, as often as it said it would, and will come again."""
+    found = _last_round(home)
+    return found is not None and bool(found.get("comes_again"))
+
+
+def sign_in(home: Home, every_s: float, *, is_once: bool = False) -> None:
+    """One round alone, by hand or by cron, is no promise: it is believed when another came before it in time."""
+    comes_again = not is_once or _last_round(home) is not None
+    note = {"t": home.world.now(), "every_s": every_s, "host": home.world.host(), "comes_again": comes_again}
+    home.world.mkdir(home.path)
+    home.world.write(home.path / _FILE, json.dumps({"schema": "homing.guard/2", **note}).encode())
+
+
+def _last_round(home: Home) -> dict[str, Any] | None:
+    """None where there was none, or it is too long ago for the interval it named."""
     try:
         note = json.loads(home.world.read(home.path / _FILE))
         age_s, every_s = home.world.now() - float(note["t"]), float(note["every_s"])
     except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return -every_s <= age_s <= 2 * every_s + 60
-
-
-def sign_in(home: Home, every_s: float) -> None:
-    note = {"schema": "homing.guard/1", "t": home.world.now(), "every_s": every_s, "host": home.world.host()}
-    home.world.mkdir(home.path)
-    home.world.write(home.path / _FILE, json.dumps(note).encode())
+        return None
+    return dict(note) if -every_s <= age_s <= 2 * every_s + 60 else None

@@ -20,7 +20,16 @@ from homing.cloud.lease import require_owner
 from homing.cloud.ledger import CUT_SHORT, LedgerLine, RunRow
 from homing.cloud.plan import make_plan
 from homing.cloud.signs import read_document
-from homing.errors import CreateFailed, HomingError, NoOffer, ProviderRefused, StartTimeout, StillBilling
+from homing.errors import (
+    CreateFailed,
+    HomingError,
+    NoOffer,
+    NotOwner,
+    ProviderRefused,
+    StartTimeout,
+    StillBilling,
+    UsageError,
+)
 from homing.store import run_key
 from homing.units import format_duration
 from homing.wire import codec, names
@@ -81,10 +90,12 @@ def relaunch(home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
             keep_on_failure_s=kept.keep_on_failure_s,
             is_one_guard_enough=kept.is_one_guard_enough,
         )
-        ready = draft(order, home)
         try:
-            return _launch(ready, home, run, tell)
-        except (CreateFailed, NoOffer, ProviderRefused, StartTimeout) as exc:
+            # In the try: what is left of the limit may be too little for this offer and enough for the next.
+            return _launch(draft(order, home), home, run, tell)
+        except NotOwner:
+            raise  # no offer will change that
+        except (CreateFailed, NoOffer, ProviderRefused, StartTimeout, UsageError) as exc:
             problem = exc
             tell(f"{row.offer.provider} {row.offer.name}: {exc.what}")
     assert problem is not None, "a plan has offers, or raises"

@@ -15,11 +15,11 @@ from decimal import Decimal
 from typing import Optional
 
 # Shares of the reserve that are left when each acts.
-LAND, KILL, END, DEAD_MAN, GUARD, PROVIDER = 1.0, 0.5, 0.25, 0.15, 0.08, 0.04
+LAND, KILL, END, DEAD_MAN, GUARD, PROVIDER = 1.0, 0.5, 0.3, 0.2, 0.12, 0.05
 STOP_GRACE_S = 120.0
 PUSH_RESERVE_S = 120.0
 RESERVE_FRACTION = 0.1  # never more than this of the whole, so that a small limit still trains
-SMALL_RESERVE_S = 16.0  # below it the ends come earlier: to look, to kill and to start what ends billing takes seconds
+SMALL_RESERVE_S = 40.0  # below it the ends come earlier: to look, to kill and to start what ends billing takes seconds
 
 
 def allowed_s(rate: Decimal, spend_limit: Optional[Decimal], spent_before: Decimal, time_limit_s: float) -> float:
@@ -33,4 +33,5 @@ def allowed_s(rate: Decimal, spend_limit: Optional[Decimal], spent_before: Decim
 def reserve_s(share: float, allowed: float, stop_grace_s: float = STOP_GRACE_S) -> float:
     """How long before the limit the guard with this share acts."""
     whole = min(stop_grace_s + PUSH_RESERVE_S, allowed * RESERVE_FRACTION)
-    return share * (whole if share > END else max(whole, min(SMALL_RESERVE_S, whole * KILL / END)))
+    # Of a small reserve a quarter of what lies between KILL and the limit stays for the push.
+    return share * (whole if share > END else max(whole, min(SMALL_RESERVE_S, 0.75 * whole * KILL / END)))
