@@ -21,14 +21,14 @@ from homing.store.push import Pusher
 MOST_SEEDS = 120
 
 
-def first_broken(says: str) -> str:
+def first_broken(says: str, seeds: range = range(MOST_SEEDS)) -> str:
     """The first finding of this kind among the seeds."""
     with pace():
-        for seed in range(MOST_SEEDS):
+        for seed in seeds:
             verdict = play(seed)
             if says in verdict.broken:
                 return verdict.broken
-    pytest.fail(f"{MOST_SEEDS} schedules and nobody says {says!r}")
+    pytest.fail(f"{len(seeds)} schedules and nobody says {says!r}")
 
 
 def test_a_line_closed_at_the_first_empty_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,4 +84,5 @@ def test_a_wait_without_a_deadline_is_found(monkeypatch: pytest.MonkeyPatch) -> 
         return True
 
     monkeypatch.setattr(launch, "wait_until", wait)
-    assert "has not come back" in first_broken("has not come back")
+    # Rare: a machine that never boots ends at its limit all the same, so the cloud must be silent for long as well.
+    assert "has not come back" in first_broken("has not come back", range(200, 1000))

@@ -206,9 +206,9 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
                 fix="Check the disk's space and permissions, then launch again.",
             ) from exc
         raise
-    home.world.remove(home.launch_lock(draft.mark))
     row = dataclasses.replace(row, state="running")
     try:
+        home.world.remove(home.launch_lock(draft.mark))
         home.ledger.set_run(draft.run.id, only_live=True, state=row.state)
         write_record(home, draft.run.id, store, leases.check(store, lease))
     except (HomingError, OSError) as exc:
