@@ -24,34 +24,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "lm"), str(ROOT / "benchmarks")]
 
+from steady import SteadyPace  # noqa: E402
 from tiny import make_run_dir  # noqa: E402
 
 from _result import write_result  # noqa: E402
 from homing.lm.train import loop  # noqa: E402
 from homing.lm.train.control import Wishes  # noqa: E402
-from homing.lm.train.landing import Pace  # noqa: E402
 from homing.lm.train.loop import train  # noqa: E402
 from homing.wire.run import Schedule  # noqa: E402
 from landing import make_data, make_long_run, read_metrics  # noqa: E402
 
 PAID, BACK = 200, 180
 DEADLINE_S = 105.5  # in steps of a second: a landing at about half
-
-
-class _SteadyPace(Pace):
-    """A step is a second whatever the clock says, so that the landing is at the same step each time."""
-
-    def step(self, seconds: float) -> None:
-        super().step(1.0)
-
-    def evaluated(self, seconds: float) -> None:
-        super().evaluated(0.0)
-
-    def saved(self, seconds: float) -> None:
-        super().saved(0.0)
-
-    def sampled(self, seconds: float) -> None:
-        super().sampled(0.0)
 
 
 class _Ticking(Wishes):
@@ -106,7 +90,7 @@ def _trained(
 
 def _land(run_dir: Path) -> None:
     plain = loop.Pace
-    loop.Pace = _SteadyPace  # type: ignore[misc, assignment, attr-defined]
+    loop.Pace = SteadyPace  # type: ignore[misc, assignment, attr-defined]
     try:
         outcome = train(run_dir, say=lambda line: None, wishes=_Ticking(run_dir))
     finally:

@@ -35,8 +35,9 @@ def command(
             fix="homing destroy RUN   or   homing destroy --all",
         )
     with open_home() as home:
-        say_problems(_look(home))
+        problems = _look(home)
         rows = _runs_with_instances(home) if is_all else [find_run(home, run)]
+        say_problems(problems)  # a ledger that cannot even be read was the error of the line before
         for row in rows:
             lost = would_be_lost(home, row)
             if lost and not talk.ask(f"{row.id}: {lost}. Destroy it all the same?", yes=yes):

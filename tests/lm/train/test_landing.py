@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steady import SteadyPace
 from tests.lm.train.test_loop import StopAt, events, figures, go, metrics, weights
 from tiny import make_data, make_run
 
@@ -218,22 +219,6 @@ def test_a_landing_begins_where_the_rate_stands_and_ends_at_the_floor(
 
 
 # --- the loop ---
-
-
-class SteadyPace(Pace):
-    """Every step takes a second, whatever the clock says; nothing else takes any time."""
-
-    def step(self, seconds: float) -> None:
-        super().step(1.0)
-
-    def evaluated(self, seconds: float) -> None:
-        super().evaluated(0.0)
-
-    def saved(self, seconds: float) -> None:
-        super().saved(0.0)
-
-    def sampled(self, seconds: float) -> None:
-        super().sampled(0.0)
 
 
 class Ticking(StopAt):

@@ -95,7 +95,7 @@ class Fake:
         }
         if not self._about["has_guard"]:
             lacking["native_deadline"] = "This fake cloud has no timer of its own: only the agent ends an instance."
-            lacking["native_spend_limit"] = "This fake cloud has no spend guard of its own: only the agent ends it."
+            lacking["native_spend_limit"] = "This fake cloud has no spend guard of its own."
         return lacking
 
     @property

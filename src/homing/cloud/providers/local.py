@@ -60,8 +60,8 @@ class Local:
     guard = ""
     settle_s = 0.0
     cannot: dict[Feature, str] = {  # noqa: RUF012
-        "native_deadline": "This computer has no timer of its own: only the agent's watchdog ends an instance.",
-        "native_spend_limit": "This computer has no spend guard of its own: only the agent's watchdog ends it.",
+        "native_deadline": "This computer has no timer of its own.",
+        "native_spend_limit": "This computer has no spend guard of its own.",
         "spot": "This computer has no spot instances.",
         "ssh": "A local instance is reached without SSH: its folder lies on this computer.",
         "multi_node": "This computer is one node.",

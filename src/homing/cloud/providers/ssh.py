@@ -49,8 +49,8 @@ class Ssh:
     guard = ""
     settle_s = 0.0
     cannot: dict[Feature, str] = {  # noqa: RUF012
-        "native_deadline": "A host of one's own has no timer: only the agent's watchdog ends an instance.",
-        "native_spend_limit": "A host of one's own has no spend guard: only the agent's watchdog ends an instance.",
+        "native_deadline": "A host of one's own has no timer of its own.",
+        "native_spend_limit": "A host of one's own has no spend guard of its own.",
         "spot": "A host of one's own has no spot instances.",
         "multi_node": "ssh takes one host.",
     }
