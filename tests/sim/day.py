@@ -77,6 +77,10 @@ class Day:
         self.guard_s = self._pick("guard at home", 0.4, lambda: r.choice((15.0, 60.0)), 0.0)
         self.person = r.choice(_PERSONS)
         self.kinds.append(f"person {self.person}")
+        # Of its own dice: the days from before there was a second guard stay what they were.
+        self.has_second_guard = self.person == "adopts elsewhere" and random.Random(f"guard {seed}").random() < 0.4
+        if self.has_second_guard:
+            self.kinds.append("guard at the second home")
 
     def _pick(self, kind: str, chance: float, draw: Callable[[], Any], otherwise: Any) -> Any:
         """Drawn whether it is taken or not, so that one kind does not shift the others."""

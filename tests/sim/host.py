@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.kernel import Sim, Task
@@ -16,8 +17,9 @@ from tests.sim.kernel import Sim, Task
 if TYPE_CHECKING:
     from tests.sim.world import Proc
 
-__all__ = ["EPOCH", "Disk", "Host"]
+__all__ = ["EPOCH", "HOME", "Disk", "Host"]
 
+HOME = Path("/home/me/.homing")  # on every computer of a person
 EPOCH = 1_800_000_000.0  # the true time at which every schedule begins
 _NAMES_PER_FOLDER = 4096
 

@@ -40,6 +40,7 @@ from homing.store import open_store
 __all__ = ["Verdict", "destroy_all", "play"]
 
 _ROUNDING_USD = Decimal("0.000001")  # seconds are floats, dollars are not
+SECOND_GUARD_S = 30.0
 TIDY_S = 1200.0  # for so long the person tries, with everything working again
 
 
@@ -169,7 +170,7 @@ class _Play:
     def play(self) -> None:
         day, stage = self.day, self.stage
         if day.guard_s:
-            stage.client("guard", self._guard)
+            stage.client("guard", lambda home: _guard(home, day.guard_s))
         if day.person == "does two things at once":
             self._two_things()
         else:
@@ -187,11 +188,6 @@ class _Play:
         }[day.person]()
         stage.advance(self.random.choice((0.0, self.random.uniform(0.0, day.limit_s), day.limit_s + 120.0)))
         self._tidy_up()
-
-    def _guard(self, home: Home) -> None:
-        """`homing guard`, until it is ended."""
-        while True:
-            wait_for_next(home, guard_pass(home, every_s=self.day.guard_s), self.day.guard_s)
 
     def _later(self, role: str, verb: Callable[[Home], Any]) -> None:
         self.stage.advance(self.random.uniform(1.0, self.day.limit_s))
@@ -244,6 +240,8 @@ class _Play:
             return adopt(propose(store, "moss", home), store, home)
 
         self._note("adopt", stage.finish(stage.client("adopt", take_over, other)))
+        if self.day.has_second_guard:  # beside the first home's, if that has one: both hold the limit
+            stage.client("guard", lambda home: _guard(home, SECOND_GUARD_S), other)
         if self.random.random() < 0.5:
             self._note("destroy", stage.finish(stage.client("destroy", _destroy, other)))
         if self.random.random() < 0.6:
@@ -350,6 +348,12 @@ class _Play:
             row for c in self.stage.home.databases.values() for row in c.execute("SELECT state FROM runs").fetchall()
         ]
         return ",".join(row["state"] for row in rows) or "none"
+
+
+def _guard(home: Home, every_s: float) -> None:
+    """`homing guard`, until it is ended."""
+    while True:
+        wait_for_next(home, guard_pass(home, every_s=every_s), every_s)
 
 
 def _destroy(home: Home) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
-from tests.sim.host import Host
+from tests.sim.host import HOME, Host
 from tests.sim.kernel import Broken, Sim, Task
 from tests.sim.programs import Programs
 from tests.sim.truth import StoreDisk, Truth
@@ -38,7 +38,6 @@ from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, S
 
 __all__ = ["HOME", "Stage", "pace"]
 
-HOME = Path("/home/me/.homing")
 DATA = "/home/me/data"
 VERB_DEADLINE_S = 1800.0  # no verb may take longer, whatever goes wrong
 

@@ -5,7 +5,7 @@ a ledger was written    the same
 the store was written   a lease is made once; where one checkpoint was whole, one always is; only the instance that
                         the newest lease names writes a run's files
 a trainer begins        it goes on from the newest checkpoint that was verified before its instance was asked for
-near a limit            whether a guard lived: then the bill may not pass the limit
+near a limit            whether a guard lived that answers for this machine: then the bill may not pass the limit
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from tests.sim.host import EPOCH, Disk
+from tests.sim.host import EPOCH, HOME, Disk, Host
 from tests.sim.kernel import Broken
 from tests.sim.world import STORE, Proc
 
+from homing.cloud.mark import owner_prefix
 from homing.wire import names
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Truth:
             for proc in host.living():
                 if host.name == life.id and proc.role in ("agent", "dead-man"):
                     found.add(f"{proc.role}")
-                elif proc.role == "guard":
+                elif proc.role == "guard" and _is_guarded_from(host, life.mark):
                     found.add(f"guard on {host.name}")
         return found
 
@@ -235,6 +236,19 @@ class Truth:
         life = self.lives.get(proc.host.name)
         if life is not None and step < life.newest_then:
             raise Broken(f"work lost: {life.mark} begins at step {step}, {life.newest_then} was verified in the store")
+
+
+def _is_guarded_from(host: Host, mark: str) -> bool:
+    """Whether a guard there answers for this machine: its own home launched it, or has taken it over.
+
+    What another home launches it must not touch, and that launch counted no guard there: it said so. A ledger that
+    lost a line is no excuse, so the home's own mark counts whatever its ledger says.
+    """
+    owner = host.disk.files.get(f"{HOME}/owner", b"").decode()
+    if owner and mark.startswith(owner_prefix(owner)):
+        return True
+    asked = "SELECT 1 FROM adopted WHERE mark = ?"
+    return any(base.execute(asked, [mark]).fetchone() is not None for base in host.databases.values())
 
 
 def _sha256(data: bytes | None) -> str:

@@ -30,7 +30,7 @@ from homing.wire.data import DataManifest
 from homing.wire.record import Attempt, Lease, RunRecord
 from homing.wire.run import Run
 
-__all__ = ["Proposal", "adopt", "propose", "stored_runs"]
+__all__ = ["Proposal", "adopt", "lines_of", "propose", "stored_runs"]
 
 _DATA = "data"  # in the run's folder at home: what resuming must know of the shards, which stay in the store
 
@@ -95,7 +95,7 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
         leases.take(store, run_id, **who, after=after, world=home.world)
     # Read again under our lease: its last owner may have written it while the question was open.
     record = read_document(store, run_key(run_id, names.RECORD), RunRecord) or proposal.record
-    lines = _lines(record)
+    lines = lines_of(record)
     home.ledger.adopt_run(_row(record, store), lines, _foreign(record, home))
     problems = _bring_papers(store, record, home)
     write_record(home, run_id, store)
@@ -113,7 +113,7 @@ def _settled(home: Home, run_id: str, problems: list[str]) -> tuple[RunRow, list
 def _proposal(record: RunRecord, lease: Lease | None, home: Home) -> Proposal:
     known = home.ledger.run(record.run_id)
     is_ours = lease is not None and lease.owner == home.owner and known is not None and known.state != ADOPTED
-    lines = home.ledger.lines(record.run_id) if is_ours else _lines(record)
+    lines = home.ledger.lines(record.run_id) if is_ours else lines_of(record)
     return Proposal(record, lease, lines, meter.total_spend(lines, home.world.now()), is_ours)
 
 
@@ -127,7 +127,7 @@ def _mark_to_keep(proposal: Proposal) -> str:
     return open_marks[-1] if open_marks else ""
 
 
-def _lines(record: RunRecord) -> list[LedgerLine]:
+def lines_of(record: RunRecord) -> list[LedgerLine]:
     return [_line(record, attempt) for attempt in record.attempts]
 
 

@@ -1,6 +1,7 @@
 """The guard at home: one pass over all runs of this home, again and again, from anywhere that has its ledger.
 
-    refresh -> per run:  limit near             destroy, after agent and dead-man had their turn (wire/limit.py)
+    refresh -> per run:  limit near             destroy, after agent and dead-man had their turn (wire/limit.py);
+                                                also of a run given away: the limit that its new owner holds it to
                          ended and still bills  destroy
                          dead or taken away     destroy what is left, then go on elsewhere (relaunch.py)
                          silent                 alert; destroy only what has never said a word
@@ -27,12 +28,12 @@ from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, billing_lines, look
+from homing.cloud.terms import Terms, limits_of, terms_of
 from homing.errors import HomingError, LimitReached, NotOwner, StillBilling
 from homing.store import pace_of
 from homing.units import format_duration
 from homing.wire.codec import WireError
 from homing.wire.limit import GUARD
-from homing.wire.run import Limits
 
 __all__ = ["DEFAULT_EVERY_S", "Pass", "guard_pass", "wait_for_next"]
 
@@ -76,7 +77,7 @@ def guard_pass(
             sign_in(home, every_s, is_once=is_once)
         except OSError as exc:
             made.problems.append(f"That this guard is on duty could not be written down: {exc}")
-    runs = [run for run in home.ledger.runs() if only in (None, run.id) and run.state != ADOPTED]
+    runs = [run for run in home.ledger.runs() if only in (None, run.id)]
     for part in (_Round.is_within_limit, _Round.look):  # money first: to go on elsewhere takes as long as a launch
         runs = [run for run in runs if _is_well(home, run, made, tell, part)]
     if only is None:
@@ -139,6 +140,8 @@ class _Round:
         self.now = home.world.now()
 
     def look(self) -> bool:
+        if self.run.state == ADOPTED:
+            return True  # whether it goes on, and what its silence means, is its new owner's to say
         if self.billing and not self.run.is_live:
             self._check_ended()
         elif self.billing:
@@ -151,20 +154,31 @@ class _Round:
     def is_within_limit(self) -> bool:
         if not self.billing:
             return True
-        limit = None if self.run.spend_limit_usd is None else Decimal(self.run.spend_limit_usd)
-        time_limit_s = self._limits().time_s
+        terms = self._terms()
+        limit, time_limit_s = terms.spend_limit_usd, terms.time_limit_s
         storage_rate, storage_usd = self._storage()
         left = None if limit is None else limit - storage_usd
-        due = meter.moment(GUARD, self.lines, left, time_limit_s, self.now, storage_rate)
+        lines = [*terms.elsewhere, *self.lines]
+        due = meter.moment(GUARD, lines, left, time_limit_s, self.now, storage_rate)
         if self.now < due:
             self.made.next_at = min(self.made.next_at, due)
             self.made.due[self.run.id] = due
             return True
-        spend = meter.total_spend(self.lines, self.now) + storage_usd
+        spend = meter.total_spend(lines, self.now) + storage_usd
         said = f"spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f"spent {_usd(spend)}"
         said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
         self._end(f"The guard at home ends it at its limit: {said}.", "limit", code=LimitReached.exit_code)
         return False
+
+    def _terms(self) -> Terms:
+        terms = terms_of(self.home, self.run, self.lines)
+        if terms.problem:
+            limit = "none" if terms.spend_limit_usd is None else _usd(terms.spend_limit_usd)
+            text = (
+                f"What its new owner allows could not be read: {terms.problem} The last known limit is held: {limit}."
+            )
+            self._alert(f"terms-{int(self.now // 3600)}", text)
+        return terms
 
     def _storage(self) -> tuple[Decimal, Decimal]:
         """Volumes of this run: dollars per hour, and so far. Not known is said, and counts as nothing until it is."""
@@ -188,7 +202,7 @@ class _Round:
         status = look(self.home, self.run)
         state = status.signs.heartbeat.state if status.signs and status.signs.heartbeat else ""
         # While one large file of the last checkpoint travels, no heartbeat does: that is no idleness yet.
-        patience_s = {"kept": STALE_S, "pushing": max(STALE_S, self._limits().idle_s)}.get(state, 0.0)
+        patience_s = {"kept": STALE_S, "pushing": max(STALE_S, limits_of(self.home, self.run).idle_s)}.get(state, 0.0)
         if waited_s > meter.MARGIN_S and (status.heartbeat_age_s or 0.0) >= patience_s:
             for line in self.billing if self.run.is_interrupted else []:  # this end is no wish to be done with the run
                 self._note(f"lost-{line.mark}", "lost", "What is left of it is destroyed.")
@@ -233,7 +247,7 @@ class _Round:
         line, beat = self.billing[-1], status.signs.heartbeat if status.signs else None
         quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
         stale_s = STALE_S + 2 * pace_of(self.run.store)
-        idle_s = max(self._limits().idle_s, stale_s)
+        idle_s = max(limits_of(self.home, self.run).idle_s, stale_s)
         # Only a launch that never saw a heartbeat proves that there was none: a store may have lost one.
         if beat is None and self.run.state == "launching" and quiet_s >= idle_s:
             self._lose(line, f"its machine has said nothing in {format_duration(quiet_s)}")
@@ -308,13 +322,6 @@ class _Round:
         except (HomingError, OSError) as exc:
             self.made.problems.append(f"{line.mark} could not be looked at: {str(exc).splitlines()[0]}")
             return None
-
-    def _limits(self) -> Limits:
-        """As launched and as changed since; a run without its papers here has its spend limit in the ledger."""
-        try:
-            return relaunch.papers(self.home, self.run).run.limits
-        except (OSError, ValueError):
-            return Limits()
 
 
 def _usd(amount: Decimal | str) -> str:

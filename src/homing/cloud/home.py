@@ -14,7 +14,7 @@ from typing import cast
 from homing.cloud.ledger import Ledger, LedgerLine, RunRow
 from homing.cloud.mark import owner_of, owner_prefix
 from homing.cloud.providers.adopted import AdoptedOnly
-from homing.cloud.providers.base import Provider
+from homing.cloud.providers.base import Configurable, Provider
 from homing.cloud.providers.registry import HERE_ONLY, open_provider
 from homing.cloud.providers.ssh import Ssh
 from homing.errors import ProviderRefused
@@ -77,6 +77,8 @@ class Home:
         """What the run file says about where its providers are; before they are asked for anything."""
         if run.cloud.ssh is not None:
             cast(Ssh, self.provider("ssh")).configure(run.cloud.ssh)
+        for name, settings in run.cloud.settings.items():
+            cast(Configurable, self.provider(name)).configure(settings)
 
     def meet(self, run: Run) -> None:
         """Raises HostKeyUnknown where the run file names an ssh host that nobody has vouched for yet."""

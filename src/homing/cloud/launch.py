@@ -192,6 +192,7 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
         write_record(home, draft.run.id, store, leases.check(store, lease))
         began = home.world.monotonic()
         instance = _create(draft, home, request, store, lease, tell)
+        home.provider(request.provider).hand_over(request, instance.id)
         heartbeat = _first_heartbeat(draft, home, store, instance, tell)
         _check_guards(draft, home, store, heartbeat)
         if tell_age(store, request.order.boot, heartbeat, began, home.world):

@@ -12,6 +12,7 @@ import glob
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from homing.wire.run import Cloud, Data, Limits, Phase, Run, Sampling, Ssh, Trai
 
 __all__ = ["PROVIDERS", "SPECIALS", "PrepSettings", "Resolved", "resolve"]
 
+CLOUDS = ("aws", "modal", "runpod", "shadeform")  # each with a section of its own, cloud.NAME
 PROVIDERS = ("aws", "fake", "local", "modal", "runpod", "shadeform", "ssh")
 SPECIALS = {"standard": 16, "one": 1}
 DEFAULT_VOCAB_SIZE = 32_768
@@ -283,6 +285,7 @@ def _cloud(trace: Trace) -> Cloud:
         num_gpus=trace.plain("cloud.num_gpus", ("cloud", "num_gpus")),
         on_preempt=trace.plain("cloud.on_preempt", ("cloud", "on_preempt")),
         ssh=_ssh(trace, is_used="ssh" in providers),
+        settings={name: _settings(trace, name) for name in CLOUDS if _is_asked(trace, name, providers)},
         volume=_volume(trace, providers),
     )
 
@@ -294,6 +297,19 @@ def _volume(trace: Trace, providers: list[str]) -> str:
     if volume and not volume.startswith("/"):
         trace.wrong(("cloud", "volume"), f"{volume!r} is no absolute path.", "Such as /workspace")
     return volume.rstrip("/")
+
+
+def _is_asked(trace: Trace, name: str, providers: list[str]) -> bool:
+    if name not in providers and trace.source.get(("cloud", name)) is not None:
+        trace.warn(f"cloud.{name} is set and not used: cloud.providers does not name {name}.")
+    return name in providers
+
+
+def _settings(trace: Trace, name: str) -> dict[str, Any]:
+    """One provider's own section, as its adapter reads it: the schema has checked it, dollars are strings."""
+    fields = type(getattr(trace.file.cloud, name)).model_fields
+    taken = {field: trace.plain(f"cloud.{name}.{field}", ("cloud", name, field)) for field in fields}
+    return {field: str(value) if isinstance(value, Decimal) else value for field, value in taken.items()}
 
 
 def _ssh(trace: Trace, *, is_used: bool) -> Ssh | None:

@@ -8,11 +8,16 @@ What needs two keys at once (width and heads, batch and context) is checked in `
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from homing.config.clouds.aws import AwsCloud
+from homing.config.clouds.modal import ModalCloud
+from homing.config.clouds.runpod import RunpodCloud
+from homing.config.clouds.shadeform import ShadeformCloud
 from homing.config.kinds import Bytes, Count, Duration, Flag, Number, Switch, Text, Texts, Usd, Whole
+from homing.config.section import Section, key
 
 __all__ = ["METHODS", "PHASE_KINDS", "RunFile", "Section"]
 
@@ -25,21 +30,6 @@ STORE_PATTERN = (
     r"|s3:(//)?[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?]*)?(\?.+)?"
     r"|hf:((datasets|models)/)?\w[\w.-]*/\w[\w.-]*(/.*)?)$"
 )
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def key(about: str, *, default: Any = None, example: Any, derived: str = "", **limits: Any) -> Any:
-    """A field with all that `explain` prints. `derived` says where the value comes from when the key is left out."""
-    extra: dict[str, Any] = {"derived": derived}
-    if isinstance(default, (list, dict)):
-        copy = default
-        return Field(
-            default_factory=lambda: copy.copy(), description=about, examples=[example], json_schema_extra=extra
-        )
-    return Field(default, description=about, examples=[example], json_schema_extra=extra, **limits)
 
 
 class Data(Section):
@@ -415,6 +405,10 @@ class Cloud(Section):
         example="stop",
     )
     ssh: SshHost = Field(default_factory=SshHost)
+    runpod: RunpodCloud = Field(default_factory=RunpodCloud)
+    shadeform: ShadeformCloud = Field(default_factory=ShadeformCloud)
+    aws: AwsCloud = Field(default_factory=AwsCloud)
+    modal: ModalCloud = Field(default_factory=ModalCloud)
     volume: Text = key(
         "A persistent folder on the machine: datasets, artifacts, runs, cache and hf_cache are made in it at boot,"
         " and the Hugging Face cache lies there. Not on local.",

@@ -6,7 +6,7 @@ Every value is final: derived, checked and in base units. `origin` says where ea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from homing.wire.codec import record
 
@@ -143,6 +143,7 @@ class Cloud:
     num_gpus: int = 1
     on_preempt: str = "relaunch"  # relaunch | stop
     ssh: Optional[Ssh] = None
+    settings: Dict[str, Dict[str, Any]] = field(default_factory=dict)  # provider -> its own section of the run file
     volume: str = ""  # a persistent folder there, in the layout datasets/ artifacts/ runs/ cache/ hf_cache/
 
 

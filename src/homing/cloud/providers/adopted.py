@@ -60,6 +60,9 @@ class AdoptedOnly:
     def create(self, request: Request) -> Instance:
         raise AssertionError(f"{request.mark}: nothing is created under another home's mark")
 
+    def hand_over(self, request: Request, instance_id: str) -> None:
+        raise AssertionError(f"{request.mark}: nothing is created under another home's mark")
+
     def describe(self, instance_id: str) -> Instance:
         return self._checked(instance_id)
 

@@ -24,6 +24,7 @@ from homing.world import World
 
 __all__ = [
     "Billing",
+    "Configurable",
     "Connection",
     "Feature",
     "InputFile",
@@ -191,6 +192,8 @@ class Provider(Protocol):
 
     def create(self, request: Request) -> Instance: ...  # idempotent by mark; CreateFailed carries instance_id
 
+    def hand_over(self, request: Request, instance_id: str) -> None: ...  # what create could not carry; has a deadline
+
     def describe(self, instance_id: str) -> Instance: ...  # gone is a state; an unlisted state is unknown and bills
 
     def list_owned(self) -> list[Instance]: ...  # all that carries our mark; raises rather than return nothing
@@ -208,6 +211,12 @@ class Provider(Protocol):
     def destroy_resource(self, resource: Resource) -> None: ...  # gone already is success
 
     def connection(self, instance_id: str) -> Connection | None: ...  # None: not reached by SSH; `cannot` says why
+
+
+class Configurable(Protocol):
+    """A provider with a section of its own in the run file, `cloud.NAME`."""
+
+    def configure(self, settings: dict[str, Any]) -> None: ...
 
 
 def lack(offer: Offer, needs: Needs) -> str:

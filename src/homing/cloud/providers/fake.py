@@ -155,6 +155,9 @@ class Fake:
             fix=f"Try again: homing launch {request.order.run_name}",
         )
 
+    def hand_over(self, request: Request, instance_id: str) -> None:
+        """Nothing: create carried it all."""
+
     def describe(self, instance_id: str) -> Instance:
         at, known = self._looked.get(instance_id, (0.0, None))
         if known is not None and self._world.monotonic() - at < _DESCRIBE_EVERY_S:

@@ -24,14 +24,16 @@ HERE_ONLY = ("fake", "local", "ssh")
 
 
 def configured(home: Path, world: World) -> list[str]:
-    """Providers that can be asked here although nobody named them: those that need no account, or have one."""
+    """Providers that can be asked here although nobody named them: those that need no account, or have one.
+
+    An adapter's module is imported without its SDK: whether there is an account can be told without it.
+    """
     found = []
-    for name, (where, extra) in PROVIDERS.items():
+    for name, (where, _) in PROVIDERS.items():
         module_name, class_name = where.split(":")
-        if extra is None:
-            is_configured = getattr(getattr(importlib.import_module(module_name), class_name), "is_configured", None)
-            if is_configured is None or is_configured(home, world):
-                found.append(name)
+        is_configured = getattr(getattr(importlib.import_module(module_name), class_name), "is_configured", None)
+        if is_configured is None or is_configured(home, world):
+            found.append(name)
     return found
 
 

@@ -1,0 +1,88 @@
+"""What a run may cost and what counts toward it, as the guard at home must hold it.
+
+    our own run         the limit in the ledger, the time limit in its papers
+    adopted elsewhere   what its new owner wrote into the run's record in the store, with the attempts made there
+
+A home that gave a run away may have the only guard that lives, so it goes on to hold the limit over the machines in its
+own ledger. A record that cannot be read is not a limit that went away: the last one that was read counts on, aloud.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from homing.cloud import relaunch
+from homing.cloud.adopt import lines_of
+from homing.cloud.home import Home
+from homing.cloud.ledger import ADOPTED, LedgerLine, RunRow
+from homing.cloud.signs import read_document
+from homing.errors import HomingError
+from homing.store import run_key
+from homing.wire import codec, names
+from homing.wire.codec import WireError
+from homing.wire.record import RunRecord
+from homing.wire.run import Limits
+
+__all__ = ["Terms", "limits_of", "terms_of"]
+
+_LAST_READ = "record-of-its-owner.json"  # in the run's folder at home
+
+
+@dataclass(frozen=True)
+class Terms:
+    spend_limit_usd: Decimal | None
+    time_limit_s: float
+    elsewhere: list[LedgerLine] = field(default_factory=list)  # attempts that only its new owner knows
+    problem: str = ""  # why these may not be the terms of now
+
+
+def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
+    """`known` are the attempts in this home's ledger, which knows better about those."""
+    own = Terms(_dollars(run.spend_limit_usd), limits_of(home, run).time_s)
+    if run.state != ADOPTED:
+        return own
+    record, problem = _record(home, run)
+    if record is None:
+        return Terms(own.spend_limit_usd, own.time_limit_s, problem=problem)
+    marks = {line.mark for line in known}
+    elsewhere = [line for line in lines_of(record) if line.mark not in marks]
+    return Terms(_dollars(record.spend_limit_usd), record.time_limit_s, elsewhere, problem)
+
+
+def limits_of(home: Home, run: RunRow) -> Limits:
+    """As launched and as changed since; a run without its papers here has its spend limit in the ledger."""
+    try:
+        return relaunch.papers(home, run).run.limits
+    except (OSError, ValueError):
+        return Limits()
+
+
+def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
+    """As its owner keeps it, else as it was last read here; with the reason why it is not the one of now."""
+    kept = home.run_dir(run.id) / _LAST_READ
+    try:
+        record = read_document(home.store_of(run), run_key(run.id, names.RECORD), RunRecord)
+    except (HomingError, WireError, OSError) as exc:
+        return _last_read(home, run), (str(exc) or type(exc).__name__).splitlines()[0]
+    if record is None:
+        return _last_read(home, run), f"{run.store} holds no record of it."
+    data = codec.dumps(record, indent=1).encode()
+    try:
+        if not home.world.exists(kept) or home.world.read(kept) != data:
+            home.world.mkdir(kept.parent)
+            home.world.write(kept, data)
+    except OSError as exc:  # a full disk: it is read again in the next round
+        return record, f"It could not be kept: {exc}."
+    return record, ""
+
+
+def _last_read(home: Home, run: RunRow) -> RunRecord | None:
+    try:
+        return codec.loads(RunRecord, home.world.read(home.run_dir(run.id) / _LAST_READ))
+    except (OSError, WireError):
+        return None
+
+
+def _dollars(amount: str | None) -> Decimal | None:
+    return None if amount is None else Decimal(amount)
