@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from typing import Any
 from pathlib import Path
 
 import pytest
@@ -226,14 +227,14 @@ def test_the_piecewise_loss_equals_the_whole_one_with_its_gradients(
 
 def test_the_piecewise_loss_really_works_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_module, "PIECE_LOGITS", 128 * 12)
-    sizes = []
-    real = loss_module._logits
+    sizes: list[int] = []
+    for name in ("_differentiate", "_logits"):
 
-    def watched(h: torch.Tensor, head: torch.Tensor, vocab_size: int) -> torch.Tensor:
-        sizes.append(h.shape[0])
-        return real(h, head, vocab_size)
+        def watched(piece: torch.Tensor, *rest: Any, real: Any = getattr(loss_module, name)) -> Any:
+            sizes.append(len(piece))
+            return real(piece, *rest)
 
-    monkeypatch.setattr(loss_module, "_logits", watched)
+        monkeypatch.setattr(loss_module, name, watched)
     model = built(TINY)
     ids, targets = batch(TINY, rows=4)
     model.loss(ids, targets).backward()

@@ -76,7 +76,7 @@ def test_rms_norm_in_bf16_takes_its_mean_in_fp32() -> None:
 
 def test_rope_turns_channel_i_with_channel_i_plus_half() -> None:
     rope, x = Rope(8, context=16, base=100.0), random_input(1, 2, 16, 8)
-    found = numbers(Rope.turn(x, *rope.at(slice(0, 16), torch.float32)))
+    found = numbers(Rope.turn(x, *rope.at(slice(0, 16))))
     for head in range(2):
         for position in range(16):
             by_hand = turn_by_hand(numbers(x)[0, head, position], position, 100.0)
@@ -85,7 +85,7 @@ def test_rope_turns_channel_i_with_channel_i_plus_half() -> None:
 
 def test_rope_is_exact_far_out() -> None:
     rope = Rope(4, context=100_001, base=10.0)
-    cos, _ = rope.at(slice(100_000, 100_001), torch.float32)
+    cos, _ = rope.at(slice(100_000, 100_001))
     np.testing.assert_allclose(numbers(cos)[0], [math.cos(100_000), math.cos(100_000 / math.sqrt(10))], atol=1e-6)
 
 
@@ -108,7 +108,7 @@ def test_attention_equals_the_loop(arch: str) -> None:
     shape = Model("stock", arch, 1, width, heads, kv_heads, size, 8, 8, 10, True, rope_base=50.0, norm_eps=1e-3)
     attention, x = randomised(Attention(shape, 0)), random_input(1, length, width)
     rope = Rope(size, context=8, base=50.0)
-    found = numbers(attention(x, *rope.at(slice(0, length), torch.float32)))[0]
+    found = numbers(attention(x, *rope.at(slice(0, length))))[0]
 
     def project(layer: Linear, num_heads: int, norm: RMSNorm | None) -> np.ndarray:
         flat = numbers(x)[0] @ numbers(layer.weight).T + (numbers(layer.bias) if layer.bias is not None else 0.0)

@@ -260,6 +260,26 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_never_logged_as_nan(
     assert int(loaded.optimizer["num_steps"]) == 2
 
 
+def test_figures_that_are_read_a_step_late_are_the_same_and_skip_the_same_steps(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(data_dir, save_every=4, keep_last=9, num_steps=9, train={"log_every": 3})
+    Poisoned(monkeypatch, {5, 17})
+    go(tmp_path / "at-once", run)
+    monkeypatch.undo()
+    Poisoned(monkeypatch, {5, 17})
+    monkeypatch.setitem(loop.LATE, "cpu", 1)
+    go(tmp_path / "late", run)
+    assert figures(tmp_path / "late") == figures(tmp_path / "at-once")
+    for step in (4, 8, 9):
+        before, after = weights(tmp_path / "at-once", step), weights(tmp_path / "late", step)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    for folder in ("at-once", "late"):
+        assert [event["text"].split(" skipped")[0] for event in events(tmp_path / folder, "step_skipped")] == [
+            "Step 3", "Step 9"
+        ]  # fmt: skip
+
+
 def test_too_many_bad_steps_in_a_row_fail_the_run_with_the_reason(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

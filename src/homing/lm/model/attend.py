@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from homing.lm.model.layers import Linear, RMSNorm, Rope
+from homing.lm.model.fused import has_kernels, turn
+from homing.lm.model.layers import Linear, RMSNorm, Rope, joined
 from homing.wire.run import Model
 
 __all__ = ["Attention", "KVCache"]
@@ -43,6 +44,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_size = shape.head_size
+        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
         self.is_grouped = shape.num_kv_heads != shape.num_heads
         q_width, kv_width = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
         has_bias = shape.arch == "qwen2"
@@ -56,6 +58,8 @@ class Attention(nn.Module):
         self.has_qk_norm = shape.arch == "qwen3"
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
+        if cache is None and self.q_proj.bias is None and has_kernels(x_BTD, self.head_size):
+            return self._attend_by_kernels(x_BTD, cos, sin)
         B, T, _ = x_BTD.shape
         heads = (B, T, -1, self.head_size)
         q, k, v = self.q_proj(x_BTD).view(heads), self.k_proj(x_BTD).view(heads), self.v_proj(x_BTD).view(heads)
@@ -67,6 +71,18 @@ class Attention(nn.Module):
             y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=self.is_grouped)
         else:
             y_BHTK = self._attend_to_cache(q_BHTK, k_BGTK, v_BGTK, cache)
+        return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+
+    def _attend_by_kernels(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The same, with one product for q, k and v, and one kernel for norm and turn."""
+        B, T, _ = x_BTD.shape
+        q_BHTK, k_BGTK, v_BGTK = turn(
+            joined(x_BTD, self.q_proj, self.k_proj, self.v_proj), cos, sin,
+            torch.stack([self.q_norm.weight, self.k_norm.weight]) if self.has_qk_norm else None,
+            num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, has_norm=self.has_qk_norm,
+            scale=1.0, eps=self.q_norm.eps if self.has_qk_norm else 0.0,
+        )  # fmt: skip
+        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=self.is_grouped)
         return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
     def _attend_to_cache(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, cache: KVCache) -> Tensor:

@@ -10,7 +10,7 @@ Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from homing.errors import DataError
 from homing.lm.model.attend import Attention, KVCache
+from homing.lm.model.fp8 import takes_fp8
 from homing.lm.model.init import init_weights
 from homing.lm.model.layers import Linear, RMSNorm, Rope, SwiGLU
 from homing.lm.model.loss import mean_loss, token_losses
@@ -26,7 +27,7 @@ from homing.wire.run import Model
 
 __all__ = ["Decoder"]
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 class Block(nn.Module):
@@ -60,14 +61,16 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(shape, layer) for layer in range(shape.num_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.rope = Rope(shape.head_size, shape.context, shape.rope_base)
+        self.compiled: Callable[..., Tensor] | None = None  # one block's forward, for all of them; in training only
 
     def forward(
         self, ids_BT: Tensor, positions: Tensor | slice, cache: KVCache | None, compute_dtype: torch.dtype
     ) -> Tensor:
         x_BTD = self.embed_tokens(ids_BT).to(compute_dtype)
-        cos, sin = self.rope.at(positions, compute_dtype)
+        cos, sin = self.rope.at(positions)
+        run = self.compiled if torch.is_grad_enabled() and cache is None else None
         for block in self.layers:
-            x_BTD = block(x_BTD, cos, sin, cache)
+            x_BTD = run(block, x_BTD, cos, sin, None) if run else block(x_BTD, cos, sin, cache)
         return self.norm(x_BTD)
 
 
@@ -117,9 +120,19 @@ class Decoder(nn.Module):
         capacity = capacity or self.shape.context
         return KVCache(self.shape, batch=batch, capacity=capacity, device=self.device, dtype=self.compute_dtype)
 
+    def compile_blocks(self, *, is_on: bool = True) -> None:
+        """torch.compile of one block, shared by all: a few seconds, where the whole model takes a minute. It computes in
+        training; evaluation and generation, whose shapes vary, stay as they are."""
+        self.model.compiled = torch.compile(Block.forward, dynamic=False) if is_on else None
+
     def set_precision(self, precision: str) -> Decoder:
-        """`fp32 | bf16`: what products are computed in. The master weights stay fp32."""
+        """`fp32 | bf16 | fp8`: what products are computed in. The master weights stay fp32. With fp8 the products of
+        the blocks are in FP8 where their size allows, and everything else is in bf16."""
         self.compute_dtype = PRECISIONS[precision]
+        for layer in self.model.layers.modules():
+            if isinstance(layer, Linear):
+                is_fit = layer.bias is None and takes_fp8(layer.weight.shape[1], layer.weight.shape[0])
+                layer.is_fp8 = precision == "fp8" and is_fit
         return self
 
     @property

@@ -12,7 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Linear", "RMSNorm", "Rope", "SwiGLU"]
+from homing.lm.model.fp8 import fp8_product
+from homing.lm.model.fused import has_kernels, swiglu
+
+__all__ = ["Linear", "RMSNorm", "Rope", "SwiGLU", "joined"]
 
 
 class Linear(nn.Module):
@@ -22,10 +25,21 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_out, num_in))
         self.bias = nn.Parameter(torch.empty(num_out)) if has_bias else None
+        self.is_fp8 = False  # set by the decoder's set_precision
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.is_fp8:
+            return fp8_product(x, self.weight)
         bias = self.bias.to(x.dtype) if self.bias is not None else None
         return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+def joined(x: Tensor, *layers: Linear) -> Tensor:
+    """x through several layers without biases in one product, their outputs side by side. The casts of the weights lie
+    side by side too: a wide product fills a card better than narrow ones."""
+    if all(layer.is_fp8 for layer in layers):
+        return fp8_product(x, torch.cat([layer.weight for layer in layers]))
+    return F.linear(x, torch.cat([layer.weight.to(x.dtype) for layer in layers]))
 
 
 class RMSNorm(nn.Module):
@@ -55,15 +69,15 @@ class Rope(nn.Module):
         self.register_buffer("cos", angle_TK2.cos().float(), persistent=False)
         self.register_buffer("sin", angle_TK2.sin().float(), persistent=False)
 
-    def at(self, positions: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def at(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
         """cos and sin for these positions, shaped to meet (B, H, T, K/2); made once and used by every layer."""
-        cos, sin = self.cos[positions].to(dtype), self.sin[positions].to(dtype)
+        cos, sin = self.cos[positions], self.sin[positions]
         return (cos, sin) if cos.dim() == 2 else (cos.unsqueeze(1), sin.unsqueeze(1))
 
     @staticmethod
     def turn(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         left, right = x_BHTK.chunk(2, dim=-1)
-        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_BHTK.dtype)
 
 
 class SwiGLU(nn.Module):
@@ -74,4 +88,6 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(ffn_width, width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if has_kernels(x_BTD):
+            return self.down_proj(swiglu(joined(x_BTD, self.gate_proj, self.up_proj)))
         return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))

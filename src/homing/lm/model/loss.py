@@ -4,7 +4,10 @@
 
 At a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and backward would want them twice. The gradient of
 a mean cross-entropy needs nothing from above but one factor, so each piece computes its own gradients while its logits
-are alive. That is three matrix products, as many as the plain way, and one piece of memory.
+are alive. That is three matrix products, as many as the plain way, and one piece of memory. On CUDA one kernel turns a
+piece of logits, in the type of h, into their gradients in place; elsewhere plain torch does it.
+
+The op is opaque to torch.compile: traced, the pieces would be planned together, and all be alive at once.
 
 Shapes: N tokens, n tokens of a piece, D width, V vocabulary, P vocabulary with padding rows.
 """
@@ -17,62 +20,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["IGNORED", "PIECE_LOGITS", "mean_loss", "token_losses"]
+__all__ = ["IGNORED", "PIECE_LOGITS", "cap", "mean_loss", "token_losses"]
 
 IGNORED = -100  # a target that is not to be learned
 
-# Logits of one piece: 2^26 fp32 numbers are 256 MB. Smaller batches are one piece, by the plain and fastest way.
+# Logits of one piece. 2^26 fp32 numbers are 256 MB; smaller batches are one piece, by the plain and fastest way.
+# On CUDA they are kept in bf16, and a larger piece fills the card better.
 PIECE_LOGITS = 2**26
+PIECE_LOGITS_CUDA = 2**28
 
 
-def mean_loss(h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, vocab_size: int) -> Tensor:
+def mean_loss(h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, vocab_size: int, softcap: float = 0.0) -> Tensor:
     """Mean nats over the targets that are not IGNORED; 0 where there are none, so an empty row teaches nothing."""
-    num_pieces = _num_pieces(h_ND, head_PD)
     count = (targets_N != IGNORED).sum().clamp(min=1).float()
-    if num_pieces == 1:
-        logits_NV = _logits(h_ND, head_PD, vocab_size)
-        return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum") / count
     if torch.is_grad_enabled() and (h_ND.requires_grad or head_PD.requires_grad):
-        return _PiecewiseLoss.apply(h_ND, head_PD, targets_N, count, vocab_size, num_pieces)
-    return token_losses(h_ND, head_PD, targets_N, vocab_size).sum() / count
+        if h_ND.is_cuda or _num_pieces(h_ND, head_PD) > 1:
+            return _PiecewiseLoss.apply(h_ND, head_PD, targets_N, count, vocab_size, softcap)
+        logits_NV = _logits(h_ND, head_PD, vocab_size, softcap)
+        return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum") / count
+    return token_losses(h_ND, head_PD, targets_N, vocab_size, softcap).sum() / count
 
 
-def token_losses(h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, vocab_size: int) -> Tensor:
+def token_losses(h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, vocab_size: int, softcap: float = 0.0) -> Tensor:
     """Nats of each target, 0 where IGNORED. For evaluation: backward through it would hold all logits."""
     num_pieces = _num_pieces(h_ND, head_PD)
     losses = [
-        F.cross_entropy(_logits(h_nD, head_PD, vocab_size), targets_n, ignore_index=IGNORED, reduction="none")
+        F.cross_entropy(_logits(h_nD, head_PD, vocab_size, softcap), targets_n, ignore_index=IGNORED, reduction="none")
         for h_nD, targets_n in zip(h_ND.chunk(num_pieces), targets_N.chunk(num_pieces), strict=True)
     ]
     return torch.cat(losses)
 
 
+def cap(logits: Tensor, softcap: float) -> Tensor:
+    """Logits held inside +-softcap; 0: as they are."""
+    return softcap * torch.tanh(logits / softcap) if softcap else logits
+
+
 class _PiecewiseLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, count: Tensor, vocab_size: int, num_pieces: int
+        ctx: Any, h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, count: Tensor, vocab_size: int, softcap: float
     ) -> Tensor:
-        head = head_PD.to(h_ND.dtype)
-        loss = torch.zeros((), device=h_ND.device)
-        # fp32 sum over the pieces: in bf16 a late piece would vanish against the sum of the early ones.
-        dhead_PD = torch.zeros_like(head_PD, dtype=torch.float32)
-        dh_pieces = []
-        for h_nD, targets_n in zip(h_ND.chunk(num_pieces), targets_N.chunk(num_pieces), strict=True):
-            logits_nV = _logits(h_nD, head, vocab_size)
-            is_kept_n = targets_n != IGNORED
-            safe_n1 = targets_n.clamp(min=0).unsqueeze(1)
-            log_sum_n1 = torch.logsumexp(logits_nV, dim=1, keepdim=True)
-            loss_n1 = (log_sum_n1 - logits_nV.gather(1, safe_n1)) * is_kept_n.unsqueeze(1)
-            loss = loss + loss_n1.sum()
-            # d loss / d logits = (softmax - one hot) / count, and nothing for ignored targets and padding rows.
-            dlogits_nV = torch.exp(logits_nV - log_sum_n1)
-            dlogits_nV = dlogits_nV.scatter_add(1, safe_n1, -torch.ones_like(log_sum_n1))
-            dlogits_nV = dlogits_nV * (is_kept_n.unsqueeze(1) / count)
-            dlogits_nP = F.pad(dlogits_nV.to(h_ND.dtype), (0, head_PD.shape[0] - vocab_size))
-            dh_pieces.append(dlogits_nP @ head)
-            dhead_PD += dlogits_nP.t() @ h_nD
-        ctx.save_for_backward(torch.cat(dh_pieces), dhead_PD)
-        return loss / count
+        loss, dh_ND, dhead_PD = _loss_and_gradients(h_ND, head_PD, targets_N, count, vocab_size, softcap)
+        ctx.save_for_backward(dh_ND, dhead_PD)
+        return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
@@ -80,10 +71,78 @@ class _PiecewiseLoss(torch.autograd.Function):
         return (dh_ND * dloss).to(dh_ND.dtype), dhead_PD * dloss, None, None, None, None
 
 
-def _logits(h_nD: Tensor, head_PD: Tensor, vocab_size: int) -> Tensor:
-    return F.linear(h_nD, head_PD.to(h_nD.dtype))[:, :vocab_size].float()
+@torch.library.custom_op("homing::loss_and_gradients", mutates_args=())
+def _loss_and_gradients(
+    h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, count: Tensor, vocab_size: int, softcap: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean loss, and its gradients for h (in its type) and for the head (in fp32)."""
+    head = head_PD.to(h_ND.dtype)
+    num_pieces = _num_pieces(h_ND, head_PD)
+    loss = torch.zeros((), device=h_ND.device)
+    # fp32 sum over the pieces: in bf16 a late piece would vanish against the sum of the early ones.
+    dhead_PD = torch.zeros_like(head_PD, dtype=torch.float32)
+    dh_ND = torch.empty_like(h_ND)
+    pieces = zip(h_ND.chunk(num_pieces), dh_ND.chunk(num_pieces), targets_N.chunk(num_pieces), strict=True)
+    for h_nD, dh_nD, targets_n in pieces:
+        logits_nP = F.linear(h_nD, head)
+        differentiate = _differentiate_by_kernel if h_ND.is_cuda else _differentiate
+        losses_n, dlogits_nP = differentiate(logits_nP, targets_n, count, vocab_size, softcap)
+        loss += losses_n.sum()
+        torch.mm(dlogits_nP, head, out=dh_nD)
+        _add_product(dhead_PD, dlogits_nP.t(), h_nD)
+    return loss / count, dh_ND, dhead_PD
+
+
+@_loss_and_gradients.register_fake
+def _(
+    h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, count: Tensor, vocab_size: int, softcap: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    loss = torch.empty((), device=h_ND.device, dtype=torch.float32)
+    return loss, torch.empty_like(h_ND), torch.empty_like(head_PD, dtype=torch.float32)
+
+
+def _differentiate(
+    logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_size: int, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """The loss of each token, and d mean loss / d logits = (softmax - one hot) / count, with nothing for ignored
+    targets and padding rows."""
+    capped_nV = cap(logits_nP[:, :vocab_size].float(), softcap)
+    is_kept_n1 = (targets_n != IGNORED).unsqueeze(1)
+    safe_n1 = targets_n.clamp(min=0).unsqueeze(1)
+    log_sum_n1 = torch.logsumexp(capped_nV, dim=1, keepdim=True)
+    losses_n1 = (log_sum_n1 - capped_nV.gather(1, safe_n1)) * is_kept_n1
+    dlogits_nV = torch.exp(capped_nV - log_sum_n1)
+    dlogits_nV.scatter_add_(1, safe_n1, -torch.ones_like(log_sum_n1))
+    dlogits_nV *= is_kept_n1 / count
+    if softcap:
+        dlogits_nV *= 1.0 - (capped_nV / softcap) ** 2
+    padding = logits_nP.shape[1] - vocab_size
+    return losses_n1.squeeze(1), F.pad(dlogits_nV.to(logits_nP.dtype), (0, padding))
+
+
+def _differentiate_by_kernel(
+    logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_size: int, softcap: float
+) -> tuple[Tensor, Tensor]:
+    from homing.lm.model.kernels import cross_entropy  # Triton is there only where CUDA is
+
+    return cross_entropy.differentiate_(logits_nP, targets_n, count, vocab_size, softcap), logits_nP
+
+
+def _add_product(sum_PD: Tensor, left_Pn: Tensor, right_nD: Tensor) -> None:
+    """sum += left @ right in fp32, also where the factors are bf16: CUDA's products can write wider than they read."""
+    if sum_PD.is_cuda and left_Pn.dtype != torch.float32:
+        torch.addmm(sum_PD, left_Pn, right_nD, out_dtype=torch.float32, out=sum_PD)
+    elif left_Pn.dtype == torch.float32:
+        sum_PD.addmm_(left_Pn, right_nD)
+    else:
+        sum_PD += left_Pn @ right_nD
+
+
+def _logits(h_nD: Tensor, head_PD: Tensor, vocab_size: int, softcap: float) -> Tensor:
+    return cap(F.linear(h_nD, head_PD.to(h_nD.dtype))[:, :vocab_size].float(), softcap)
 
 
 def _num_pieces(h_ND: Tensor, head_PD: Tensor) -> int:
-    """As few as keep a piece under PIECE_LOGITS; at least one, and never more than there are tokens."""
-    return max(1, min(h_ND.shape[0], -(-h_ND.shape[0] * head_PD.shape[0] // PIECE_LOGITS)))
+    """As few as keep a piece under its bound; at least one, and never more than there are tokens."""
+    most = PIECE_LOGITS_CUDA if h_ND.is_cuda else PIECE_LOGITS
+    return max(1, min(h_ND.shape[0], -(-h_ND.shape[0] * head_PD.shape[0] // most)))

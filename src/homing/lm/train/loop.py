@@ -14,6 +14,7 @@ import dataclasses
 import gc
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from homing.lm.train.checkpoint import Refused, TrainState
 from homing.lm.train.choices import lower_micro_batch, pick_choices
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.feed import Feed
+from homing.lm.train.figures import Figures
 from homing.lm.train.landing import Pace, Pilot, turn_text
 from homing.lm.train.metrics import Journal, finite
 from homing.lm.train.optim import build_optimizer, clip_gradients
@@ -46,6 +48,9 @@ from homing.wire.event import Metric, Outcome
 from homing.wire.run import Phase
 
 __all__ = ["train"]
+
+# By how many steps the figures of a step are read late: a card has its next step before the host looks at the last.
+LATE = {"cuda": 1}
 
 
 def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = None) -> Outcome:
@@ -116,6 +121,9 @@ class _Phase:
         self.saved_at = time.monotonic()
         self.told_end = 0  # the end of the landing that was told last
         self.scale = 0.0  # of the last step's rate, as a part of the peak
+        self.begun_at = 0.0  # when the current step began
+        self.unread: deque[Figures] = deque()  # of steps that the device may still compute
+        self.figures = Figures.none()  # of the last step that was read
 
     # -- the story ---------------------------------------------------------------------------------------------------
 
@@ -151,8 +159,8 @@ class _Phase:
         )  # fmt: skip
         with feed, quiet_gc() as settle_gc:
             while self.state.step < self.end_step:
-                is_first, step_begun = self.state.step == first_step, time.monotonic()
-                loss, norm = (self._first_step if is_first else self.step)(*feed.next())
+                is_first, self.begun_at = self.state.step == first_step, time.monotonic()
+                self.unread.append((self._first_step if is_first else self.step)(*feed.next()))
                 tokens_since_mark += self.phase.batch_tokens
                 self.state = dataclasses.replace(
                     self.state,
@@ -160,9 +168,7 @@ class _Phase:
                     num_tokens=self.state.num_tokens + self.phase.batch_tokens,
                     rows_consumed=self.state.rows_consumed + self.work.rows_per_step,
                 )
-                self._count_bad(loss, norm)
-                if not is_first:
-                    self.pace.step(time.monotonic() - step_begun)
+                self._read_figures(0 if is_first else LATE.get(self.s.device.type, 0), is_paced=not is_first)
                 self._look_ahead()
                 step, is_last = self.state.step, self.state.step >= self.end_step
                 stop = None if is_last else self.s.wishes.stop(save_s=self._next_s())
@@ -173,14 +179,17 @@ class _Phase:
                 if is_first and self.is_compiled:  # minutes that no later step takes: neither speed nor eta count them
                     begun = mark = time.perf_counter()
                     clocked_from, tokens_since_mark = step, 0
+                is_saved = is_last or stop is not None or self._is_save_due()
+                if is_logged or is_evaluated or is_saved:
+                    self._read_figures(0)
                 seconds = time.perf_counter() - mark
                 self.evaluation = self._evaluate() if is_evaluated else None
                 if is_logged or is_evaluated:
                     step_s = (time.perf_counter() - begun) / (step - clocked_from) if step > clocked_from else None
                     eta_s = None if step_s is None else step_s * (self.end_step - step)
-                    self._log(loss, norm, tokens_since_mark, seconds, eta_s)
+                    self._log(self.figures, tokens_since_mark, seconds, eta_s)
                     tokens_since_mark, seconds = 0, 0.0
-                if is_last or stop or self._is_save_due():
+                if is_saved:
                     self._save(is_needed=is_last or stop is not None)
                 if stop:
                     self._event("stopping", f"Stopped at step {step:,}: {stop.reason}", why=stop.kind)
@@ -197,22 +206,18 @@ class _Phase:
         self._event("phase_done", f"Phase {self.phase.kind} is trained: {self.state.step:,} steps.", aloud=True)
         return None
 
-    def step(self, ids_RT: Tensor, targets_RT: Tensor) -> tuple[float, float]:
-        """One optimizer step on R rows. Returns (loss, gradient norm); not finite: weights and optimizer are as before.
-
-        Reading the two numbers is the one moment in a step at which the host waits for the device. It must: whether to
-        take the step hangs on them.
+    def step(self, ids_RT: Tensor, targets_RT: Tensor) -> Figures:
+        """One optimizer step on R rows: its loss and gradient norm. Not finite: weights and optimizer are as before,
+        which the device decides by itself; the host hears of it later and waits for nothing here.
         """
         self.scale = lr_scale(
             self.phase.schedule, self.state.step, self.phase.num_steps, self.state.landing, self.state.warm_from
         )
         total = self._gradients(ids_RT, targets_RT)
         norm = clip_gradients(self.model, self.phase.optimizer.clip)
-        loss_value, norm_value = torch.stack([total, norm]).tolist()
-        if math.isfinite(loss_value) and math.isfinite(norm_value):
-            self.optimizer.step(self.scale)
+        self.optimizer.step(self.scale, torch.isfinite(total) & torch.isfinite(norm))
         self.optimizer.zero_grad()
-        return loss_value, norm_value
+        return Figures(self.state.step + 1, torch.stack([total, norm]), self.begun_at)
 
     def _gradients(self, ids_RT: Tensor, targets_RT: Tensor) -> Tensor:
         """Accumulated over micro-batches: the mean over all rows, however they are cut."""
@@ -221,7 +226,7 @@ class _Phase:
                 total = torch.zeros((), device=self.s.device)
                 pieces = zip(ids_RT.split(self.micro_batch), targets_RT.split(self.micro_batch), strict=True)
                 for ids_BT, targets_BT in pieces:
-                    loss = self.loss(ids_BT, targets_BT) * (len(ids_BT) / len(ids_RT))
+                    loss = self.model.loss(ids_BT, targets_BT) * (len(ids_BT) / len(ids_RT))
                     loss.backward()
                     total += loss.detach()
                 self.has_compiled = self.is_compiled
@@ -302,17 +307,16 @@ class _Phase:
         self.micro_batch, self.is_compiled = picked.micro_batch, picked.is_compiled
         self.has_compiled = False  # until the first step has shown that it can
         self.model.set_precision(picked.precision)
-        self.loss: Callable[[Tensor, Tensor], Tensor] = self.model.loss
-        if self.is_compiled:
-            self.loss = torch.compile(self.model.loss, dynamic=False)
+        self.model.compile_blocks(is_on=self.is_compiled)
 
-    def _first_step(self, ids_RT: Tensor, targets_RT: Tensor) -> tuple[float, float]:
+    def _first_step(self, ids_RT: Tensor, targets_RT: Tensor) -> Figures:
         """As any other, but it may compile for minutes: that is said, so that silence is not taken for a stall."""
         begun = time.perf_counter()
         if self.is_compiled:
             self._event("compile_started", "Compiling the model; the first step takes a while.", aloud=True)
             with self.s.journal.still("compiling", "compiling", phase=self.phase.kind):
                 result = self.step(ids_RT, targets_RT)
+                result.read()
             if self.is_compiled:
                 took = time.perf_counter() - begun
                 self._event("compile_finished", f"Compiled in {format_duration(took)}.", aloud=True, seconds=took)
@@ -350,7 +354,8 @@ class _Phase:
             )
         text = f"warning: torch.compile failed; training goes on without it, slower. {problem}"
         self._event("compile_failed", text, aloud=True)
-        self.is_compiled, self.loss = False, self.model.loss
+        self.is_compiled = False
+        self.model.compile_blocks(is_on=False)
         self.state = dataclasses.replace(self.state, choices={**self.state.choices, "is_compiled": False})
 
     # -- landing -----------------------------------------------------------------------------------------------------
@@ -408,24 +413,35 @@ class _Phase:
 
     # -- between steps -----------------------------------------------------------------------------------------------
 
-    def _count_bad(self, loss: float, norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
+    def _read_figures(self, num_unread: int, *, is_paced: bool = True) -> None:
+        """Reads the figures of all steps but the last `num_unread`, waiting for the device where it is not so far."""
+        while len(self.unread) > num_unread:
+            figures = self.unread.popleft()
+            figures.read()
+            if is_paced:
+                # From its beginning, or from the end of the step before where that came later.
+                self.pace.step(figures.read_at - max(figures.begun_at, self.figures.read_at))
+            self.figures = figures
+            self._count_bad(figures)
+
+    def _count_bad(self, figures: Figures) -> None:
+        if figures.is_finite:
             if self.state.num_bad_in_a_row:
                 self.state = dataclasses.replace(self.state, num_bad_in_a_row=0)
             return
         in_a_row, limit = self.state.num_bad_in_a_row + 1, self.s.run.train.max_bad_steps
         self.state = dataclasses.replace(self.state, num_skipped=self.state.num_skipped + 1, num_bad_in_a_row=in_a_row)
-        what = "loss" if not math.isfinite(loss) else "gradient"
-        text = f"Step {self.state.step:,} skipped: its {what} is not finite ({in_a_row} of {limit} in a row)."
+        what = "loss" if not math.isfinite(figures.loss) else "gradient"
+        text = f"Step {figures.step:,} skipped: its {what} is not finite ({in_a_row} of {limit} in a row)."
         self._event("step_skipped", text, aloud=True, num_skipped=self.state.num_skipped)
         if in_a_row >= limit:
             raise _Hopeless(
-                what=f"{in_a_row} steps in a row were not finite; stopped at step {self.state.step:,}.",
+                what=f"{in_a_row} steps in a row were not finite; stopped at step {figures.step:,}.",
                 why=f"The {what} is NaN or infinite. The weights are those of the last good step.",
                 fix="Lower the learning rate (phases.0.lr) or raise its warm-up; checkpoints before this are good.",
             )
 
-    def _log(self, loss: float, norm: float, num_tokens: int, seconds: float, eta_s: float | None) -> None:
+    def _log(self, figures: Figures, num_tokens: int, seconds: float, eta_s: float | None) -> None:
         rate = num_tokens / seconds if num_tokens and seconds > 0 else None
         peak = peak_flops(self.s.device)
         val = self.evaluation
@@ -435,9 +451,9 @@ class _Phase:
             step=self.state.step,
             num_steps=self.phase.num_steps,
             num_tokens=self.state.num_tokens,
-            loss=finite(loss),
+            loss=finite(figures.loss),
             lr=self.phase.optimizer.lr * self.scale,
-            grad_norm=finite(norm),
+            grad_norm=finite(figures.norm),
             tokens_per_s=rate,
             mfu=rate * self.s.run.sizes.flops_per_token / peak if rate and peak else None,
             step_s=self.phase.batch_tokens / rate if rate else None,

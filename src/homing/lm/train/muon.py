@@ -60,13 +60,16 @@ class MuonGroup:
         self.momentum_MRC = torch.zeros(len(named), rows, cols, device=device, dtype=torch.float32)
 
     @torch.no_grad()
-    def step(self, lr_scale: float) -> None:
+    def step(self, lr_scale: float, is_good: Tensor) -> None:
+        """`is_good` is one number on the device, 1 or 0: with 0 nothing changes, whatever the gradients hold."""
         lr = self.lr * lr_scale
         g_MRC = torch.stack([_grad(p, name) for p, name in zip(self.parameters, self.names, strict=True)]).float()
+        # In the place of a gradient that is no number, the momentum: which moves itself nowhere.
+        g_MRC = torch.where(is_good > 0, g_MRC, self.momentum_MRC)
         self.momentum_MRC.lerp_(g_MRC, 1.0 - self.momentum)
-        update_MRC = orthogonalize(g_MRC.lerp_(self.momentum_MRC, self.momentum))
+        update_MRC = orthogonalize(g_MRC.lerp_(self.momentum_MRC, self.momentum)).mul_(is_good)
         if self.decay:
-            torch._foreach_mul_(self.parameters, 1.0 - lr * self.decay)
+            torch._foreach_mul_(self.parameters, 1.0 - lr * self.decay * is_good)
         torch._foreach_add_(self.parameters, update_MRC.unbind(), alpha=-lr * self.scale)
 
 

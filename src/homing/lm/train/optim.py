@@ -69,14 +69,24 @@ class Optimizer:
     def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamGroup]) -> None:
         self.model = model
         self.muon, self.adam = list(muon), list(adam)
-        self.num_steps = 0
+        # Kept on the device, as AdamW's kernel reads it there, and so that nobody waits to learn what it is.
+        self.step_count = torch.zeros((), device=model.device, dtype=torch.float32)
 
-    def step(self, lr_scale: float) -> None:
-        self.num_steps += 1
+    @property
+    def num_steps(self) -> int:
+        """Steps taken, without those that were skipped; whoever asks waits for the device."""
+        return int(self.step_count)
+
+    @torch.no_grad()
+    def step(self, lr_scale: float, is_good: Tensor | None = None) -> None:
+        """With `is_good` (one number on the device) 0, weights and state stay as they are: a step that is skipped
+        without the host ever asking whether."""
+        is_good = torch.ones_like(self.step_count) if is_good is None else is_good.to(torch.float32)
+        self.step_count += is_good
         for muon_group in self.muon:
-            muon_group.step(lr_scale)
+            muon_group.step(lr_scale, is_good)
         for adam_group in self.adam:
-            adam_group.step(lr_scale, self.num_steps)
+            adam_group.step(lr_scale, self.step_count, is_good)
 
     def zero_grad(self) -> None:
         for parameter in self.model.parameters():
@@ -106,7 +116,7 @@ class Optimizer:
             )
         for name, tensor in live.items():
             tensor.copy_(tensors[name])
-        self.num_steps = int(tensors["num_steps"])
+        self.step_count.fill_(float(tensors["num_steps"]))
 
     def _state(self) -> Iterable[tuple[str, str, Tensor]]:
         """(name on disk, name of the parameter, live tensor)"""
@@ -139,20 +149,22 @@ class AdamGroup:
         device = self.parameters[0].device
         # The op is torch's own but not public; the plain form below is the same arithmetic, and a test keeps it so.
         self.is_fused = device.type in ("cpu", "cuda") and hasattr(torch, "_fused_adamw_")
-        self.step_count = torch.zeros((), device=device, dtype=torch.float32)  # the fused kernel reads it there
 
     @torch.no_grad()
-    def step(self, lr_scale: float, num_steps: int) -> None:
-        grads = [p.grad for p in self.parameters]
-        assert all(g is not None for g in grads), f"no gradient for some of {self.names}; backward before step"
-        (self._fused if self.is_fused else self._plain)(grads, self.lr * lr_scale, num_steps)  # type: ignore[arg-type]
+    def step(self, lr_scale: float, step_count: Tensor, is_good: Tensor) -> None:
+        """`step_count` counts this step, if it is good; with `is_good` 0 nothing changes."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        assert len(grads) == len(self.parameters), f"no gradient for some of {self.names}; backward before step"
+        if self.is_fused:
+            self._fused(grads, self.lr * lr_scale, step_count, is_good)
+        elif bool(is_good > 0):
+            self._plain(grads, self.lr * lr_scale, int(step_count))
 
-    def _fused(self, grads: list[Tensor], lr: float, num_steps: int) -> None:
-        self.step_count.fill_(float(num_steps))
+    def _fused(self, grads: list[Tensor], lr: float, step_count: Tensor, is_good: Tensor) -> None:
         torch._fused_adamw_(
-            self.parameters, grads, self.means, self.squares, [], [self.step_count] * len(grads),
+            self.parameters, grads, self.means, self.squares, [], [step_count] * len(grads),
             lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=self.decay, eps=self.eps,
-            amsgrad=False, maximize=False,
+            amsgrad=False, maximize=False, grad_scale=None, found_inf=1.0 - is_good,
         )  # fmt: skip
 
     def _plain(self, grads: list[Tensor], lr: float, num_steps: int) -> None:

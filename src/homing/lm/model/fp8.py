@@ -1,0 +1,91 @@
+"""Matrix products in FP8: each operand scaled by one number of its own, so that its largest value just fits.
+
+    y = x W^T        x and W in e4m3 (finer), summed fast
+    dx, dW           the gradient in e5m2 (wider), summed exactly, against the e4m3 operands of the forward
+
+What backward needs is kept in FP8 too, half of what bf16 takes. The scales are taken anew from every tensor: nothing is
+carried from step to step, so a resumed run computes what an undisturbed one does.
+
+Shapes: N rows, D inputs, F outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["fp8_product", "has_fp8", "takes_fp8"]
+
+_LEAST_SIZE = 128  # narrower products are no faster in FP8
+_FINE, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Ada, Hopper and newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def takes_fp8(num_in: int, num_out: int) -> bool:
+    """The kernels want multiples of 16 on both sides."""
+    return min(num_in, num_out) >= _LEAST_SIZE and num_in % 16 == 0 and num_out % 16 == 0
+
+
+def fp8_product(x: Tensor, weight_FD: Tensor) -> Tensor:
+    """x W^T in the type of x, whose last side is D; W may be fp32 masters."""
+    return _Fp8Product.apply(x, weight_FD)
+
+
+class _Fp8Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_FD: Tensor) -> Tensor:
+        y, *saved = _product(x, weight_FD)
+        ctx.save_for_backward(*saved)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        return _product_backward(dy, *ctx.saved_tensors)
+
+
+@torch.library.custom_op("homing::fp8_product", mutates_args=())
+def _product(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, and for backward: x and W in FP8, transposed, each with its scale."""
+    from homing.lm.model.kernels.cast import cast_both_ways  # Triton is there only where CUDA is
+
+    x8_ND, x8_DN, x_scale = cast_both_ways(x.reshape(-1, x.shape[-1]), _FINE)
+    w8_FD, w8_DF, w_scale = cast_both_ways(weight_FD, _FINE)
+    y_NF = torch._scaled_mm(x8_ND, w8_FD.t(), scale_a=x_scale, scale_b=w_scale, out_dtype=x.dtype, use_fast_accum=True)
+    return y_NF.view(*x.shape[:-1], -1), x8_DN, x_scale, w8_DF, w_scale
+
+
+@_product.register_fake
+def _(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    F, D = weight_FD.shape
+    N = x.numel() // D
+    scale = torch.empty((), device=x.device, dtype=torch.float32)
+    x8_DN, w8_DF = x.new_empty(D, N, dtype=_FINE), x.new_empty(D, F, dtype=_FINE)
+    return x.new_empty(*x.shape[:-1], F), x8_DN, scale, w8_DF, torch.empty_like(scale)
+
+
+@torch.library.custom_op("homing::fp8_product_backward", mutates_args=())
+def _product_backward(
+    dy: Tensor, x8_DN: Tensor, x_scale: Tensor, w8_DF: Tensor, w_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    from homing.lm.model.kernels.cast import cast_both_ways
+
+    dy8_NF, dy8_FN, dy_scale = cast_both_ways(dy.reshape(-1, dy.shape[-1]).contiguous(), _WIDE)
+    dx_ND = torch._scaled_mm(
+        dy8_NF, w8_DF.t(), scale_a=dy_scale, scale_b=w_scale, out_dtype=dy.dtype, use_fast_accum=False
+    )
+    dw_FD = torch._scaled_mm(
+        dy8_FN, x8_DN.t(), scale_a=dy_scale, scale_b=x_scale, out_dtype=torch.float32, use_fast_accum=False
+    )
+    return dx_ND.view(*dy.shape[:-1], -1), dw_FD
+
+
+@_product_backward.register_fake
+def _(dy: Tensor, x8_DN: Tensor, x_scale: Tensor, w8_DF: Tensor, w_scale: Tensor) -> tuple[Tensor, Tensor]:
+    D, F = w8_DF.shape
+    return dy.new_empty(*dy.shape[:-1], D), dy.new_empty(F, D, dtype=torch.float32)

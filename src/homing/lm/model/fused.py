@@ -1,0 +1,163 @@
+"""The pieces of a block that one kernel does on CUDA, with their gradients: the doors to `kernels`.
+
+    swiglu(gate_up)   silu(gate) * up                         turn(qkv, ...)   queries and keys, normed and turned
+
+Each op is opaque to torch.compile, which plans everything around it. `has_kernels` says where they compute; the callers
+have the plain twin for everywhere else.
+
+Shapes: N tokens, H query heads, G KV heads, K head size, F feed-forward width.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["HAS_TRITON", "has_kernels", "swiglu", "turn"]
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def has_kernels(x: Tensor, head_size: int = 2) -> bool:
+    """On CUDA in bf16, with a head size that a kernel can tile: a power of two."""
+    return x.is_cuda and x.dtype == torch.bfloat16 and head_size & (head_size - 1) == 0 and HAS_TRITON
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """(..., 2F) -> (..., F)"""
+    return _SwiGLU.apply(gate_up)
+
+
+def turn(
+    qkv_BTC: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    weights_2K: Tensor | None,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    has_norm: bool,
+    scale: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The joined projection -> (B, H, T, K) queries, and (B, G, T, K) keys and values, ready for attention.
+
+    Normed per head where `has_norm`, times the weights of the queries' and keys' norms where there are any."""
+    return _Turn.apply(qkv_BTC, cos, sin, weights_2K, num_heads, num_kv_heads, has_norm, scale, eps)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return _swiglu(gate_up)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        return _swiglu_backward(gate_up, dy)
+
+
+@torch.library.custom_op("homing::swiglu", mutates_args=())
+def _swiglu(gate_up: Tensor) -> Tensor:
+    from homing.lm.model.kernels import swiglu as kernel  # Triton is there only where CUDA is
+
+    y = kernel.swiglu(gate_up.reshape(-1, gate_up.shape[-1]))
+    return y.view(*gate_up.shape[:-1], -1)
+
+
+@_swiglu.register_fake
+def _(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+@torch.library.custom_op("homing::swiglu_backward", mutates_args=())
+def _swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
+    from homing.lm.model.kernels import swiglu as kernel
+
+    flat = gate_up.reshape(-1, gate_up.shape[-1])
+    return kernel.swiglu_backward(flat, dy.reshape(len(flat), -1)).view(gate_up.shape)
+
+
+@_swiglu_backward.register_fake
+def _(gate_up: Tensor, dy: Tensor) -> Tensor:
+    return gate_up.new_empty(gate_up.shape)
+
+
+class _Turn(torch.autograd.Function):
+    """The values go through as they are; they are here so that their gradient lands in the one buffer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv_BTC: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None, num_heads: int,
+        num_kv_heads: int, has_norm: bool, scale: float, eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        B, T, _ = qkv_BTC.shape
+        size = 2 * cos.shape[-1]
+        q, k = _turn(qkv_BTC, cos, sin, weights_2K, num_heads, num_kv_heads, has_norm, scale, eps)
+        v = qkv_BTC[..., (num_heads + num_kv_heads) * size :].view(B, T, num_kv_heads, size)
+        # Without a norm the gradient does not look at the values.
+        ctx.save_for_backward(qkv_BTC, cos, sin, weights_2K)
+        ctx.norm = (has_norm, scale, eps)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+        qkv_BTC, cos, sin, weights_2K = ctx.saved_tensors
+        dqkv, dweights = _turn_backward(
+            qkv_BTC, dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), cos, sin, weights_2K, *ctx.norm
+        )
+        dweights = None if weights_2K is None else dweights.to(weights_2K.dtype)
+        return dqkv, None, None, dweights, None, None, None, None, None
+
+
+@torch.library.custom_op("homing::turn", mutates_args=())
+def _turn(
+    qkv_BTC: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None, num_heads: int, num_kv_heads: int,
+    has_norm: bool, scale: float, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from homing.lm.model.kernels import turn as kernel
+
+    B, T, C = qkv_BTC.shape
+    q, k = kernel.turn(
+        qkv_BTC.reshape(-1, C), _table(cos), _table(sin), weights_2K, num_heads, num_kv_heads, has_norm, scale, eps
+    )
+    return q.view(B, T, *q.shape[1:]), k.view(B, T, *k.shape[1:])
+
+
+@_turn.register_fake
+def _(
+    qkv_BTC: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None, num_heads: int, num_kv_heads: int,
+    has_norm: bool, scale: float, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    B, T, size = qkv_BTC.shape[0], qkv_BTC.shape[1], 2 * cos.shape[-1]
+    return qkv_BTC.new_empty(B, T, num_heads, size), qkv_BTC.new_empty(B, T, num_kv_heads, size)
+
+
+@torch.library.custom_op("homing::turn_backward", mutates_args=())
+def _turn_backward(
+    qkv_BTC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None,
+    has_norm: bool, scale: float, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from homing.lm.model.kernels import turn as kernel
+
+    flat = qkv_BTC.reshape(-1, qkv_BTC.shape[-1])
+    dq, dk, dv = (d.reshape(len(flat), *d.shape[2:]) for d in (dq, dk, dv))
+    dqkv, dweights = kernel.turn_backward(flat, dq, dk, dv, _table(cos), _table(sin), weights_2K, has_norm, scale, eps)
+    return dqkv.view(qkv_BTC.shape), dweights
+
+
+@_turn_backward.register_fake
+def _(
+    qkv_BTC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None,
+    has_norm: bool, scale: float, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return qkv_BTC.new_empty(qkv_BTC.shape), cos.new_empty(2, 2 * cos.shape[-1])
+
+
+def _table(angles: Tensor) -> Tensor:
+    """(T, K/2), or (B, 1, T, K/2) with positions of one's own -> rows that a kernel walks through."""
+    return angles.reshape(-1, angles.shape[-1]).contiguous()
