@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROOFS", "RESULTS", "machine", "write_proof", "write_result"]
+__all__ = ["PROOFS", "RESULTS", "machine", "origin", "write_proof", "write_result"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PROOFS = RESULTS.parent / "proofs"
@@ -42,15 +42,22 @@ def _write(folder: Path, name: str, figures: dict[str, Any], passed: bool) -> No
         "passed": passed,
         "figures": figures,
         "arguments": sys.argv[1:],
-        "commit": _git("rev-parse", "HEAD"),
-        "is_clean": _git("status", "--porcelain") == "",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **origin(),
         "machine": machine(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f".{name}.{os.getpid()}.json"
     aside.write_text(json.dumps(document, indent=2, default=str, allow_nan=False) + "\n", encoding="utf-8")
     aside.replace(folder / f"{name}.json")
+
+
+def origin() -> dict[str, Any]:
+    """Which code, and when."""
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "is_clean": _git("status", "--porcelain") == "",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
 
 
 def machine() -> dict[str, Any]:

@@ -149,8 +149,8 @@ MUTANTS = [
     Mutant(
         "dead-man-not-started",
         "src/homing/agent/__main__.py",
-        "    dead_man.start(boot, world)\n",
-        "",
+        "        dead_man.start(folder)\n",
+        "        pass\n",
         ("tests/agent/test_dead_man.py", "tests/cloud/test_launch.py"),
     ),
     Mutant(
@@ -161,6 +161,20 @@ MUTANTS = [
         ("tests/cloud/test_guard.py",),
     ),
     Mutant(
+        "given-away-unguarded",
+        f"{_CLOUD}/guard.py",
+        "        if not self.billing:\n            return True\n",
+        "        if not self.billing or self.run.state == ADOPTED:\n            return True\n",
+        ("tests/cloud/test_guard.py",),
+    ),
+    Mutant(
+        "given-away-at-our-limit",
+        f"{_CLOUD}/terms.py",
+        "    if run.state != ADOPTED:\n",
+        "    if True:\n",
+        ("tests/cloud/test_terms.py",),
+    ),
+    Mutant(
         "guard-kills-the-silent",
         f"{_CLOUD}/guard.py",
         '        if beat is None and self.run.state == "launching" and quiet_s >= idle_s:\n',
@@ -168,10 +182,24 @@ MUTANTS = [
         ("tests/cloud/test_guard.py",),
     ),
     Mutant(
+        "silence-by-their-clock",
+        f"{_CLOUD}/heard.py",
+        '        return float(now - note["seen_at"])\n',
+        "        return max(0.0, now - beat.t)\n",
+        ("tests/cloud/test_heard.py",),
+    ),
+    Mutant(
+        "a-wish-lost",
+        f"{_CLOUD}/wish.py",
+        "        if _numbers(home, folder)[-1] <= newest.serial:\n",
+        "        if True:\n",
+        ("tests/cloud/test_wish.py",),
+    ),
+    Mutant(
         "ends-before-the-push",
         "src/homing/agent/supervise.py",
-        "lambda: self._record(outcome), self._push, keep, self._say_goodbye",
-        "lambda: self._record(outcome), keep, self._say_goodbye",
+        "record, self._push, keep, self._say_goodbye",
+        "record, keep, self._say_goodbye",
         ("tests/agent/test_supervise.py",),
     ),
     # --- checkpoints ---

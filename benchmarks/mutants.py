@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ WIDER = ("tests/cloud", "tests/agent", "tests/store", "tests/sim")  # what a cha
 TESTS_TIMEOUT_S = 600.0
 WIDER_TIMEOUT_S = 1500.0
 QUICK = 2
+_HEALTHY: dict[tuple[str, ...], str] = {}  # tests -> how they fail on the unchanged copy; "" where they pass
+_ASKING: dict[tuple[str, ...], threading.Lock] = {}
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def _try(mutant: Mutant) -> Verdict:
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
         for name in ("pyproject.toml", "README.md", "constraints.txt"):
             shutil.copy(ROOT / name, copy / name)
-        healthy = _failure(copy, mutant.tests, TESTS_TIMEOUT_S)
+        healthy = _healthy(copy, mutant.tests)
         if healthy:
             return _tell(Verdict(mutant, False, f"its tests fail without it: {healthy}", time.monotonic() - begun))
         target = copy / mutant.file
@@ -99,6 +102,14 @@ def _try(mutant: Mutant) -> Verdict:
             there = [path for path in WIDER if (copy / path).exists()]
             failed = _failure(copy, there, WIDER_TIMEOUT_S)
     return _tell(Verdict(mutant, bool(failed), failed or "no test failed", time.monotonic() - begun))
+
+
+def _healthy(copy: Path, tests: tuple[str, ...]) -> str:
+    """The same for all mutants of these tests: asked once, while the copy is still as it was."""
+    with _ASKING.setdefault(tests, threading.Lock()):
+        if tests not in _HEALTHY:
+            _HEALTHY[tests] = _failure(copy, tests, TESTS_TIMEOUT_S)
+        return _HEALTHY[tests]
 
 
 def _failure(copy: Path, tests: list[str] | tuple[str, ...], timeout_s: float) -> str:

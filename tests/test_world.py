@@ -31,6 +31,29 @@ def wait_for(is_true: object, timeout_s: float = 10.0) -> None:
         time.sleep(0.02)
 
 
+# --- several things at once ---
+
+
+def test_calls_are_made_together_and_each_answer_or_error_stands_in_its_place(world: World) -> None:
+    def refuse() -> int:
+        raise ValueError("no")
+
+    began = time.monotonic()
+    slow = [lambda n=n: (time.sleep(0.3), n)[1] for n in range(5)]
+    answers = world.together([*slow, refuse], timeout_s=10.0)
+    assert answers[:5] == [0, 1, 2, 3, 4]
+    assert isinstance(answers[5], ValueError)
+    assert time.monotonic() - began < 1.4
+
+
+def test_a_call_that_is_late_is_a_timeout_and_what_it_brings_later_changes_nothing(world: World) -> None:
+    let_go = threading.Event()
+    (late, quick) = world.together([lambda: let_go.wait(10.0), lambda: True], timeout_s=0.1)
+    assert isinstance(late, TimeoutError)
+    assert quick is True
+    let_go.set()
+
+
 # --- disk ---
 
 
@@ -214,6 +237,41 @@ def test_half_an_answer_is_no_answer(world: World, answer: bytes) -> None:
         with pytest.raises(NetworkError):
             world.http(HttpRequest("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout_s=5))
         thread.join()
+
+
+@pytest.mark.parametrize(("every_s", "least_s", "most_s"), [(60.0, 1.0, 20.0), (0.05, 1.0, 20.0)])
+def test_of_an_answer_that_does_not_end_comes_what_was_said_until_it_is_quiet_or_the_time_is_over(
+    world: World, every_s: float, least_s: float, most_s: float
+) -> None:
+    is_over = threading.Event()
+
+    class Drip(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            while not is_over.wait(every_s):
+                try:
+                    self.wfile.write(b"drip\n")
+                    self.wfile.flush()
+                except OSError:
+                    return
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Drip) as httpd:
+        httpd.daemon_threads = True
+        threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        began = time.monotonic()
+        reply = world.stream(HttpRequest("GET", f"http://127.0.0.1:{httpd.server_port}/", timeout_s=1.5), 1.2)
+        took_s = time.monotonic() - began
+        is_over.set()
+        httpd.shutdown()
+    assert reply.status == 200
+    assert (b"drip\n" in reply.body) == (every_s < 1.0)
+    assert least_s <= took_s < most_s
+    with pytest.raises(NetworkError):
+        world.stream(HttpRequest("GET", "http://127.0.0.1:1/"), 0.5)
 
 
 def test_a_lock_is_one_process_s_until_it_ends(world: World, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from tests.agent.conftest import Instance, wait_until
 from tests.agent.test_watchdog import HOUR, Clock, make_boot
 
-from homing.agent.dead_man import AGAIN_S, FORGET_S, GRACE_S, PAUSES_S, DeadMan
+from homing.agent.dead_man import AGAIN_S, FORGET_S, GRACE_S, PAUSES_S, SOURCE, DeadMan
+from homing.agent.folder import Folder
 from homing.wire import codec, names
 from homing.wire.boot import EndBilling
 from homing.wire.control import Heartbeat, Request
@@ -48,7 +49,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def make(machine: Machine, tmp_path: Path, **changes: object) -> DeadMan:
     told = {"work_dir": str(tmp_path), "rate_usd_per_hour": "1", "spend_limit_usd": "2", "agent_argv": ["a", "b"]}
-    return DeadMan(make_boot(**{**told, "sync_argv": ["sync"], **changes}), machine)
+    return DeadMan(Folder(make_boot(**{**told, "sync_argv": ["sync"], **changes}), machine, SOURCE))
 
 
 def test_it_ends_after_the_agents_turn_and_before_the_limit(machine: Machine, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.agent.conftest import Instance, wait_until
 
+from homing.agent.folder import Folder
 from homing.agent.supervise import CHILD_ENV, Agent
 from homing.store.lease import lease_key
 from homing.wire import codec, names
@@ -351,7 +352,7 @@ def test_a_stuck_trainer_is_killed_and_restarted_from_its_checkpoint(instance: I
     instance.train_with(hang_at=17)
     instance.change(heartbeat_s=2.0, rate_usd_per_hour="0.01", started_at=START)
     (instance.root / "work" / names.BOOT).write_text(codec.dumps(instance.boot))
-    assert Agent(instance.boot, FastWorld()).run() == 0
+    assert Agent(Folder(instance.boot, FastWorld())).run() == 0
     assert instance.has_ended_billing()
     assert instance.outcome().state == "done"
     stall = next(event.text for event in instance.events() if event.kind == "stalled")
@@ -384,7 +385,7 @@ def test_an_http_request_ends_billing_only_with_a_yes(instance: Instance, monkey
     instance.change(end_billing=end, trainer_argv=[sys.executable, "-c", ""])
     (instance.root / "work" / names.BOOT).write_text(codec.dumps(instance.boot))
     world = Refusing(500, NetworkError("reset"), 404, 200)
-    assert Agent(instance.boot, world).run() == 0
+    assert Agent(Folder(instance.boot, world)).run() == 0
     assert world.answers == []
     assert {(r.method, r.url, r.headers["Authorization"]) for r in world.asked} == {("DELETE", end.url, "canary")}
     assert instance.kinds().count("end_billing_failed") == 3
@@ -395,7 +396,7 @@ def test_an_http_request_ends_billing_only_with_a_yes(instance: Instance, monkey
 @pytest.mark.parametrize("end", [EndBilling("request", header_env={"A": "NOT_SET"}), EndBilling("pigeon")])
 def test_what_cannot_end_billing_says_why(instance: Instance, end: EndBilling) -> None:
     instance.change(end_billing=end)
-    assert "cannot end by" in Agent(instance.boot, World())._try_to_end()
+    assert "cannot end by" in Agent(Folder(instance.boot, World()))._try_to_end(1)
 
 
 def test_a_second_agent_on_the_same_folder_leaves_everything_to_the_first(instance: Instance) -> None:
@@ -415,7 +416,7 @@ def test_a_second_agent_on_the_same_folder_leaves_everything_to_the_first(instan
 def test_with_no_time_left_the_last_words_stay_here_and_billing_ends(instance: Instance) -> None:
     instance.change(time_limit_s=50.0)
     begun_ago(instance, 49.9)
-    agent = Agent(instance.boot, World())
+    agent = Agent(Folder(instance.boot, World()))
     agent._say_goodbye()
     assert instance.heartbeat().state == "ended"
     assert not instance.store.exists("runs/amber-1/heartbeat.json")
@@ -425,8 +426,8 @@ def test_an_agent_that_fails_near_the_limit_does_not_wait_past_it_for_a_deaf_tra
     instance.train_with(steps=100_000, deaf=1)
     instance.change(time_limit_s=100.0, stop_grace_s=60.0)
     begun_ago(instance, 94)
-    agent = Agent(instance.boot, World())
-    agent._start("trainer", instance.boot.trainer_argv, "trainer")
+    agent = Agent(Folder(instance.boot, World()))
+    agent._start("trainer", instance.boot.trainer_argv)
     began = time.monotonic()
     agent._end_children()
     assert time.monotonic() - began < 6

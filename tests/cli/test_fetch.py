@@ -33,6 +33,12 @@ def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_h
     assert older.code == 2
     assert "another model" in json.loads(older.out)["what"]
     assert cli("fetch", "moss", "--checkpoint", "10", "--to", "older", "--json").json["step"] == 10
+    listed = cli("fetch", "moss", "--list", "--json").json["checkpoints"]
+    assert [each["step"] for each in listed] == sorted((each["step"] for each in listed), reverse=True)
+    assert (listed[0]["step"], "latest" in listed[0]["names"], listed[0]["num_bytes"] > 0) == (12, True, True)
+    shown = cli("fetch", "moss", "--list")
+    assert "latest" in shown.out
+    assert "homing fetch moss --checkpoint" in shown.err
     newest = next((homing_home / "store/runs").glob("*/checkpoints/pretrain/step-00000012/model.safetensors"))
     newest.write_bytes(b"flipped")
     damaged = cli("fetch", "moss", "--to", "third")

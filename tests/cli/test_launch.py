@@ -141,3 +141,116 @@ def test_a_launch_that_is_told_to_end_undoes_what_it_started(
     assert (line.billing, line.state) == ("no", "gone")
     assert home.ledger.find("moss").state == "failed"
     assert signal.getsignal(number) is before
+
+
+# --- choosing among offers ---
+
+
+class Terminal:
+    """Somebody who types these lines, one per question."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = list(lines)
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self) -> str:
+        return self._lines.pop(0) + "\n" if self._lines else ""
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """This computer offered twice, at two rates; the list names those that are sold out."""
+    import dataclasses
+    from decimal import Decimal
+
+    from homing.cloud.providers.local import Local
+    from homing.errors import NoOffer
+
+    sold_out: list[str] = []
+    offers, create = Local.offers, Local.create
+
+    def both(self: Local, needs: Any) -> list[Any]:
+        rates = {"left": "0.36", "right": "0.40"}
+        return [
+            dataclasses.replace(offer, name=name, rate_usd_per_hour=Decimal(rate))
+            for offer in offers(self, needs)
+            for name, rate in rates.items()
+        ]
+
+    def sometimes(self: Local, request: Any) -> Any:
+        if request.offer.name in sold_out:
+            raise NoOffer(f"{request.offer.name} is sold out.")
+        monkeypatch.setenv("HOMING_LOCAL_RATE", str(request.offer.rate_usd_per_hour))
+        return create(self, request)
+
+    monkeypatch.setattr(Local, "offers", both)
+    monkeypatch.setattr(Local, "create", sometimes)
+    return sold_out
+
+
+def test_a_person_selects_by_number_and_the_dearer_choice_is_told_with_its_difference(
+    cli: Homing, two: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("7", "2", "n"))
+    said = cli("launch", "moss", "--spend-limit", "1")
+    assert said.code == 0
+    assert "Select instance [1-2] or 'q' to quit:" in said.err
+    assert "'7' is none of them" in said.err
+    assert "more to finish than the cheapest, local left" in said.err
+    assert "at $0.40/h, limit $1.00?" in said.err
+    assert "Nothing was started" in said.err
+
+
+@pytest.mark.parametrize("answer", ["q", "Q", "quit", ""])
+def test_q_costs_nothing_and_is_success(
+    cli: Homing, two: list[str], monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(*([answer] if answer else [])))
+    said = cli("launch", "moss", "--spend-limit", "1")
+    assert said.code == 0
+    assert "Nothing was started" in said.err
+    assert cli("ledger", "--json").json["lines"] == []
+
+
+def test_with_yes_the_best_is_taken_and_one_that_is_gone_leads_to_the_next(
+    cli: Homing, two: list[str], homing_home: Path
+) -> None:
+    two.append("left")
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--json")
+    assert said.code == 0, said.err
+    assert "local left is gone: left is sold out." in said.err
+    assert said.json["rate_usd_per_hour"] == "0.40"
+    (run,) = cli("runs", "--json").json["runs"]
+    assert run["state"] == "running"
+    lines = cli("ledger", "--json").json["lines"]
+    assert [(line["attempt"], line["offer"], line["billing"]) for line in lines] == [
+        (1, "left", "no"),
+        (2, "right", "yes"),
+    ]
+
+
+def test_the_next_is_not_taken_above_the_rate_that_was_allowed_and_nothing_is_left(cli: Homing, two: list[str]) -> None:
+    two.append("left")
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--set", "limits.rate=0.38")
+    assert said.code == 3
+    assert "right" not in [line["offer"] for line in cli("ledger", "--json").json["lines"]]
+
+
+def test_when_all_are_gone_it_says_so_and_nothing_bills(cli: Homing, two: list[str]) -> None:
+    two += ["left", "right"]
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 3
+    assert {line["billing"] for line in cli("ledger", "--json").json["lines"]} == {"no"}
+
+
+def test_a_dear_hour_is_asked_for_by_name_also_with_yes(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOMING_LOCAL_RATE", "33.60")
+    said = cli("launch", "moss", "--spend-limit", "50", "--yes")
+    assert said.code == 2
+    assert "--set limits.rate=33.60" in said.err
+    monkeypatch.setattr("sys.stdin", Terminal("n"))
+    said = cli("launch", "moss", "--spend-limit", "50", "--yes")
+    assert said.code == 0
+    assert "costs $33.60 an hour. Is that meant?" in said.err
+    assert cli("ledger", "--json").json["lines"] == []

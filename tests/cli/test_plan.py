@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.doubles.shop import Shop, offer, open_shops
 
 
 @pytest.fixture
@@ -74,3 +76,24 @@ def test_planning_loads_no_torch(cli: Homing) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "LOADED []" in done.stdout, done.stderr
     assert json.loads(done.stdout.splitlines()[0])["run"] == "moss"
+
+
+def test_two_offers_are_compared_and_the_cheapest_to_finish_is_recommended(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers = [offer("T4", rate="0.50"), offer("H100", rate="3.00", as_of=0.0), offer("L4", rate="0.10", disk_bytes=1)]
+    open_shops(monkeypatch, local=Shop(offers))
+    long = ["--set", "phases.0.steps=1000000000", "--set", "checkpoint.every=100000000"]
+    said = cli("plan", "moss", *long)
+    assert "Cheapest to finish: local 1x_h100" in said.err
+    assert "local 1x_t4 would cost $" in said.err
+    assert "left out: local 1x_l4 (1x L4, $0.10/h) has 1 B of" in said.err
+    assert "rate of 1970-01-01" in said.out
+    phases = said.out[said.out.index("Where time and dollars go") :]
+    assert [line.split()[0] for line in phases.splitlines()[1:]] == ["phase", "boot", "pretrain", "home", "all"]
+    document = cli("plan", "moss", "--json", *long).json
+    best, other = document["offers"]
+    assert float(best["more_usd"]) == 0
+    assert Decimal(other["more_usd"]) == Decimal(other["cost_usd"]) - Decimal(best["cost_usd"])
+    assert [part["name"] for part in best["phases"]] == ["boot and start", "pretrain", "home"]
+    assert document["left_out"][0]["why"].startswith("has 1 B")

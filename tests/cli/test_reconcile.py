@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,17 @@ def test_what_was_forgotten_exits_6_until_somebody_decides(forgotten: Homing, ho
     assert [each["answer"] for each in done.json["findings"]] == ["ended"]
     assert marked_now(Home(homing_home, World())) == []
     assert forgotten("reconcile").code == 0
+
+
+def test_under_json_exit_6_is_one_document_with_the_error_in_it(forgotten: Homing) -> None:
+    said = forgotten("reconcile", "--json")
+    assert said.code == 6
+    (line,) = said.out.splitlines()
+    document = json.loads(line)
+    assert [each["kind"] for each in document["findings"]] == ["forgotten"]
+    assert "homing reconcile --destroy" in document["error"]["fix"]
+    assert "error:" in said.err
+    assert json.loads(forgotten("reconcile", "--adopt", "--yes", "--json").out)["error"] is None
 
 
 def test_what_was_forgotten_may_be_kept_and_then_belongs_to_the_ledger(forgotten: Homing) -> None:

@@ -348,7 +348,7 @@ def test_a_launch_that_is_superseded_before_it_creates_creates_nothing(
         who = {"owner": "bbbbbb", "host": "attic", "mark": ""}
         taken.append(leases.take(store, ready.run.id, **who, after=1, world=World()))
 
-    monkeypatch.setattr("homing.cloud.launch._push_papers", adopted_meanwhile)
+    monkeypatch.setattr("homing.cloud.launch.push_papers", adopted_meanwhile)
     monkeypatch.setattr(home.provider("local"), "create", lambda request: pytest.fail("created"))
     with pytest.raises(NotOwner):
         launch(ready, home)

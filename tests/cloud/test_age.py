@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from homing.cloud.age import tell_age
+from homing.cloud.home import Home
 from homing.store import FileStore, run_key
 from homing.wire import codec, names
 from homing.wire.boot import Boot, EndBilling
@@ -51,29 +52,29 @@ def asked(store: FileStore) -> Request | None:
     return codec.loads(Request, store.read(key)) if store.exists(key) else None
 
 
-def test_an_agent_that_counts_right_is_left_alone(store: FileStore) -> None:
+def test_an_agent_that_counts_right_is_left_alone(store: FileStore, tmp_path: Path) -> None:
     clock = Clock()
     clock.t += 60.0
-    assert not tell_age(store, boot(), beat(57.0), 1000.0, clock)
+    assert not tell_age(Home(tmp_path, clock), store, boot(), beat(57.0), 1000.0)
     assert asked(store) is None
 
 
-def test_an_agent_that_missed_its_boot_is_told_and_rather_too_much(store: FileStore) -> None:
+def test_an_agent_that_missed_its_boot_is_told_and_rather_too_much(store: FileStore, tmp_path: Path) -> None:
     clock = Clock()
     clock.t += 60.0
-    assert tell_age(store, boot(), beat(2.0), 1000.0, clock)
+    assert tell_age(Home(tmp_path, clock), store, boot(), beat(2.0), 1000.0)
     request = asked(store)
     assert request is not None
     assert request.age_s is not None
     assert 60.0 <= request.age_s <= 75.0
 
 
-def test_what_was_asked_before_still_holds(store: FileStore) -> None:
+def test_what_was_asked_before_still_holds(store: FileStore, tmp_path: Path) -> None:
     clock = Clock()
     clock.t += 60.0
     before = Request(serial=4, stop=True, reason="enough", spend_limit_usd="2", t=0.0)
     store.put_bytes(run_key("moss-1", names.REQUEST), codec.dumps(before).encode())
-    assert tell_age(store, boot(), beat(0.0), 1000.0, clock)
+    assert tell_age(Home(tmp_path, clock), store, boot(), beat(0.0), 1000.0)
     request = asked(store)
     assert request is not None
     assert (request.serial, request.stop, request.reason, request.spend_limit_usd) == (5, True, "enough", "2")

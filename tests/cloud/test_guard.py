@@ -18,13 +18,15 @@ import pytest
 from tests.cloud.rig import make_draft, marked_now, trainer_argv
 
 from homing.cloud import diary, meter
+from homing.cloud.adopt import adopt, propose
 from homing.cloud.guard import DEAD_S, LAUNCH_S, STALE_S, Pass, guard_pass, wait_for_next
 from homing.cloud.guards import is_on_duty
 from homing.cloud.home import Home
 from homing.cloud.launch import Launched, launch
-from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.ledger import ADOPTED, LedgerLine, RunRow
 from homing.cloud.providers.base import Resource
 from homing.cloud.providers.local import Local
+from homing.cloud.record import write_record
 from homing.errors import ProviderRefused, StoreError
 from homing.store import FileStore, run_key
 from homing.wire import codec, names
@@ -134,6 +136,71 @@ def test_what_its_volumes_cost_so_far_counts_too(home: Home, tmp_path: Path, mon
     assert marked_now(home) == []
 
 
+def give_away(home: Home, tmp_path: Path) -> Home:
+    """Another computer of the same person adopts moss; it has no guard."""
+    other = Home(tmp_path / "other-home", World())
+    store = home.store_of(row(home))
+    adopt(propose(store, "moss", other), store, other)
+    return other
+
+
+def test_a_run_that_was_given_away_is_still_ended_at_its_limit_and_stays_the_others(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    other = give_away(home, tmp_path)
+    made = guard_pass(home)
+    assert (made.done, made.alerts, row(home).state) == ([], [], ADOPTED)
+    line = home.ledger.lines()[-1]
+    assert line.created_at is not None
+    assert line.created_at + 10_000 - 60 < made.next_at < line.created_at + 10_000
+    ahead(home, 10_000 - 5)
+    assert "ends it at its limit: spent $1.00 of $1.00" in guard_pass(home).done[0]
+    assert marked_now(home) == []
+    assert row(home).state == ADOPTED
+    assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
+    assert other.ledger.run(done.run.id) is not None
+    assert guard_pass(home).done == []
+
+
+def test_the_limit_of_a_run_that_was_given_away_is_its_new_owners(home: Home, tmp_path: Path) -> None:
+    done = begin(home, tmp_path)
+    other = give_away(home, tmp_path)
+    other.ledger.set_run(done.run.id, spend_limit_usd="2.00")
+    write_record(other, done.run.id, other.store_of(done.run))
+    ahead(home, 10_000)
+    assert guard_pass(home).done == []
+    assert marked_now(home)
+    ahead(home, 10_000 - 5)
+    assert "of $2.00" in guard_pass(home).done[0]
+    assert marked_now(home) == []
+
+
+def test_silence_and_death_of_a_run_that_was_given_away_are_its_new_owners_to_judge(home: Home, tmp_path: Path) -> None:
+    begin(home, tmp_path)
+    give_away(home, tmp_path)
+    kill_all(home)
+    for _ in range(3):
+        made = guard_pass(home)
+        assert (made.done, made.alerts) == ([], [])
+        ahead(home, DEAD_S + STALE_S)
+    assert len(home.ledger.lines()) == 1
+    assert home.ledger.lines()[-1].destroyed_at is None
+
+
+def test_a_limit_that_its_new_owner_keeps_where_nobody_can_read_it_is_said_and_ours_is_held(
+    home: Home, tmp_path: Path
+) -> None:
+    done = begin(home, tmp_path)
+    give_away(home, tmp_path)
+    guard_pass(home)
+    kill_all(home)
+    (tmp_path / "store").rename(tmp_path / "away")
+    made = guard_pass(home)
+    assert "The last known limit is held: $1.00" in made.alerts[0]
+    assert guard_pass(home).alerts == [], "said once an hour"
+    ahead(home, 10_000)
+    assert f"{done.run.id}: The guard at home ends it at its limit" in guard_pass(home).done[0]
+
+
 def test_a_destroy_that_is_not_confirmed_may_bill_and_is_tried_again(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +287,25 @@ def test_a_failed_machine_that_is_kept_stays_until_it_is_silent(home: Home, tmp_
         beat()
         assert guard_pass(home).done == []
     ahead(home, STALE_S + 1)
+    assert "still bills" in guard_pass(home).done[0]
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+def test_a_kept_machine_is_judged_by_our_clock_and_not_by_its_own(home: Home, tmp_path: Path, off_s: float) -> None:
+    done = begin(home, tmp_path)
+    kill_all(home)
+    store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
+    outcome = Outcome("failed", "It broke.", 1, t=home.world.now() + off_s)
+    store.put_bytes(run_key(done.run.id, names.OUTCOME), codec.dumps(outcome).encode())
+    for _ in range(3):
+        kept = Heartbeat(home.world.now() + off_s, mark, 1, "kept", 0.0, "0.36", "0.1")
+        store.put_bytes(run_key(done.run.id, names.HEARTBEAT), codec.dumps(kept).encode())
+        assert guard_pass(home).done == []
+        ahead(home, meter.MARGIN_S)
+    (tmp_path / "store").rename(tmp_path / "away")
+    ahead(home, STALE_S)
+    assert guard_pass(home).done == [], "a store that cannot be read is no silent machine"
+    (tmp_path / "away").rename(tmp_path / "store")
     assert "still bills" in guard_pass(home).done[0]
 
 
@@ -531,7 +617,7 @@ def test_with_too_little_left_it_is_not_launched_again_and_that_is_said_once(hom
     begin(home, tmp_path)
     kill_all(home)
     guard_pass(home)
-    ahead(home, 9_970)
+    ahead(home, 9_955)  # less than a trip takes, and still before the guard's own moment
     made = guard_pass(home)
     assert "nothing of ours runs" in made.done[0]
     assert "could not be launched again yet" in made.alerts[0]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cloud.rig import make_draft, marked_now
 
+from homing.cloud import launch as launching
 from homing.cloud.destroy import destroy_lines, destroy_run
 from homing.cloud.guards import count_alive, guards, sign_in
 from homing.cloud.home import Home
 from homing.cloud.launch import dry_run, launch
+from homing.cloud.logs import boot_log
 from homing.cloud.providers.base import Instance, wait_until
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
@@ -21,6 +25,9 @@ from homing.cloud.status import billing_lines, look
 from homing.cloud.stop import ask_to_stop, wait_for_stop
 from homing.cloud.watch import watch
 from homing.errors import CreateFailed, DataError, HomingError, StartTimeout, StillBilling, StoreError, UsageError
+from homing.store import FileStore
+from homing.wire import names
+from homing.wire.control import Heartbeat
 from homing.wire.run import Limits
 from homing.world import Database, World
 
@@ -185,6 +192,23 @@ def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(home: Home, tm
     assert marked_now(home) == []
 
 
+def test_what_a_machine_wrote_whose_launch_failed_is_kept_at_home(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(request: object, instance_id: str) -> None:
+        raise StartTimeout("it could not be given its files")
+
+    provider = home.provider("local")
+    monkeypatch.setattr(provider, "hand_over", refuse)
+    monkeypatch.setattr(provider, "log", lambda instance_id: "the image has no sshd")
+    with pytest.raises(StartTimeout, match="could not be given"):
+        launch(make_draft(home, tmp_path), home)
+    run = home.ledger.find("moss")
+    assert run.state == "failed"
+    monkeypatch.setattr(provider, "log", lambda instance_id: "")  # gone with the machine
+    assert boot_log(home, run) == "the image has no sshd"
+
+
 def test_a_launch_that_cannot_push_its_inputs_never_creates(home: Home, tmp_path: Path) -> None:
     ready = make_draft(home, tmp_path)
     (tmp_path / "data" / "train-00000.bin").write_bytes(b"changed")
@@ -336,3 +360,71 @@ def test_a_store_that_is_gone_is_not_made_anew_by_looking_or_writing_down(home: 
     with pytest.raises(StoreError, match="cannot be reached"):
         write_record(home, row.id, home.store_of(row))
     assert not (tmp_path / "store").exists()
+
+
+def test_what_travels_is_told_with_its_size_and_hash(home: Home, tmp_path: Path) -> None:
+    said: list[str] = []
+    ready = make_draft(home, tmp_path)
+    launch(ready, home, tell=said.append)
+    (told,) = [text for text in said if "by their hashes" in text]
+    assert re.search(r"\d+ files, [\d.]+ \w?B; data ", told)
+    assert told.endswith(ready.run.data.manifest_sha256[:12])
+    destroy_run(home, home.ledger.find("moss"))
+
+
+class _Flickering(FileStore):
+    """Fails its next so many reads of heartbeats."""
+
+    left = 0
+
+    def read(self, key: str) -> bytes:
+        if key.endswith(names.HEARTBEAT) and type(self).left:
+            type(self).left -= 1
+            raise StoreError("The store is away.")
+        return super().read(key)
+
+
+def test_a_store_that_fails_for_a_moment_after_the_first_heartbeat_ends_no_healthy_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = launching._first_heartbeat
+
+    def first(*told: Any) -> Heartbeat:
+        beat = real(*told)
+        _Flickering.left = 3
+        return dataclasses.replace(beat, has_dead_man=False)
+
+    monkeypatch.setattr(launching, "_first_heartbeat", first)
+    monkeypatch.setattr(
+        launching, "open_store", lambda url, world, **how: _Flickering(url.removeprefix("file:"), world)
+    )
+    launch(make_draft(home, tmp_path, steps=100_000), home)
+    assert _Flickering.left == 0
+    assert marked_now(home)
+    destroy_run(home, home.ledger.find("moss"))
+
+
+@pytest.mark.parametrize(("failures", "is_well"), [(2, True), (10_000, False)])
+def test_an_age_that_cannot_be_told_is_tried_again_and_never_left_untold(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, is_well: bool
+) -> None:
+    tries: list[int] = []
+
+    def tell_age(*_: object) -> bool:
+        tries.append(1)
+        if len(tries) <= failures:
+            raise StoreError("The store is away.")
+        return True
+
+    monkeypatch.setattr(launching, "tell_age", tell_age)
+    monkeypatch.setattr(launching, "GUARDS_S", 3.0)
+    said: list[str] = []
+    if is_well:
+        launch(make_draft(home, tmp_path, steps=100_000), home, tell=said.append)
+        assert any("clock is behind" in text for text in said)
+        destroy_run(home, home.ledger.find("moss"))
+    else:
+        with pytest.raises(StoreError, match="away"):
+            launch(make_draft(home, tmp_path, steps=100_000), home)
+        assert len(tries) > 3
+    assert marked_now(home) == []

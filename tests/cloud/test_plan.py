@@ -6,12 +6,15 @@ import dataclasses
 import json
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cloud.rig import make_run
+from tests.doubles.shop import Shop, open_shops
+from tests.doubles.shop import offer as shop_offer
 
 from homing.cloud.home import Home
-from homing.cloud.plan import make_plan, needs_of
+from homing.cloud.plan import Plan, make_plan, needs_of, relay_of
 from homing.cloud.providers.base import Needs, Offer, lack
 from homing.cloud.speed import FILE, estimate, remember
 from homing.errors import NoOffer
@@ -127,3 +130,132 @@ def test_needs_follow_the_run(tmp_path: Path) -> None:
 def test_what_an_offer_lacks_is_said_in_a_few_words(needs: Needs, word: str) -> None:
     assert word in lack(H100, needs)
     assert bool(word) == bool(lack(H100, needs))
+
+
+# --- several offers ---
+
+
+def sell(monkeypatch: pytest.MonkeyPatch, *offers: Offer) -> None:
+    open_shops(monkeypatch, north=Shop(list(offers)))
+
+
+def planned(tmp_path: Path, home: Home, *, num_steps: int = 10**7, **changes: Any) -> Plan:
+    run = make_run(tmp_path)
+    phase = dataclasses.replace(run.phases[0], num_steps=num_steps, batch_tokens=2**19, save_every=num_steps // 10)
+    cloud = Cloud(providers=["north"], **changes.pop("cloud", {}))
+    return make_plan(dataclasses.replace(run, phases=[phase], cloud=cloud, **changes), home, explain=True)
+
+
+def test_the_cheapest_to_finish_comes_first_and_not_the_lowest_rate(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sell(monkeypatch, shop_offer("T4", rate="0.50"), shop_offer("H100", rate="3.00"))
+    plan = planned(tmp_path, plain)
+    assert [row.offer.device for row in plan.offers] == ["H100", "T4"]
+    assert plan.more_usd(plan.offers[1]) == plan.offers[1].cost_usd - plan.best.cost_usd > 0
+
+
+def test_being_taken_away_costs_time_and_money_and_is_counted(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady = shop_offer(rate="3.00")
+    spot = shop_offer(rate="2.90", is_spot=True, interruptions_per_hour=0.5, name="spot")
+    sell(monkeypatch, steady, spot)
+    plan = planned(tmp_path, plain)
+    assert [row.offer.is_spot for row in plan.offers] == [False, True]
+    taken = plan.offers[1]
+    assert taken.seconds > plan.best.seconds
+    assert taken.odds.num_interruptions == pytest.approx(0.5 * taken.seconds / 3600)
+    # What is lost each time is what stands between the two times.
+    assert taken.seconds - plan.best.seconds == pytest.approx(taken.odds.num_interruptions * taken.odds.lost_s)
+
+
+def test_one_that_is_taken_away_faster_than_it_gets_on_is_left_out_and_alone_it_is_no_offer(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hopeless = shop_offer(rate="0.10", interruptions_per_hour=1000.0)
+    sell(monkeypatch, hopeless, shop_offer(rate="3.00"))
+    plan = planned(tmp_path, plain)
+    assert len(plan.offers) == 1
+    assert "faster than it gets on" in plan.left_out[0].why
+    sell(monkeypatch, hopeless)
+    with pytest.raises(NoOffer, match="ever finish"):
+        planned(tmp_path, plain)
+
+
+def test_the_phases_and_the_way_there_and_home_add_up_to_the_whole(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sell(monkeypatch, shop_offer())
+    plan = planned(tmp_path, plain)
+    parts = plan.best.phases(plan.run)
+    assert [part.name for part in parts] == ["boot and start", "pretrain", "home"]
+    assert sum(part.seconds for part in parts) == pytest.approx(plan.best.seconds)
+    assert float(sum(part.cost_usd for part in parts)) == pytest.approx(float(plan.best.cost_usd))
+
+
+def test_storage_in_a_priced_store_is_part_of_the_cost(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sell(monkeypatch, shop_offer())
+    priced = planned(tmp_path, plain, store="s3://moss-bucket/x?region=us-east-1").best
+    assert priced.storage_usd > 0
+    assert planned(tmp_path, plain, store="hf:moss/moss").best.storage_usd == 0
+
+
+def test_without_limits_the_worst_is_what_we_doubt_and_with_them_what_they_allow(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sell(monkeypatch, shop_offer())
+    free = planned(tmp_path, plain).best
+    assert free.worst_usd == pytest.approx(free.cost_usd * 2)
+    assert planned(tmp_path, plain, limits=Limits(spend_usd="7.00")).best.worst_usd == Decimal("7.00")
+
+
+def test_what_the_limit_cannot_bring_home_comes_last_however_cheap(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, slow = shop_offer("H100", 8, "24.00"), shop_offer("H100", 1, "5.00")
+    sell(monkeypatch, quick, slow)
+    free = planned(tmp_path, plain)
+    assert free.best.offer.num_gpus == 8
+    between = (free.best.minimum_usd + free.offers[1].minimum_usd) / 2
+    assert planned(tmp_path, plain, limits=Limits(spend_usd=str(between))).best.offer.num_gpus == 1
+
+
+def test_what_does_not_fit_is_left_out_with_the_reason(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sell(monkeypatch, shop_offer("T4", rate="0.50"), shop_offer("H100", rate="3.00"))
+    plan = planned(tmp_path, plain, cloud={"gpu": "H100"})
+    assert plan.left_out == []  # another card was not asked for, so it was not left out
+    plan = planned(tmp_path, plain, limits=Limits(rate_usd_per_hour="1.00"))
+    (left,) = plan.left_out
+    assert (left.offer.device, "over the limit" in left.why) == ("H100", True)
+
+
+def test_a_far_machine_is_left_out_where_the_store_is_a_folder_here(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = Shop([shop_offer(rate="0.01")], cannot={"file_store": "It cannot read a folder here."})
+    open_shops(monkeypatch, north=Shop([shop_offer(rate="3.00")]), south=far)
+    run = dataclasses.replace(make_run(tmp_path), cloud=Cloud(providers=["north", "south"]))
+    plan = make_plan(run, plain, explain=True)
+    assert [row.offer.provider for row in plan.offers] == ["north"]
+    assert "cannot reach file:" in plan.left_out[0].why
+    only = dataclasses.replace(run, cloud=Cloud(providers=["south"]))
+    assert make_plan(only, plain).best.offer.provider == "south"  # a plan may come before a store
+
+
+def test_a_run_that_outlives_its_machine_says_who_goes_on_with_it(tmp_path: Path) -> None:
+    run, day = make_run(tmp_path), 86400.0
+    short = dataclasses.replace(H100, lifetime_s=day)
+    assert relay_of(run, H100, 10 * day) == "", "this one lives as long as it is paid for"
+    assert relay_of(run, short, 0.9 * day) == ""
+    text = relay_of(run, short, 2.5 * day)
+    assert "2 times" in text
+    assert "homing guard" in text
+    few = dataclasses.replace(run, limits=dataclasses.replace(run.limits, relaunches=1))
+    assert "limits.relaunches is 1" in relay_of(few, short, 2.5 * day)
+    stopping = dataclasses.replace(run, cloud=dataclasses.replace(run.cloud, on_preempt="stop"))
+    assert "it would end with the first" in relay_of(stopping, short, 2.5 * day)

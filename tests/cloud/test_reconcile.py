@@ -100,9 +100,9 @@ def test_what_was_closed_too_early_is_opened_again(home: Home, tmp_path: Path) -
 
 def test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over(home: Home, tmp_path: Path) -> None:
     ready = make_draft(home, tmp_path)
-    from homing.cloud.launch import _line, _row
+    from homing.cloud.papers import line_of, row_of
 
-    home.ledger.intend(_row(ready, home), _line(ready, home))
+    home.ledger.intend(row_of(ready, home), line_of(ready, home))
     home.ledger.begin_create(ready.mark, home.world.now())
     refresh(home)
     assert [line.billing for line in billing_lines(home.ledger.lines())] == ["maybe"]

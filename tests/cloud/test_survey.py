@@ -12,7 +12,9 @@ import pytest
 from tests.contracts.providers import ProviderContract
 from tests.doubles.fake_world import KEY, FakeWorld
 
+from homing.cloud import meter
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
+from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.ledger import Adopted, LedgerLine, RunRow
 from homing.cloud.mark import make_mark
@@ -102,6 +104,43 @@ def test_what_is_kept_is_in_the_ledger_under_its_run_and_is_not_asked_about_agai
     lines = {line.instance_id: line for line in home.ledger.lines()}
     assert (lines[second.id].run_id, lines[second.id].limit_usd) == (RUN, "12")
     assert (lines[stray.id].run_id, lines[stray.id].run_name) == ("", "other-20260101-000000-abcd")
+
+
+def test_what_a_person_keeps_of_a_run_that_ended_bills_until_its_limit_and_the_guard_says_so(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
+    note(home, rent(home, tmp_path).id)
+    destroy_run(home, home.ledger.find("moss"))
+    second = rent(home, tmp_path, 2)
+    (finding,) = survey(home).to_answer
+    assert "bills until the limit of moss-20260101-000000-abcd, $12.00" in keep(home, finding)
+    world.pass_time(meter.MARGIN_S + 60)
+    made = guard_pass(home)
+    assert made.done == []
+    assert "is kept as you told reconcile" in made.alerts[0]
+    assert guard_pass(home).alerts == [], "said once an hour"
+    assert second.id in world.machines.running
+    home.ledger.set_run(RUN, spend_limit_usd="0.01")
+    assert "at its limit" in guard_pass(home).done[0]
+    assert world.machines.running == []
+
+
+def test_what_a_person_keeps_of_a_live_run_is_not_ended_for_being_an_earlier_attempt(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
+    first = rent(home, tmp_path)
+    world.pass_time(60)
+    note(home, rent(home, tmp_path, 2).id, 2)
+    (finding,) = survey(home).to_answer
+    keep(home, finding)
+    assert guard_pass(home).done == []
+    assert first.id in world.machines.running
+
+
+def test_what_is_kept_and_has_no_run_is_said_to_be_the_persons_alone(home: Home, tmp_path: Path) -> None:
+    rent(home, tmp_path, 1, run="other-20260101-000000-abcd")
+    (finding,) = survey(home).to_answer
+    assert "nobody but you ends it" in keep(home, finding)
 
 
 def test_what_was_closed_and_is_still_there_is_opened_again(home: Home, tmp_path: Path) -> None:

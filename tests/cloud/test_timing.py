@@ -16,7 +16,7 @@ from homing.cloud.launch import LaunchOrder, draft
 from homing.cloud.plan import make_plan
 from homing.cloud.providers.base import Needs, Offer
 from homing.cloud.speed import Speed, remember
-from homing.cloud.timing import Timing, Trip, checkpoint_bytes, measure_trip, timing_of
+from homing.cloud.timing import Timing, Trip, checkpoint_bytes, measure_trip, pushing, timing_of
 from homing.errors import UsageError
 from homing.wire.event import Event, Outcome
 from homing.wire.limit import END, LAND, reserve_s
@@ -148,3 +148,10 @@ def test_plan_says_what_the_limit_buys(home: Home, run: Run) -> None:
     assert buys.is_landing
     assert 0 < buys.num_steps < buys.of_steps
     assert f"land at about step {buys.num_steps:,}" in " ".join(plan.warnings)
+
+
+def test_what_goes_to_the_store_first_says_how_much_and_how_long(run: Run) -> None:
+    data = dataclasses.replace(run.data, num_train_tokens=2_000_000_000, num_val_tokens=0)
+    far = dataclasses.replace(run, data=data, store="modal:runs")
+    assert pushing(far) == "at most 8.00 GB, about 5m20s at 25.00 MB/s"
+    assert "1m20s" in pushing(dataclasses.replace(far, store="file:/x"))

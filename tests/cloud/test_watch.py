@@ -92,7 +92,7 @@ def test_a_limit_ends_the_run_inside_it_and_is_told_apart(
 ) -> None:
     """The instance lives by the real clock, so the rate is made large: the limit is a minute away."""
     monkeypatch.setenv("HOMING_LOCAL_RATE", "36")
-    monkeypatch.setattr("homing.cloud.launch._check_minimum", lambda *_: None)
+    monkeypatch.setattr("homing.cloud.draft._check_minimum", lambda *_: None)
     done = launch(make_draft(home, tmp_path, limit="0.60", steps=100_000, step_s=0.02), home)
     reports = list(watch(home, home.ledger.find("moss"), every_s=1))
     row = home.ledger.find("moss")

@@ -38,3 +38,18 @@ def test_a_volume_is_an_absolute_path(load: Load, mistakes: Mistakes) -> None:
     there = "cloud: {providers: [ssh], ssh: {host: a}, volume: "
     assert load(BASE + there + "/workspace/}\n").run.cloud.volume == "/workspace"
     assert mistakes(BASE + there + "work}\n")[0].key == "cloud.volume"
+
+
+def test_one_image_serves_every_provider_that_starts_containers_and_their_own_wins(load: Load) -> None:
+    run = load(BASE + "cloud: {providers: [runpod, modal, aws], image: me/train:1, modal: {image: me/other:2}}\n").run
+    assert run.cloud.settings["runpod"]["image"] == "me/train:1"
+    assert run.cloud.settings["modal"]["image"] == "me/other:2"
+    assert run.cloud.settings["aws"]["image"] == ""  # a machine image of its own kind
+    assert run.origin["cloud.runpod.image"].startswith("run file, line")
+
+
+def test_an_image_that_nobody_would_start_is_said_and_a_placeholder_is_refused(load: Load, mistakes: Mistakes) -> None:
+    assert any("cloud.image is set and not used" in text for text in load(BASE + "cloud: {image: me/a}\n").warnings)
+    (found,) = mistakes(BASE + "cloud: {providers: [runpod], image: yourusername/llm-finetuning:latest}\n")
+    assert (found.key, found.line) == ("cloud.image", 10)
+    assert "placeholder" in found.problem

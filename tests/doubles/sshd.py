@@ -22,7 +22,7 @@ from homing.wire.run import Ssh
 
 class Sshd:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, _free_port()
+        self.folder, self.port = folder, free_port()
         folder.mkdir(parents=True)
         self.key = _new_key(folder / "user_key")
         self.host_key = _new_key(folder / "host_key")
@@ -119,7 +119,7 @@ def _new_key(path: Path) -> Path:
     return path
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

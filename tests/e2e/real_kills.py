@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import pytest
 from tests.cloud.rig import look_more_often, make_draft, make_run, marked_now, trainer_argv
+from tests.doubles import modal_server, runpod_server
 from tests.doubles.sshd import Sshd, have_sshd
 from tests.e2e.test_kill_points import ENDLESS, FaultyWorld, end_some
 
@@ -31,6 +33,8 @@ from homing.cloud.home import Home
 from homing.cloud.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.providers.fake import SERVER
+from homing.cloud.providers.modal import Modal
+from homing.cloud.providers.runpod import Runpod
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import billing_lines
 from homing.cloud.watch import watch
@@ -39,10 +43,11 @@ from homing.world import World
 
 __all__ = ["PROVIDERS", "Real", "is_here", "strikes"]
 
-PROVIDERS = ("local", "fake", "ssh")
+PROVIDERS = ("local", "fake", "ssh", "runpod", "modal")
 _TRIP_EVERY = 8  # strikes between two runs that are let through to their end
 _PARTS = ("agent", "trainer", "sync")
 _START_S = 60.0
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Real:
 
 def is_here(provider: str) -> bool:
     """Whether this machine has what the provider's double needs."""
-    return provider != "ssh" or have_sshd()
+    return provider not in ("ssh", "runpod") or have_sshd()
 
 
 def strikes(provider: str, num: int, folder: Path, seed: int = 0) -> Iterator[Real]:
@@ -80,6 +85,10 @@ def _rig(provider: str, folder: Path) -> Iterator[Rig]:
         home = Home(folder / "home", World())
         home.owner  # noqa: B018 (made once: a killed child must not decide it)
         server = _serve_cloud(home.path) if provider == "fake" else None
+        if provider == "runpod":
+            server = _serve_runpod(folder / "runpod", patch)
+        if provider == "modal":
+            server = _serve_modal(folder / "modal", patch)
         sshd = Sshd(folder / "sshd") if provider == "ssh" else None
         if sshd is not None:
             sshd.start()
@@ -101,6 +110,41 @@ def _serve_cloud(home: Path) -> subprocess.Popen[bytes]:
     server = subprocess.Popen(argv)
     world = World()
     assert wait_until(lambda: world.exists(home / SERVER), timeout_s=_START_S, every_s=0.1, world=world), "no server"
+    return server
+
+
+def _serve_runpod(folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """Its double as a process of its own, which is there for whoever is killed. Its pods share our disk."""
+    folder.mkdir()
+    server = subprocess.Popen([sys.executable, "-m", "tests.doubles.runpod_server", str(folder)], cwd=_ROOT)
+    world, path = World(), folder / runpod_server.SERVER
+    assert wait_until(lambda: world.exists(path), timeout_s=_START_S, every_s=0.1, world=world), "no server"
+    for name, value in json.loads(path.read_bytes()).items():
+        patch.setenv(name, value)
+    can = {feature: text for feature, text in Runpod.cannot.items() if feature != "file_store"}
+    patch.setattr(Runpod, "cannot", can)
+    patch.setattr(Runpod, "settle_s", 0.2)
+    for module in ("destroy", "reconcile"):  # who dies before the answer to its create call; this line is short
+        patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
+    patch.setattr("homing.cloud.providers.runpod_start.EVERY_S", 0.3)
+    patch.setattr("homing.cloud.providers.runpod._DESCRIBE_EVERY_S", 0.5)
+    return server
+
+
+def _serve_modal(folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """As for RunPod: a process of its own, whose sandboxes share our disk."""
+    folder.mkdir()
+    server = subprocess.Popen([sys.executable, "-m", "tests.doubles.modal_server", str(folder)], cwd=_ROOT)
+    world, path = World(), folder / modal_server.SERVER
+    assert wait_until(lambda: world.exists(path), timeout_s=_START_S, every_s=0.1, world=world), "no server"
+    for name, value in json.loads(path.read_bytes()).items():
+        patch.setenv(name, value)
+    can = {feature: text for feature, text in Modal.cannot.items() if feature != "file_store"}
+    patch.setattr(Modal, "cannot", can)
+    patch.setattr(Modal, "settle_s", 0.2)
+    for module in ("destroy", "reconcile"):
+        patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
+    patch.setattr("homing.cloud.providers.modal._DESCRIBE_EVERY_S", 0.5)
     return server
 
 

@@ -39,7 +39,7 @@ def test_whoever_kills_the_agent_again_and_again_does_not_get_past_the_limit(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOMING_LOCAL_RATE", "36")
-    monkeypatch.setattr("homing.cloud.launch._check_minimum", lambda *_: None)
+    monkeypatch.setattr("homing.cloud.draft._check_minimum", lambda *_: None)
     done = launch(make_draft(home, tmp_path, limit="0.60", steps=100_000, step_s=0.02), home)
     provider, deadline = home.provider("local"), time.monotonic() + 120
     while provider.describe(done.instance.id).billing != "no":

@@ -32,7 +32,7 @@ from homing.errors import HomingError
 from homing.world import Database, World
 
 ENDLESS = 1_000_000
-_METHODS = [name for name in vars(World) if not name.startswith("_")]
+_METHODS = [name for name in dir(World) if not name.startswith("_")]
 
 
 class FaultyWorld(World):

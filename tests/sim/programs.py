@@ -2,7 +2,9 @@
 
 agent.zip boot.json            homing.agent.__main__
 -m homing.store.sync ...       homing.store.sync
+-m homing.lookout boot.json    homing.lookout
 end_billing.py FOLDER MARK     what local_end does, against the simulated processes of its host
+bash -c ... RUNPOD_POD_ID ...  what a pod's own end command asks of RunPod's API
 -m homing.lm.train RUN_DIR     tests.sim.trainer
 """
 
@@ -13,12 +15,14 @@ import signal as signals
 import sys
 from collections.abc import Callable
 
+from tests.sim import runpod
 from tests.sim.host import Host
 from tests.sim.kernel import Broken
 from tests.sim.trainer import Trainer
 from tests.sim.world import Proc, SimWorld
 
 from homing.agent.__main__ import main as agent_main
+from homing.lookout import main as lookout_main
 from homing.store.sync import main as sync_main
 
 __all__ = ["Programs"]
@@ -58,15 +62,19 @@ def _find(argv: list[str]) -> tuple[str, Program]:
         return role, lambda world: agent_main(argv[words.index("agent.zip") + 1 :], world)
     if "homing.store.sync" in words:
         at = words.index("homing.store.sync")
-        return f"sync{argv[-1]}", lambda world: _sync(world, argv[at + 1 :])
+        return f"sync{argv[-1]}", lambda world: _ending_at_sigterm(world, lambda: sync_main(argv[at + 1 :], world))
+    if "homing.lookout" in words:
+        return "lookout", lambda world: _ending_at_sigterm(world, lambda: lookout_main(argv, world))
     if "end_billing.py" in words:
         return "end_billing", lambda world: _end_local(world, argv[-2], argv[-1])
+    if words[0] == "bash" and "RUNPOD_POD_ID" in argv[-1]:
+        return "end_billing", runpod.end_billing
     raise Broken(f"no program for {argv}")
 
 
-def _sync(world: SimWorld, argv: list[str]) -> int:
+def _ending_at_sigterm(world: SimWorld, program: Callable[[], int]) -> int:
     world.on_signal(signals.SIGTERM, lambda got: sys.exit(128 + got))  # as the module does when it is started
-    return sync_main(argv, world)
+    return program()
 
 
 def _end_local(world: SimWorld, folder: str, mark: str) -> int:

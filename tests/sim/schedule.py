@@ -61,10 +61,10 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def play(seed: int, *, trace: Callable[[str], None] | None = None) -> Verdict:
+def play(seed: int, *, trace: Callable[[str], None] | None = None, provider: str = "fake") -> Verdict:
     day = Day(seed)
     verdict = Verdict(seed, day.kinds, limit_usd=day.limit_usd)
-    stage = Stage(seed, trace=trace)
+    stage = Stage(seed, trace=trace, provider=provider)
     try:
         _Play(stage, day, verdict).play()
     except Broken as exc:
@@ -257,7 +257,7 @@ class _Play:
         # Going on may cost as much again each time: `launch --resume --spend-limit MORE`.
         more = sum(run.startswith("resume") for run in self.verdict.counts) if is_resume else 0
         limit = self.day.limit_usd * (1 + more)
-        told = {"provider": "fake", "limit": str(limit), "resume": is_resume}
+        told = {"provider": self.stage.provider, "limit": str(limit), "resume": is_resume}
         ready = self.stage.draft(home, **told)
         self.stage.truth.limits_usd[ready.run.id] = limit
         self.verdict.is_announced = any("it bills on" in said for said in guards(ready, home))

@@ -14,10 +14,10 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.sim import runpod
 from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
 from tests.sim.host import HOME, Host
 from tests.sim.kernel import Broken, Sim, Task
@@ -39,12 +39,14 @@ from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, S
 __all__ = ["HOME", "Stage", "pace"]
 
 DATA = "/home/me/data"
+_FAKE_ENV = {URL_ENV: f"http://{CLOUD_HOST}", KEY_ENV: API_KEY}
 VERB_DEADLINE_S = 1800.0  # no verb may take longer, whatever goes wrong
 
 
 class Stage(Sim):
-    def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None, provider: str = "fake") -> None:
         super().__init__(seed, trace=trace)
+        self.provider = provider  # whose cloud `rent` opens
         self.programs = Programs()
         self.hosts: dict[str, Host] = {}
         self.cloud: SimCloud | None = None
@@ -63,13 +65,14 @@ class Stage(Sim):
 
     def add_home(self, name: str) -> Host:
         host = self.add_host(name)
-        host.env.update({URL_ENV: f"http://{CLOUD_HOST}", KEY_ENV: API_KEY})
+        host.env.update(runpod.ENV if self.provider == "runpod" else _FAKE_ENV)
         self._lay_out(host)
         return host
 
     def rent(self, settings: Settings, faults: Faults, rate_usd_per_hour: str) -> SimCloud:
         """Opens the cloud of this schedule."""
-        self.cloud = SimCloud(self, settings, faults, rate_usd_per_hour)
+        kind = runpod.SimRunpod if self.provider == "runpod" else SimCloud
+        self.cloud = kind(self, settings, faults, rate_usd_per_hour)
         return self.cloud
 
     def on_cloud_change(self) -> None:
@@ -158,8 +161,9 @@ def pace() -> Iterator[None]:
         # Here the fake cloud stands for one that is not on anybody's computer, so another home may ask it too.
         with (
             mock.patch("homing.cloud.watch._POLL_S", 10.0),
-            mock.patch("homing.cloud.launch._heartbeat_s", _every_five_s),
+            mock.patch("homing.cloud.papers._heartbeat_s", _every_five_s),
             mock.patch("homing.cloud.home.HERE_ONLY", ("local",)),
+            runpod.pace(),
             contextlib.redirect_stderr(io.StringIO()),
         ):
             yield

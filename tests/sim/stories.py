@@ -60,8 +60,14 @@ class Struck:
 
 
 class Rig:
-    def __init__(self, point: Point | None = None, kind: str = "", trace: Callable[[str], None] | None = None) -> None:
-        self.stage = Stage(7, trace=trace)
+    def __init__(
+        self,
+        point: Point | None = None,
+        kind: str = "",
+        trace: Callable[[str], None] | None = None,
+        provider: str = "fake",
+    ) -> None:
+        self.stage = Stage(7, trace=trace, provider=provider)
         self.cloud = self.stage.rent(
             Settings(has_guard=False, settle_s=_SETTLE_S, boot_s=2.0), Faults(), RATE_USD_PER_HOUR
         )
@@ -97,7 +103,7 @@ class Rig:
         self.stage.programs.trainer = trainer
 
         def verb(home: Home) -> Any:
-            told = {"provider": "fake", "limit": str(self.limit), "resume": is_resume}
+            told = {"provider": self.stage.provider, "limit": str(self.limit), "resume": is_resume}
             ready = self.stage.draft(home, **told)
             self.stage.truth.limits_usd[ready.run.id] = self.limit
             return launch(ready, home)
@@ -173,9 +179,9 @@ STORIES: dict[str, tuple[Callable[[Rig], None], tuple[str, ...]]] = {
 }
 
 
-def points(story: str) -> list[Point]:
+def points(story: str, provider: str = "fake") -> list[Point]:
     play, roles = STORIES[story]
-    rig = Rig()
+    rig = Rig(provider=provider)
     try:
         play(rig)
         return [
@@ -189,8 +195,8 @@ def points(story: str) -> list[Point]:
         rig.stage.close()
 
 
-def strike(point: Point, kind: str, trace: Callable[[str], None] | None = None) -> Struck:
-    rig = Rig(point, kind, trace)
+def strike(point: Point, kind: str, trace: Callable[[str], None] | None = None, provider: str = "fake") -> Struck:
+    rig = Rig(point, kind, trace, provider)
     struck = Struck(point, kind, was_hit=False)
     try:
         STORIES[point.story][0](rig)

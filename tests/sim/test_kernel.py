@@ -55,7 +55,7 @@ def test_a_seed_means_the_same_in_another_process_with_another_hash_seed() -> No
 
 
 def test_every_method_of_the_world_has_a_counterpart_and_none_is_inherited() -> None:
-    public = [name for name in vars(World) if not name.startswith("_")]
+    public = [name for name in dir(World) if not name.startswith("_")]
     assert [name for name in public if getattr(SimWorld, name) is getattr(World, name)] == []
     unknown = [name for name in public if getattr(SimWorld, name).__name__ == "call"]
     assert unknown == [], "the simulation does not know these yet"

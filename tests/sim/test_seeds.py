@@ -7,9 +7,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from tests.sim.schedule import play
 from tests.sim.stage import Client, Stage, pace
 from tests.sim.truth import Truth
 
+from homing.agent.folder import Folder
 from homing.agent.limits import last_beat_at
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
@@ -104,7 +106,7 @@ def test_an_agent_that_starts_again_with_a_clock_behind_forgets_no_dollar(stage:
     def look(behind_s: float) -> Callable[[Any], None]:
         def program(world: Any) -> None:
             machine.skew_s = -behind_s
-            counted.append(last_beat_at(boot, world) - boot.started_at)
+            counted.append(last_beat_at(Folder(boot, world)) - boot.started_at)
 
         return program
 
@@ -113,6 +115,14 @@ def test_an_agent_that_starts_again_with_a_clock_behind_forgets_no_dollar(stage:
     stage.advance(1)
     spent_s = float(Decimal(beat.spend_usd) / Decimal(boot.rate_usd_per_hour) * 3600)
     assert counted[0] >= spent_s - 1
+
+
+def test_what_another_home_launches_is_no_machine_of_this_homes_guard() -> None:
+    # Adopted, destroyed and launched again over there, where no guard was on duty; it hung. That launch had said so.
+    with pace():
+        verdict = play(6831)
+    assert verdict.broken == ""
+    assert verdict.is_announced or not verdict.is_unguarded
 
 
 def test_a_store_that_vanishes_between_two_looks_is_not_an_empty_one(stage: Stage) -> None:

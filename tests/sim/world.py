@@ -270,6 +270,14 @@ class SimWorld(World):
             return False
         return full in disk.folders
 
+    def mode(self, path: PathLike) -> int:
+        disk, full = self._at("mode", path)
+        disk.get(full)
+        return 0o600  # nobody else lives on a simulated machine
+
+    def may_write(self, path: PathLike) -> bool:
+        return self.exists(path)
+
     def size(self, path: PathLike) -> int:
         disk, full = self._at("size", path)
         return 4096 if full in disk.folders else len(disk.get(full))
@@ -368,6 +376,10 @@ class SimWorld(World):
             return Completed(0, "4\n", "")
         if argv[0] == "sysctl":
             return Completed(0, "17179869184\n" if argv[-1] == "hw.memsize" else "simulated processor\n", "")
+        if argv[0] == "ssh" and hasattr(self.sim.cloud, "ssh"):  # type: ignore[attr-defined]
+            return self.sim.cloud.ssh(self, argv, timeout_s, stdin)  # type: ignore[attr-defined, no-any-return]
+        if argv[0] == "ssh-keygen" and hasattr(self.sim.cloud, "ssh_keygen"):  # type: ignore[attr-defined]
+            return self.sim.cloud.ssh_keygen(self, argv)  # type: ignore[attr-defined, no-any-return]
         return Completed(127, "", f"{argv[0]}: not found")
 
     def _run_and_wait(self, argv: Sequence[str], timeout_s: float, env: dict[str, str]) -> Completed:
@@ -382,6 +394,16 @@ class SimWorld(World):
     def environment(self) -> dict[str, str]:
         self.point("environment")
         return dict(self.proc.env)
+
+    def together(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
+        """One after another: the order of what happens must follow from the seed alone."""
+        answers: list[Any] = []
+        for call in calls:
+            try:
+                answers.append(call())
+            except Exception as exc:
+                answers.append(exc)
+        return answers
 
     def pid(self) -> int:
         self.point("pid")
@@ -405,6 +427,9 @@ class SimWorld(World):
     def http(self, request: HttpRequest) -> HttpResponse:
         return self.sim.cloud.http(self, request)  # type: ignore[attr-defined, no-any-return]
 
+    def stream(self, request: HttpRequest, seconds: float) -> HttpResponse:
+        return self.http(request)
+
 
 def _closed(name: str) -> Callable[..., Any]:
     def call(self: SimWorld, *args: Any, **kwargs: Any) -> Any:
@@ -413,7 +438,7 @@ def _closed(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in [name for name in vars(World) if not name.startswith("_") and name not in vars(SimWorld)]:
+for _name in [name for name in dir(World) if not name.startswith("_") and name not in vars(SimWorld)]:
     setattr(SimWorld, _name, _closed(_name))
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 from typing import Callable
 
-from homing.wire import names
-from homing.wire.boot import Boot
-from homing.world import HttpRequest, NetworkError, World
+from homing.agent.folder import Folder
+from homing.wire import instance as names
+from homing.world.machine import HttpRequest, Machine, NetworkError
 
 END_TRY_S = 60.0
 UNKILLABLE_S = 15.0
+LONGEST_PAUSE_S = 60.0
 
 
-def wait(world: World, pid: int, is_over: Callable[[], bool], tick: Callable[[], None]) -> int:
+def pause_s(tries: int, tick_s: float) -> float:
+    """Before the next try: longer each time."""
+    return min(tick_s * 2.0 ** min(tries, 10), LONGEST_PAUSE_S)
+
+
+def wait(world: Machine, pid: int, is_over: Callable[[], bool], tick: Callable[[], None]) -> int:
     """The exit code of a child, ticking meanwhile. It is killed when `is_over`; if even that fails, we go on."""
     killed_at = math.inf
     while world.monotonic() - killed_at < UNKILLABLE_S:
@@ -29,14 +34,26 @@ def wait(world: World, pid: int, is_over: Callable[[], bool], tick: Callable[[],
     return -signal.SIGKILL
 
 
-def try_to_end(boot: Boot, world: World, log_path: str, tick: Callable[[], None]) -> str:
-    """Why it failed, or "". Only 2xx is a yes: while this runs, "not found" cannot be true of its machine."""
-    end, env = boot.end_billing, world.environment()
+def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
+    """One try, told either way: why it failed, or "". A note tells the other guard to start nothing here any more."""
+    problem = _ask(folder, tick)
+    if problem:
+        problem = f"STILL BILLING: try {tries} to end it failed: {problem}"
+        folder.event("end_billing_failed", problem)
+        return problem
+    folder.event("billing_ended", "What ends billing was done and accepted.")
+    folder.world.write(folder.path(names.BILLING_ENDED), str(folder.world.now()).encode())
+    return ""
+
+
+def _ask(folder: Folder, tick: Callable[[], None]) -> str:
+    """Only 2xx is a yes: while this runs, "not found" cannot be true of its machine."""
+    end, world = folder.boot.end_billing, folder.world
     if end.kind == "command":
         until = world.monotonic() + END_TRY_S
-        pid = world.spawn(end.argv, env, boot.work_dir, log_path)
-        code = wait(world, pid, lambda: world.monotonic() > until, tick)
-        return f"the command ended with exit code {code} (logs/agent.log)" if code else ""
+        code = wait(world, folder.start(end.argv, folder.source), lambda: world.monotonic() > until, tick)
+        return f"the command ended with exit code {code} (logs/{folder.source}.log)" if code else ""
+    env = world.environment()
     missing = [variable for variable in end.header_env.values() if variable not in env]
     if end.kind != "request" or missing:
         return f"cannot end by {end.kind!r}; not set in the environment: {', '.join(missing) or 'nothing'}"
@@ -46,8 +63,3 @@ def try_to_end(boot: Boot, world: World, log_path: str, tick: Callable[[], None]
     except NetworkError as exc:
         return str(exc)
     return "" if 200 <= reply.status < 300 else f"the provider answered {reply.status}"
-
-
-def note_end(boot: Boot, world: World) -> None:
-    """For the other of the two: what ends billing was accepted, so nothing is to be started here any more."""
-    world.write(os.path.join(boot.work_dir, names.BILLING_ENDED), str(world.now()).encode())

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from decimal import Decimal
 from typing import Tuple
 
-from homing.wire import names
-from homing.wire.boot import Boot
-from homing.wire.codec import WireError, loads
+from homing.agent.folder import Folder
+from homing.wire import instance as names
 from homing.wire.control import Heartbeat, Request
 from homing.wire.limit import allowed_s, reserve_s
-from homing.world import World
 
 
-def last_beat_at(boot: Boot, world: World) -> float:
+def last_beat_at(folder: Folder) -> float:
     """When an agent of this instance last wrote: time that has passed for certain, whatever the clock says now."""
+    beat, boot = folder.read(names.HEARTBEAT, Heartbeat), folder.boot
+    if beat is None or beat.mark != boot.mark:
+        return 0.0
     try:
-        beat = loads(Heartbeat, world.read(os.path.join(boot.work_dir, names.RUN_DIR, names.HEARTBEAT)))
         # By its dollars too: a clock that is behind home's would put the heartbeat itself before the beginning.
         dollars = Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)
-        counted_s = float(dollars / Decimal(boot.rate_usd_per_hour) * 3600)
-    except (OSError, WireError, ArithmeticError):
-        return 0.0
-    return max(beat.t, boot.started_at + counted_s) if beat.mark == boot.mark else 0.0
+        return max(beat.t, boot.started_at + float(dollars / Decimal(boot.rate_usd_per_hour) * 3600))
+    except ArithmeticError:
+        return beat.t
 
 
 class Limits:
-    def __init__(self, boot: Boot, world: World, known_until: float) -> None:
-        """`known_until` is the time of an earlier agent's last heartbeat: a clock set back does not undo it."""
-        self._boot, self._world, self._rate = boot, world, Decimal(boot.rate_usd_per_hour)
+    def __init__(self, folder: Folder) -> None:
+        self._folder, self._boot, self._world = folder, folder.boot, folder.world
+        self._rate = Decimal(self._boot.rate_usd_per_hour)
         # Home's clock said when billing began, and this one may be behind it: never less than nothing has passed.
-        self._before_s = max(0.0, max(world.now(), known_until) - boot.started_at)
-        self._began = world.monotonic()
+        known_until = max(self._world.now(), last_beat_at(folder))
+        self._before_s = max(0.0, known_until - self._boot.started_at)
+        self._began = self._world.monotonic()
         self.follow()
 
     def elapsed_s(self) -> float:
@@ -45,14 +45,10 @@ class Limits:
 
     def follow(self) -> None:
         """The limits that the agent last wrote down; those of boot.json where there are none or they are damaged."""
-        boot = self._boot
-        self.spend_limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
-        self.time_limit_s = boot.time_limit_s
-        try:
-            path = os.path.join(boot.work_dir, names.RUN_DIR, names.LIMITS)
-            self.change(loads(Request, self._world.read(path)))
-        except (OSError, WireError, ArithmeticError):
-            return
+        limit_usd, self.time_limit_s = self._boot.spend_limit_usd, self._boot.time_limit_s
+        self.spend_limit = None if limit_usd is None else Decimal(limit_usd)
+        with contextlib.suppress(ArithmeticError):
+            self.change(self._folder.read(names.LIMITS, Request) or Request(serial=0))
 
     def change(self, request: Request) -> None:
         """All of it or nothing: ArithmeticError where the amount is none."""

@@ -1,6 +1,7 @@
 """The life of an instance, from the first heartbeat to the end of billing.
 
-    end leftovers -> fetch inputs -> train (restart a crash, obey limits and requests) -> outcome -> push -> end billing
+    end leftovers -> furnish -> fetch inputs -> train (restart a crash, obey limits and requests)
+    -> outcome -> push -> end billing
 
 Whatever fails on the way, the last three still happen: a failure is an outcome too, and costs no more than its limit.
 Trainer and sync are processes of their own, found again by their mark after this agent was killed and restarted.
@@ -9,51 +10,45 @@ Trainer and sync are processes of their own, found again by their mark after thi
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import math
-import os
 import signal
-from typing import Any, Callable, Dict, List, Optional, Set, Type, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from homing.agent import dead_man, end
-from homing.agent.evidence import use_of_machine
-from homing.agent.limits import last_beat_at
+from homing.agent.folder import Folder
 from homing.agent.watchdog import Watchdog
-from homing.wire import names
-from homing.wire.boot import Boot
-from homing.wire.codec import WireError, dumps, loads
-from homing.wire.control import Control, Heartbeat, Request
-from homing.wire.event import Event, Outcome
+from homing.wire import instance as names
+from homing.wire.control import Control, Heartbeat, Request, Use
+from homing.wire.event import Outcome
 from homing.wire.limit import END, KILL
-from homing.world import HttpRequest, NetworkError, World
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+LOG_OF = {"watch": "sync"}  # role -> the name of its log, where they differ
 CHILD_ENV = "HOMING_CHILD"  # <mark>/<role>, on the agent's own children only: what a later agent may end
 STATES = {names.EXIT_DONE: "done", names.EXIT_STOPPED: "stopped"}
 MAX_RESTARTS = 2
 PUSH_LIMIT_S = 86400.0  # where neither money nor time is limited
 BROKEN_PUSH_S = 30.0  # after a failed bootstrap: what pushes may not be there
-LONGEST_WAIT_S = 60.0
-NOTICE_S, GUARD_S, USE_S, CONTROL_S = 5.0, 10.0, 60.0, 15.0  # how often each is looked at
+GUARD_S, CONTROL_S = 10.0, 15.0  # how often each is looked at
 CONTROL_CHANGE_S = 2.0  # a landing time that moved by less is not written anew
 DEAD_MAN_START_S = 5.0
-TAIL_LINES, TAIL_BYTES = 25, 4000
 
 
 class Agent:
-    def __init__(self, boot: Boot, world: World) -> None:
-        self.boot, self.world, self.run_dir = boot, world, os.path.join(boot.work_dir, "run")
-        world.mkdir(os.path.join(self.run_dir, names.LOGS))
-        self.dog = Watchdog(boot, world, self.run_dir, last_beat_at(boot, world))
-        self.tick_s = min(1.0, boot.heartbeat_s)
+    def __init__(self, folder: Folder) -> None:
+        self.folder, self.boot, self.world, self._event = folder, folder.boot, folder.world, folder.event
+        self.world.mkdir(folder.run_path(names.LOGS))
+        self.dog = Watchdog(folder)
+        self.tick_s = min(1.0, self.boot.heartbeat_s)
         self.state, self.problem, self.is_pushed, self.is_leaving = "booting", "", False, False
         self.stop_reason, self.stall, self.is_preempted, self.serial = "", "", False, 0
         self.is_superseded = False  # another instance has the run's lease: nothing of ours may reach the store
         self.children: Dict[str, int] = {}  # role -> pid
+        self.watchers: Dict[str, List[str]] = {}  # role -> what goes on beside the trainer, once it can be started
         self._due: Dict[str, float] = {}  # what is done every so often -> when next
         self._asked_at, self._is_told, self.has_dead_man = math.inf, False, False
-        self._use: Dict[str, float] = {}
         self._push_limit_s = PUSH_LIMIT_S
         self._told_control: Optional[Control] = None
 
@@ -69,8 +64,8 @@ class Agent:
         except Exception as exc:
             log.exception("the agent failed")
             outcome = self._outcome(names.EXIT_FAILED, f"The agent failed: {type(exc).__name__}: {exc}")
-        keep = lambda: self._keep(outcome)  # noqa: E731
-        for part in (self._end_children, lambda: self._record(outcome), self._push, keep, self._say_goodbye):
+        record, keep = (lambda: self._record(outcome)), (lambda: self._keep(outcome))
+        for part in (self._end_children, record, self._push, keep, self._say_goodbye):
             try:
                 part()
             except Exception:
@@ -81,18 +76,21 @@ class Agent:
     # --- training ---
 
     def _train(self) -> Outcome:
-        self._await_dead_man()
+        # The first heartbeat tells home which guards live, so the second one gets its moment to start.
+        is_late = self._after(DEAD_MAN_START_S)
+        while self.boot.agent_argv and not self._sees_dead_man() and not is_late():
+            self.world.sleep(0.1)
         self._beat()
-        earlier = self._read(names.OUTCOME, Outcome)
+        earlier = self.folder.read(names.OUTCOME, Outcome)
         self._end_leftovers()
         if earlier is not None and earlier.t >= self.boot.started_at:
             return earlier  # an agent before us got that far; only the end is left to do
-        failed = self._bootstrap() if self.boot.bootstrap is not None else None
+        failed = self._furnish() if self.boot.furnish_argv else None
         if failed is not None:
             return failed
-        self._start("watch", [*self.boot.sync_argv, "--watch"], "sync")
+        self.watchers = {"watch": [*self.boot.sync_argv, "--watch"], "lookout": self.boot.lookout_argv}
         self.state = "fetching"
-        if not self._sync_until_done("--fetch", lambda: bool(self._why_stop()), "The inputs could not be fetched"):
+        if not self._sync_until_done("--fetch", self._must_stop, "The inputs could not be fetched"):
             return self._outcome(names.EXIT_STOPPED, self.stop_reason)
         self.state, restarts = "training", 0
         while True:
@@ -103,25 +101,23 @@ class Agent:
             restarts += 1
             self._event("trainer_restarted", f"{outcome.reason} Restart {restarts} of {MAX_RESTARTS}.")
 
-    def _bootstrap(self) -> Optional[Outcome]:
-        """How the run ends if this machine cannot train. The store may be far yet: our log says it too."""
-        argv = [*self.boot.agent_argv[:-1], "--bootstrap", *self.boot.agent_argv[-1:]]
-        code = self._wait(self._start("bootstrap", argv, "bootstrap"), lambda: bool(self._why_stop()))
-        self.children.pop("bootstrap")
+    def _furnish(self) -> Optional[Outcome]:
+        """How the run ends if this machine cannot train."""
+        code = self._run_child("bootstrap", self.boot.furnish_argv, self._must_stop)
         if code == 0 or self.stop_reason:
             return self._outcome(names.EXIT_STOPPED, self.stop_reason) if self.stop_reason else None
         self._push_limit_s = BROKEN_PUSH_S
-        failed = self._read(names.OUTCOME, Outcome) or self._outcome(code, f"The bootstrap ended with {code}.")
+        failed = self.folder.read(names.OUTCOME, Outcome) or self._outcome(code, f"The bootstrap ended with {code}.")
         log.error("%s", failed.reason)
         return failed
 
     def _end_leftovers(self) -> None:
         """Children of an agent that was killed. SIGTERM lets a trainer save; ours then goes on from there."""
-        began = self.world.monotonic()
+        is_grace_over, is_over = (self._after(self.boot.stop_grace_s + more) for more in (0.0, end.UNKILLABLE_S))
         ended: Set[int] = set()
-        while self.world.monotonic() - began < self.boot.stop_grace_s + end.UNKILLABLE_S:
+        while not is_over():
             left = [process.pid for process, _ in self.world.marked(CHILD_ENV, self.boot.mark + "/")]
-            is_late = self.world.monotonic() - began > self.boot.stop_grace_s or self.dog.left_s(KILL) <= 0
+            is_late = is_grace_over() or self.dog.left_s(KILL) <= 0
             for pid in left if is_late else set(left) - ended:
                 self.world.signal(pid, signal.SIGKILL if is_late else signal.SIGTERM)
             ended.update(left)
@@ -133,41 +129,40 @@ class Agent:
 
     def _run_trainer(self) -> Outcome:
         """One life of the trainer, told in its own words where it left some that fit its exit code."""
-        self.world.remove(self._path(names.OUTCOME))
+        self.world.remove(self.folder.run_path(names.OUTCOME))
         self.stall, self._asked_at, self._is_told, self._told_control = "", math.inf, False, None
         self._control()
         self.dog.begin()
-        code = self._wait(self._start("trainer", self.boot.trainer_argv, "trainer"), self._is_grace_over)
-        # What the trainer started and left behind would hold the card against the next one.
-        self.world.signal(self.children.pop("trainer"), signal.SIGKILL, is_group=True)
+        code = self._run_child("trainer", self.boot.trainer_argv, self._is_grace_over)
         self.dog.read()
-        was_asked = bool(self.stop_reason)
-        if self.stall and not was_asked and code != names.EXIT_DONE:
+        if self.stall and not self.stop_reason and code != names.EXIT_DONE:
             return self._outcome(names.EXIT_FAILED, self.stall)
-        if code < 0 and was_asked:
+        if code < 0 and self.stop_reason:
             self._event("trainer_killed", f"The trainer was ended by signal {-code}; its last checkpoint counts.")
             code = names.EXIT_STOPPED
-        own = self._read(names.OUTCOME, Outcome)
-        is_fitting = own is not None and own.state == STATES.get(code, "failed")
-        last = self._log_tail().splitlines()[-1:] if code == names.EXIT_FAILED else []
-        words = self.stop_reason or f"The trainer ended with {code}" + (f": {last[0]}" if last else ".")
-        return own if own and is_fitting else self._outcome(code, words)
+        own = self.folder.read(names.OUTCOME, Outcome)
+        if own is not None and own.state == STATES.get(code, "failed"):
+            return own
+        last = self.folder.log_tail("trainer").splitlines()[-1:] if code == names.EXIT_FAILED else []
+        words = f"The trainer ended with {code}" + (f": {last[0]}" if last else ".")
+        return self._outcome(code, self.stop_reason or words)
 
-    def _why_stop(self) -> str:
+    def _must_stop(self) -> bool:
+        """Looks at every limit, once and for all: what is found stays the reason."""
         if not self.stop_reason and not self.stall:
             self.stop_reason = self.dog.why_stop()
             self.stall = "" if self.stop_reason else self.dog.why_stalled()
             if self.stop_reason or self.stall:
-                self._use = use_of_machine(self.world)
-                why = self.stop_reason or self.stall
-                self._event("limit_reached" if self.stop_reason else "stalled", why, use=self._use)
-        return self.stop_reason or self.stall
+                kind = "limit_reached" if self.stop_reason else "stalled"
+                use = self.folder.read(names.USE, Use) or Use()
+                self._event(kind, self.stop_reason or self.stall, use=use.shares)
+        return bool(self.stop_reason or self.stall)
 
     def _is_grace_over(self) -> bool:
-        """Looks at every limit, asks the trainer to stop, then insists; True when only SIGKILL is left."""
-        why, now = self._why_stop(), self.world.monotonic()
-        if not why or self.is_superseded:
+        """Asks the trainer to stop when it must, then insists; True when only SIGKILL is left."""
+        if not self._must_stop() or self.is_superseded:
             return self.is_superseded
+        now, why = self.world.monotonic(), self.stop_reason or self.stall
         if math.isinf(self._asked_at):
             self._asked_at = now
             self._event("stop_asked", f"The trainer is asked to save and stop: {why}")
@@ -186,24 +181,23 @@ class Agent:
     def _end_children(self) -> None:
         self.state = "pushing"
         for role, pid in list(self.children.items()):
-            is_late = self._after(self.world.monotonic() + (self.boot.stop_grace_s if role == "trainer" else 5.0))
+            is_late = self._after(self.boot.stop_grace_s if role == "trainer" else 5.0)
             self.world.signal(pid, signal.SIGTERM, is_group=True)
-            self._wait(pid, lambda is_late=is_late: is_late() or self.dog.left_s(KILL) <= 0)  # type: ignore[misc]
+            end.wait(self.world, pid, lambda late=is_late: late() or self.dog.left_s(KILL) <= 0, self._tick)  # type: ignore[misc]
             del self.children[role]
 
     def _record(self, outcome: Outcome) -> None:
         is_final = outcome.is_final or outcome.state == "done" or (outcome.state == "stopped" and not self.is_preempted)
-        is_preempted, tail = self.is_preempted and outcome.state != "done", ""
-        if outcome.state == "failed":
-            tail = outcome.log_tail or self._log_tail()
+        is_preempted = self.is_preempted and outcome.state != "done"
+        tail = (outcome.log_tail or self.folder.log_tail("trainer")) if outcome.state == "failed" else ""
         told = dataclasses.replace(outcome, is_final=is_final, is_preempted=is_preempted, log_tail=tail)
-        self._write(names.OUTCOME, told)
+        self.folder.write(names.OUTCOME, told)
         if is_preempted:
             self._event("preempted", f"{self.stop_reason} The run can go on elsewhere.")
         self._event(f"run_{outcome.state}", outcome.reason, log_tail=tail)
 
     def _push(self) -> None:
-        is_late = self._after(self.world.monotonic() + self._push_limit_s)
+        is_late = self._after(self._push_limit_s)
         is_over = lambda: self.is_superseded or is_late() or self.dog.left_s(END) <= 0  # noqa: E731
         self.is_pushed = self._sync_until_done("--once", is_over, "The last push is not verified")
         if self.is_pushed:
@@ -215,9 +209,8 @@ class Agent:
         """For a person to look at; log and outcome are in the store by now. Any wish to stop ends it."""
         if outcome.state != "failed" or self.boot.keep_on_failure_s <= 0 or self.stop_reason:
             return
-        self.state, is_late = "kept", self._after(self.world.monotonic() + self.boot.keep_on_failure_s)
+        self.state, is_late = "kept", self._after(self.boot.keep_on_failure_s)
         self._event("kept", f"It failed and stays for {self.boot.keep_on_failure_s:g} s, inside its limit.")
-        self._start("watch", [*self.boot.sync_argv, "--watch"], "sync")
         while not is_late() and not self.stop_reason and self.dog.left_s(KILL) > 0:
             self._tick()
         self._end_children()
@@ -229,29 +222,25 @@ class Agent:
         self.state = "ending" if self.state == "ending" else "ended"
         self._beat()
         if spare_s > 0:
-            self._sync("--once", self._after(self.world.monotonic() + spare_s))
+            self._sync("--once", self._after(spare_s))
 
     def _end_billing(self) -> None:
         """Until it worked, for ever: an agent that gives up leaves a machine that bills and nobody on it."""
-        tries = 0
-        while True:
+        for tries in itertools.count(1):
             try:
-                problem = self._try_to_end()
-                if not problem:
-                    self._event("billing_ended", "What ends billing was done and accepted.")
-                    return end.note_end(self.boot, self.world)
-                tries += 1
-                self.state, self.problem = "ending", f"STILL BILLING: try {tries} to end it failed: {problem}"
-                self._event("end_billing_failed", self.problem)
+                self.problem = self._try_to_end(tries)
+                if not self.problem:
+                    return
+                self.state = "ending"
                 self._say_goodbye()
             except Exception:
                 log.exception("ending billing failed and is tried again")
-            self.world.sleep(min(self.tick_s * 2 ** min(tries, 10), LONGEST_WAIT_S))
+            self.world.sleep(end.pause_s(tries, self.tick_s))
 
-    def _try_to_end(self) -> str:
+    def _try_to_end(self, tries: int) -> str:
         self.is_leaving = self.boot.end_billing.kind == "command"
         try:
-            return end.try_to_end(self.boot, self.world, self.log_path("agent"), self._tick)
+            return end.end_billing(self.folder, tries, self._tick)
         finally:
             self.is_leaving = False
 
@@ -260,16 +249,11 @@ class Agent:
     def _tick(self) -> None:
         self.dog.read()
         self._obey()
-        watch, is_working = self.children.get("watch"), self.state in ("booting", "fetching", "training", "kept")
-        self._check_superseded(self.world.poll(watch) if watch is not None else None)
-        is_working = is_working and not self.is_preempted and not self.is_superseded
-        has_died = watch is not None and self.world.poll(watch) is not None
-        if has_died and is_working and self._is_due("watch", 10 * self.tick_s):
-            self._event("sync_restarted", "The sync process ended and is started again.")
-            self._start("watch", [*self.boot.sync_argv, "--watch"], "sync")
-        if is_working:
+        self._check_superseded(self._code_of("watch"))
+        is_working = self.state in ("booting", "fetching", "training", "kept")
+        if is_working and not self.is_preempted and not self.is_superseded:
             self._look_around()
-        if self.world.monotonic() >= self._due.get("beat", -math.inf):
+        if self._is_due("beat", self.boot.heartbeat_s):
             self._beat()
         self.world.sleep(self.tick_s)
 
@@ -281,44 +265,32 @@ class Agent:
         return True
 
     def _look_around(self) -> None:
-        """A notice that the machine will be taken, the other guard, and what a person should hear of."""
-        if self.boot.notice_url and self._is_due("notice", NOTICE_S):
-            try:
-                if self.world.http(HttpRequest("GET", self.boot.notice_url, timeout_s=2.0)).status == 200:
-                    self.preempt("The machine will be taken away: its notice of preemption is there.")
-            except NetworkError:
-                log.warning("no answer from %s", self.boot.notice_url)
+        """A notice that the machine will be taken, the other guard, and those who watch beside us."""
+        if self.dog.is_taken:
+            self.preempt(self.dog.alarm)
         if "trainer" in self.children and math.isinf(self._asked_at) and self._is_due("control", CONTROL_S):
             self._control()
-        if self.boot.agent_argv and self._is_due("guard", GUARD_S):
-            self.has_dead_man = self._sees_dead_man()
-            if not self.has_dead_man:
-                self._event("dead_man_restarted", "The dead-man is not there and is started again.")
-                dead_man.start(self.boot, self.world)
-        stops = {"divergence": self.boot.on_divergence, "slow": self.boot.on_slow}
-        for what, key, text in self.dog.alarms() if self.state == "training" else ():
-            if key not in self.dog.told:
-                self.dog.told.add(key)
-                self._event("alert" if what in stops else what, text, key=key, use=self._use)
-            if stops.get(what) == "stop":
-                self.stop_reason = self.stop_reason or text
+        if self.boot.agent_argv and self._is_due("guard", GUARD_S) and not self._sees_dead_man():
+            self._event("dead_man_restarted", "The dead-man is not there and is started again.")
+            dead_man.start(self.folder)
+        for role, argv in self.watchers.items():
+            is_again = self._code_of(role) is not None
+            if argv and (is_again or role not in self.children) and self._is_due(role, 10 * self.tick_s):
+                if is_again:
+                    log_name = LOG_OF.get(role, role)
+                    self._event(f"{log_name}_restarted", f"The {log_name} process ended and is started again.")
+                self._start(role, argv)
 
     def _sees_dead_man(self) -> bool:
-        return self.world.is_locked(os.path.join(self.boot.work_dir, names.DEAD_MAN_LOCK))
-
-    def _await_dead_man(self) -> None:
-        """The first heartbeat tells home which guards live, so the second one gets its moment to start."""
-        is_late = self._after(self.world.monotonic() + DEAD_MAN_START_S)
-        while self.boot.agent_argv and not self.has_dead_man and not is_late():
-            self.world.sleep(0.1)
-            self.has_dead_man = self._sees_dead_man()
+        self.has_dead_man = self.world.is_locked(self.folder.path(names.DEAD_MAN_LOCK))
+        return self.has_dead_man
 
     def _check_superseded(self, code: Optional[int]) -> None:
         if code == names.EXIT_SUPERSEDED and not self.is_superseded:
             self.is_superseded, self.stop_reason = True, "superseded: a newer lease names another instance."
 
     def _obey(self) -> None:
-        request = self._read(names.REQUEST, Request)
+        request = self.folder.read(names.REQUEST, Request)
         if request is None or request.serial <= self.serial:
             return
         self.serial = request.serial
@@ -327,7 +299,7 @@ class Agent:
             self.dog.change(request)
             limit = None if self.dog.spend_limit is None else str(self.dog.spend_limit)
             told = Request(request.serial, False, "", limit, self.dog.time_limit_s, age_s=self.dog.elapsed_s())
-            self._write(names.LIMITS, told)
+            self.folder.write(names.LIMITS, told)
         except ArithmeticError:
             self._event("request_refused", f"Request {request.serial}: {request.spend_limit_usd!r} is no amount.")
         if request.stop:
@@ -336,46 +308,58 @@ class Agent:
             self._control()
 
     def _beat(self) -> None:
-        self._due["beat"] = self.world.monotonic() + self.boot.heartbeat_s
-        if self._is_due("use", USE_S):
-            self._use = use_of_machine(self.world)
         boot, dog, metric = self.boot, self.dog, self.dog.metric
-        told: Dict[str, Any] = {"problem": self.problem, "is_pushed": self.is_pushed, "use": self._use}
+        use = self.folder.read(names.USE, Use) or Use()
+        told: Dict[str, Any] = {"problem": self.problem, "is_pushed": self.is_pushed, "use": use.shares}
         told.update(has_dead_man=self.has_dead_man, time_limit_s=dog.time_limit_s)
         told.update(trainer_pid=self.children.get("trainer"), last_progress_at=dog.progress_at)
         if metric is not None:
             shown = ("phase", "step", "num_steps", "end_step", "step_s", "loss", "mfu", "tokens_per_s")
             told.update({name: getattr(metric, name) for name in shown})
             told["eta_s"] = metric.step_s and ((metric.end_step or metric.num_steps) - metric.step) * metric.step_s
-        limit = None if dog.spend_limit is None else str(dog.spend_limit)
         head = (self.world.now(), boot.mark, boot.attempt, self.state, boot.started_at, boot.rate_usd_per_hour)
-        self._write(names.HEARTBEAT, Heartbeat(*head, f"{dog.spend():.6f}", limit, **told))
+        limit = None if dog.spend_limit is None else str(dog.spend_limit)
+        self.folder.write(names.HEARTBEAT, Heartbeat(*head, f"{dog.spend():.6f}", limit, **told))
 
-    # --- children and files ---
+    def _control(self, is_stop: bool = False, reason: str = "") -> None:
+        """land_by from the first moment: a landing is planned from the start, not when time runs out."""
+        left_s, name = self.dog.land_s(), self.dog.nearest()[1]
+        land_by = None if math.isinf(left_s) else self.world.now() + left_s
+        known = self._told_control
+        if known and not is_stop and land_by and known.land_by and abs(land_by - known.land_by) < CONTROL_CHANGE_S:
+            return
+        self._told_control = Control(is_stop, reason or f"The {name} is near.", land_by)
+        self.folder.write(names.CONTROL, self._told_control)
 
-    def _start(self, role: str, argv: List[str], log_name: str) -> int:
+    # --- children ---
+
+    def _start(self, role: str, argv: List[str]) -> int:
         hidden = [*self.boot.end_billing.header_env.values()]  # the key that ends billing is the agent's alone
-        hidden += self.boot.secret_names if role in ("trainer", "bootstrap") else []  # neither reaches the store
-        env = {name: value for name, value in self.world.environment().items() if name not in hidden}
-        env.update(self.boot.env)
-        env.update({names.MARK_ENV: self.boot.mark, CHILD_ENV: f"{self.boot.mark}/{role}"})
-        self.children[role] = self.world.spawn(argv, env, self.boot.work_dir, self.log_path(log_name))
+        hidden += [] if role in ("watch", "sync") else self.boot.secret_names  # nobody else reaches the store
+        env = {**self.boot.env, CHILD_ENV: f"{self.boot.mark}/{role}"}
+        self.children[role] = self.folder.start(argv, LOG_OF.get(role, role), hidden, **env)
         return self.children[role]
 
-    def _after(self, moment: float) -> Callable[[], bool]:
-        return lambda: self.world.monotonic() > moment
+    def _code_of(self, role: str) -> Optional[int]:
+        """Of a child that has ended; None while it runs or was never started."""
+        return self.world.poll(self.children[role]) if role in self.children else None
 
-    def _wait(self, pid: int, is_over: Callable[[], bool]) -> int:
-        return end.wait(self.world, pid, is_over, self._tick)
+    def _run_child(self, role: str, argv: List[str], is_over: Callable[[], bool]) -> int:
+        code = end.wait(self.world, self._start(role, argv), is_over, self._tick)
+        # What it started and left behind would hold the card against the next one.
+        self.world.signal(self.children.pop(role), signal.SIGKILL, is_group=True)
+        return code
+
+    def _after(self, seconds: float) -> Callable[[], bool]:
+        moment = self.world.monotonic() + seconds
+        return lambda: self.world.monotonic() > moment
 
     def _sync(self, flag: str, is_over: Callable[[], bool]) -> int:
         try:
-            return self._wait(self._start("sync", [*self.boot.sync_argv, flag], "sync"), is_over)
+            return self._run_child("sync", [*self.boot.sync_argv, flag], is_over)
         except OSError:
             log.exception("sync could not be started")
             return 127
-        finally:
-            self.children.pop("sync", None)
 
     def _sync_until_done(self, flag: str, is_over: Callable[[], bool], what: str) -> bool:
         """Tries again, waiting longer each time; False when `is_over` came first."""
@@ -387,49 +371,7 @@ class Agent:
             if code == 0:
                 return True
             self._event("sync_failed", self.problem)
-            is_time = self._after(self.world.monotonic() + min(self.tick_s * 2 ** min(tries, 10), LONGEST_WAIT_S))
+            is_time = self._after(end.pause_s(tries, self.tick_s))
             while not is_time() and not is_over():
                 self._tick()
         return False
-
-    def _control(self, is_stop: bool = False, reason: str = "") -> None:
-        """land_by from the first moment: a landing is planned from the start, not when time runs out."""
-        left_s, name = self.dog.land_s(), self.dog.nearest()[1]
-        land_by = None if math.isinf(left_s) else self.world.now() + left_s
-        known = self._told_control
-        if known and not is_stop and land_by and known.land_by and abs(land_by - known.land_by) < CONTROL_CHANGE_S:
-            return
-        self._told_control = Control(is_stop, reason or f"The {name} is near.", land_by)
-        self._write(names.CONTROL, self._told_control)
-
-    def _event(self, kind: str, text: str, **data: Any) -> None:
-        log.info("%s: %s", kind, text)
-        self._write(names.EVENTS, Event(self.world.now(), "agent", kind, text, data=data), is_line=True)
-
-    def _write(self, name: str, document: object, is_line: bool = False) -> None:
-        write, end = (self.world.append, "\n") if is_line else (self.world.write, "")
-        try:
-            write(self._path(name), (dumps(document) + end).encode())
-        except OSError:  # a full disk must not take the watchdog down
-            log.exception("%s could not be written", name)
-
-    def _read(self, name: str, cls: Type[T]) -> Optional[T]:
-        try:
-            return loads(cls, self.world.read(self._path(name)))
-        except (OSError, WireError):
-            return None
-
-    def _log_tail(self) -> str:
-        """The trainer's last words: from the last traceback on, where there is one."""
-        try:
-            path = self.log_path("trainer")
-            text = self.world.read(path, max(0, self.world.size(path) - TAIL_BYTES)).decode("utf-8", "replace")
-        except OSError:
-            return ""
-        return "\n".join(text[max(0, text.rfind("Traceback (")) :].strip().splitlines()[-TAIL_LINES:])
-
-    def log_path(self, name: str) -> str:
-        return self._path(names.LOGS, f"{name}.log")
-
-    def _path(self, *parts: str) -> str:
-        return os.path.join(self.run_dir, *parts)

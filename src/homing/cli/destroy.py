@@ -15,7 +15,8 @@ from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
 from homing.cloud.status import dump_line
-from homing.cloud.stored import kept_by
+from homing.cloud.stored import kept_by, remove_stored, stored_keys
+from homing.cloud.survey import Finding, end, survey
 from homing.errors import HomingError, StillBilling, UsageError
 
 __all__ = ["command"]
@@ -23,7 +24,13 @@ __all__ = ["command"]
 
 def command(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run whose instances end.")] = None,
-    is_all: Annotated[bool, typer.Option("--all", help="Every instance of ours, also those no run knows.")] = False,
+    is_all: Annotated[
+        bool,
+        typer.Option("--all", help="Every instance of ours, also those no run knows, and what was made for them."),
+    ] = False,
+    stored: Annotated[
+        bool, typer.Option("--stored", help="Then also what its runs pushed, models included. Asks before it.")
+    ] = False,
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
@@ -43,7 +50,47 @@ def command(
             if lost and not talk.ask(f"{row.id}: {lost}. Destroy it all the same?", yes=yes):
                 talk.say(f"Left as it is. Save first: homing stop {row.name}")
                 return
-        _show(home, _destroy(home, rows, is_all), rows)
+        done = _destroy(home, rows, is_all)
+        left = _destroy_things(home, yes=yes) if is_all else []
+        gone = _remove_stored(home, home.ledger.runs() if is_all else rows, yes=yes) if stored else []
+        _show(home, done, [row for row in rows if row.id not in gone], left)
+
+
+def _destroy_things(home: Home, *, yes: bool) -> list[Finding]:
+    """What was made beside instances: volumes, groups, roles, alerts. Returns what stays."""
+    found = survey(home)
+    say_problems(found.problems)
+    left = []
+    for each in found.findings:
+        if each.resource is None:
+            continue
+        what = f"{each.provider} {each.thing} {each.id}"
+        if each.kind == "kept" and not talk.ask(f"{what} is kept by wish ({each.text}). Destroy it too?", yes=yes):
+            left.append(each)
+            continue
+        problem = end(home, each)
+        if problem:
+            left.append(each)
+            talk.say(f"warning: {what} is still there: {problem}")
+        else:
+            talk.say(f"Destroyed: {what}")
+    return left
+
+
+def _remove_stored(home: Home, rows: list[RunRow], *, yes: bool) -> list[str]:
+    """Ids of the runs whose files are gone."""
+    gone = []
+    for row in rows:
+        try:
+            keys = stored_keys(home, row)
+        except (HomingError, OSError) as exc:
+            talk.say(f"warning: {row.store} could not be read: {str(exc).splitlines()[0]}")
+            continue
+        question = f"Remove the {len(keys)} files that {row.id} pushed to {row.store}, its model included? For good."
+        if keys and talk.ask(question, yes=yes):
+            remove_stored(home, row, keys)
+            gone.append(row.id)
+    return gone
 
 
 def _look(home: Home) -> list[str]:
@@ -84,15 +131,19 @@ def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
     return done
 
 
-def _show(home: Home, done: list[Destroyed], rows: list[RunRow]) -> None:
+def _show(home: Home, done: list[Destroyed], rows: list[RunRow], left: list[Finding]) -> None:
     lines = [line for each in done for line in each.lines]
     kept = {row.id: kept_by(home, row) for row in rows}
     document = {
         "runs": [row.id for row in rows],
         "receipts": [dump_line(line) for line in lines],
         "kept": {run_id: found.to_dict() if found else None for run_id, found in kept.items()},
+        "left": [{"provider": each.provider, "kind": each.thing, "id": each.id} for each in left],
     }
     talk.emit("destroy/1", document)
+    for each in left:
+        rate = f", {usd(each.rate_usd_per_hour)}/h" if each.may_bill else ""
+        talk.say(f"Stays: {each.provider} {each.thing} {each.id}{rate}")
     if not lines:
         talk.say("Nothing was running; nothing bills.")
         return

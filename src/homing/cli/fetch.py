@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems
 from homing.cli.options import Json, RunName
-from homing.cloud.fetch import fetch
+from homing.cloud.fetch import Shown, fetch, show
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.watch import remember_speed
-from homing.units import format_bytes
+from homing.units import format_bytes, format_duration
 
 __all__ = ["command"]
 
@@ -24,12 +26,16 @@ def command(
     to: Annotated[Path | None, typer.Option("--to", help="Folder; models/NAME when left out.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another model there.")] = False,
     or_older: Annotated[bool, typer.Option("--or-older", help="Take the one before if it is damaged.")] = False,
+    is_list: Annotated[bool, typer.Option("--list", help="Only list the checkpoints in the store.")] = False,
     json_: Json = False,
 ) -> None:
     """Bring the model home from the store, every file checked by its hash."""
     with open_home() as home:
         say_problems(refresh(home))
         row = find_run(home, run)
+        if is_list:
+            _list(home, row)
+            return
         target = to or Path("models") / row.name
         got = fetch(
             home,
@@ -69,3 +75,35 @@ def command(
             f"Talk to it: homing chat {row.name}   Complete a prompt: homing generate {row.name} --prompt 'Once'"
             f"   End billing, confirmed: homing destroy {row.name}"
         )
+
+
+def _list(home: Home, row: RunRow) -> None:
+    found, now = show(home, row), home.world.now()
+    documents = [_document(each) for each in found]
+    talk.emit("fetch-list/1", {"run": row.id, "store": row.store, "checkpoints": documents})
+    rows = []
+    for each in documents:
+        loss = f"{each['val_loss']:.3f}" if each["val_loss"] is not None else ""
+        age = f"{format_duration(max(0.0, now - each['made_at']))} ago" if each["made_at"] else ""
+        said = each["problem"] or ", ".join(each["names"])
+        rows.append((each["phase"], f"{each['step']:,}", loss, format_bytes(each["num_bytes"]), age, said))
+    talk.table(["phase", "step", "val loss", "size", "made", ""], rows)
+    if found:
+        step = found[-1].checkpoint.manifest.step
+        talk.say(f"Fetch one: homing fetch {row.name} --checkpoint {step} --to models/{row.name}-{step}")
+    else:
+        talk.say(f"{row.id} has no checkpoint in the store yet: homing watch {row.name}")
+
+
+def _document(shown: Shown) -> dict[str, Any]:
+    manifest = shown.checkpoint.manifest
+    return {
+        "phase": manifest.phase,
+        "step": manifest.step,
+        "names": shown.names,
+        "val_loss": manifest.val_loss,
+        "num_bytes": shown.checkpoint.num_bytes,
+        "made_at": manifest.made_at,
+        "is_final": manifest.is_final,
+        "problem": shown.checkpoint.problem,
+    }

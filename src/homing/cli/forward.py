@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import socket
 import subprocess
 from typing import Annotated
 
@@ -13,10 +12,13 @@ import typer
 from homing.cli import talk
 from homing.cli.control import find_run, open_home
 from homing.cli.options import Json, RunRequired
-from homing.cloud.connect import find_login
+from homing.cli.ports import any_free, is_free
+from homing.cloud.connect import Login, find_login
 from homing.errors import UsageError
 
 __all__ = ["command"]
+
+_KNOCK_S = 20.0
 
 
 def command(
@@ -30,7 +32,7 @@ def command(
     with open_home() as home:
         row = find_run(home, run)
         login = find_login(home, row)
-    here = wanted if _is_free(wanted) else _any_free()
+    here = wanted if is_free(wanted) else any_free()
     argv = login.forward(here, there)
     talk.emit("forward/1", {"run": row.id, "here": here, "there": there, "argv": argv})
     if talk.is_json():
@@ -40,6 +42,7 @@ def command(
     if print_:
         print(shlex.join(argv))
         return
+    _explain_if_closed(login, there)
     talk.say(f"http://127.0.0.1:{here} is port {there} of {login.instance_id}. Ctrl-C ends it, the run goes on.")
     raise typer.Exit(subprocess.run(argv, check=False).returncode)
 
@@ -52,17 +55,15 @@ def _parse(ports: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _any_free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _explain_if_closed(login: Login, there: int) -> None:
+    """Asked once, over the same connection: a tunnel to a port where nobody listens opens and then shows nothing."""
+    try:
+        knock = login.shell([f"bash -c 'exec 3<>/dev/tcp/127.0.0.1/{there}'"])
+        done = subprocess.run(knock, capture_output=True, timeout=_KNOCK_S, check=False)
+    except subprocess.TimeoutExpired:
+        return
+    if done.returncode == 1:
+        talk.say(
+            f"warning: nothing listens on port {there} of {login.instance_id} yet. The tunnel is opened all the same;"
+            f" start it there (homing ssh RUN), or see the curves without one: homing tensorboard RUN"
+        )

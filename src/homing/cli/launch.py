@@ -11,12 +11,16 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
-from homing.cli.options import Json, RunRequired, Sets, Yes
+from homing.cli.options import Json, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
+from homing.cli.pick import agrees_to_next, agrees_to_rate, select
+from homing.cli.tracking import begin, following, wanted
 from homing.cloud.bundle import check_committed
-from homing.cloud.guards import armed, guards
+from homing.cloud.choose import launch_any
+from homing.cloud.exact import Exact, only, without_spot
+from homing.cloud.guards import armed, can_end_itself, check_armed, guards
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, Launched, LaunchOrder, draft, dry_run, launch
-from homing.cloud.plan import make_plan
+from homing.cloud.launch import Draft, Launched, LaunchOrder, draft, dry_run
+from homing.cloud.plan import OfferPlan, Plan, make_plan
 from homing.cloud.reconcile import refresh
 from homing.config import Loaded, has_smoke_passed, load_run, needs_smoke_first
 from homing.config.schema import NAME_PATTERN
@@ -47,11 +51,25 @@ def command(
     committed_only: Annotated[
         bool, typer.Option("--committed-only", help="Refuse to send a tree with changes that are not committed.")
     ] = False,
+    no_spot: Annotated[
+        bool, typer.Option("--no-spot", help="Only machines that are not taken away; they cost more.")
+    ] = False,
+    cloud: Annotated[
+        str | None, typer.Option("--cloud", metavar="NAME", help="For scripts: this cloud's machine and no other.")
+    ] = None,
+    region: Annotated[str | None, typer.Option("--region", metavar="NAME", help="... in this region.")] = None,
+    instance_type: Annotated[
+        str | None, typer.Option("--instance-type", metavar="NAME", help="... of this kind.")
+    ] = None,
+    tracker: Trackers = None,
+    wandb: Wandb = False,
+    run_name: TrackerName = None,
     yes: Yes = False,
     json_: Json = False,
 ) -> None:
     """Rent, boot, train, push, end billing. The laptop may close once the agent has spoken."""
     limit, keep_s = parse_limit(spend_limit), _keep_s(keep_on_failure)
+    trackers = wanted(tracker, wandb=wandb, verb="launch")
     with open_home() as home:
         if committed_only:
             check_committed(home.world)
@@ -59,23 +77,41 @@ def command(
             loaded = _as_launched(home, run, is_changed=bool(sets or name or smoke))
         else:
             loaded = load_run(run, sets or [], is_smoke=smoke)
+        if no_spot:
+            loaded = _without_spot(loaded)
         if name is not None:
             loaded = _renamed(loaded, name)
         if limit is not None:
             loaded = _limited(loaded, limit)
         say_problems([*loaded.warnings, *refresh(home)])
-        ready = _draft(loaded, home, resume=resume, smoke=smoke)
+        plan = only(_plan(loaded, home), Exact(cloud, region, instance_type))
+        plan = without_spot(plan) if no_spot else plan
+        row = select(plan, yes=yes or dry_run)
+        if row is None:
+            talk.say("Nothing was started.")
+            return
+        ready = _draft(loaded, row, home, resume=resume, smoke=smoke)
         ready = _with_wishes(ready, keep_on_failure_s=keep_s, is_one_guard_enough=one_guard)
         _say_plan(ready, home)
         if dry_run:
             _show_request(ready, home)
             return
-        if not _agreed(ready, loaded, smoke=smoke, yes=yes):
+        check_armed(ready, home)
+        most = None if loaded.run.limits.rate_usd_per_hour is None else Decimal(loaded.run.limits.rate_usd_per_hour)
+        if not _agreed(ready, loaded, smoke=smoke, yes=yes) or not agrees_to_rate(row, loaded.run.name, most):
             talk.say("Nothing was started.")
             return
-        done = launch(ready, home, tell=lambda text: talk.say(f"  {text}"))
+
+        def agree(other: OfferPlan, instead: Draft) -> bool:
+            _say_plan(instead, home)
+            return agrees_to_next(other, row, most, yes=yes)
+
+        ready, done = launch_any(ready, plan.offers, home, tell=lambda text: talk.say(f"  {text}"), agree=agree)
+        for each in trackers:
+            told = following(each, home.path, done.run.id, run_name, run=ready.run, store=done.run.store)
+            begin(told, home.world)
         talk.emit("launch/1", _document(done, ready))
-        _say_next(done, ready)
+        _say_next(done, ready, home)
 
 
 def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
@@ -96,6 +132,15 @@ def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
     return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, id=row.id))
 
 
+def _without_spot(loaded: Loaded) -> Loaded:
+    """Into the run itself: whoever goes on with it later keeps to it."""
+    cloud = loaded.run.cloud
+    settings = {name: {**each, "spot": False} if "spot" in each else each for name, each in cloud.settings.items()}
+    return dataclasses.replace(
+        loaded, run=dataclasses.replace(loaded.run, cloud=dataclasses.replace(cloud, settings=settings))
+    )
+
+
 def _renamed(loaded: Loaded, name: str) -> Loaded:
     if not re.fullmatch(NAME_PATTERN, name):
         raise UsageError(
@@ -112,17 +157,21 @@ def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
     return dataclasses.replace(loaded, run=dataclasses.replace(run, limits=limits, origin=origin))
 
 
-def _draft(loaded: Loaded, home: Home, *, resume: bool, smoke: bool) -> Draft:
-    spend = loaded.run.limits.spend_usd
+def _plan(loaded: Loaded, home: Home) -> Plan:
     meet_host(home, loaded.run)
     plan = make_plan(loaded.run, home)
     say_problems(plan.warnings)
+    return plan
+
+
+def _draft(loaded: Loaded, row: OfferPlan, home: Home, *, resume: bool, smoke: bool) -> Draft:
+    spend = loaded.run.limits.spend_usd
     order = LaunchOrder(
         run=loaded.run,
         run_file_text=loaded.text,
         is_prepared=loaded.is_prepared,
-        offer=plan.offers[0].offer,
-        timing=plan.offers[0].timing,
+        offer=row.offer,
+        timing=row.timing,
         spend_limit_usd=None if spend is None else Decimal(spend),
         resume=resume,
         is_smoke=smoke,
@@ -207,10 +256,13 @@ def _document(done: Launched, ready: Draft) -> dict[str, Any]:
     }
 
 
-def _say_next(done: Launched, ready: Draft) -> None:
+def _say_next(done: Launched, ready: Draft, home: Home) -> None:
     talk.say(f"{done.run.id} has started; its first heartbeat is in the store.")
     if done.instance.provider == "local":
         talk.say("You may close this terminal. The run is on this computer, which must stay on.")
-    else:
+    elif can_end_itself(home.provider(done.instance.provider)):
         talk.say("You may close the laptop.")
+    else:
+        talk.say("You may close the laptop: it trains and pushes without you.")
+        talk.say(f"But it bills until somebody ends it: a guard, a watch, or its limit at {usd(done.worst_case_usd)}.")
     talk.say(f"Watch it: homing watch {done.run.name}")

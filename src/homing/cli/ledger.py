@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 from decimal import Decimal
+from typing import Any
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems, usd
 from homing.cli.options import Json, RunName
 from homing.cloud import meter
+from homing.cloud.meter import Bill, compare
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import dump_line
 
@@ -29,10 +31,15 @@ def command(run: RunName = None, json_: Json = False) -> None:
         now = home.world.now()
         total = meter.total_spend(lines, now)
         spends = {line.mark: meter.line_spend(line, now) for line in lines}
+        bills = [bill for line in lines if (bill := compare(line, home.ledger.bills(), now)) is not None]
+        theirs = {bill.mark: bill for bill in bills}
         talk.emit(
             "ledger/1",
             {
-                "lines": [{**dump_line(line), "spend_usd": str(spends[line.mark])} for line in lines],
+                "lines": [
+                    {**dump_line(line), "spend_usd": str(spends[line.mark]), **_bill_of(theirs.get(line.mark))}
+                    for line in lines
+                ],
                 "total_usd": str(total),
                 "margin_s": meter.MARGIN_S,
                 "problems": problems,
@@ -50,14 +57,43 @@ def command(run: RunName = None, json_: Json = False) -> None:
                 line.state,
                 line.billing,
                 usd(spends[line.mark]),
+                *_shown(theirs.get(line.mark)),
             )
             for line in lines
         ]
         total_row = ("total", "", "", "", "", "", "", "", "", usd(total))
         headers = ["run", "attempt", "provider", "offer", "rate", "from", "until", "state", "billing", "dollars"]
-        talk.table(headers, [*rows, total_row])
+        talk.table([*headers, "theirs", "apart"], [*rows, total_row])
         say_problems(problems)
         _say_margin(total)
+        _say_bills(bills)
+
+
+def _bill_of(bill: Bill | None) -> dict[str, Any]:
+    if bill is None:
+        return {"provider_usd": None, "difference_usd": None}
+    return {"provider_usd": str(bill.theirs_usd), "difference_usd": str(bill.difference_usd)}
+
+
+def _shown(bill: Bill | None) -> tuple[str, str]:
+    if bill is None:
+        return "", ""
+    sign = "-" if bill.difference_usd < 0 else "+"
+    return usd(bill.theirs_usd), f"{sign}{usd(abs(bill.difference_usd))}"
+
+
+def _say_bills(bills: list[Bill]) -> None:
+    """Where a provider tells its own figure: both, and aloud those that differ by more than we promise."""
+    if not bills:
+        return
+    ours, theirs = (sum((getattr(bill, name) for bill in bills), Decimal(0)) for name in ("ours_usd", "theirs_usd"))
+    talk.say(f"By our count {usd(ours)}, by the providers' own {usd(theirs)}, over {len(bills)} that tell one.")
+    for bill in bills:
+        if not bill.is_within_margin:
+            talk.say(
+                f"warning: {bill.mark}: the provider says {usd(bill.theirs_usd)}, we count {usd(bill.ours_usd)};"
+                " the larger one counts against the limit. See the provider's own page of usage."
+            )
 
 
 def _time(t: float | None) -> str:

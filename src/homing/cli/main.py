@@ -46,6 +46,7 @@ STORIES: dict[str, dict[str, str]] = {
     },
     "The life of a run": {
         "plan": "Hours and dollars per offer, cheapest to finish first.",
+        "offers": "What every provider would rent now, lowest rate first.",
         "launch": "Rent, boot, train, push, end billing.",
         "status": "One run, now.",
         "watch": "Steps, loss, speed, samples and dollars, as they come.",
@@ -67,6 +68,10 @@ STORIES: dict[str, dict[str, str]] = {
     },
     "Around": {
         "store": "Look into a store; get, put, remove.",
+        "tensorboard": "A run's curves in TensorBoard, live or after the end.",
+        "image": "A container image with all that training needs, by your own Docker.",
+        "setup": "The first-time steps of a provider; safe to repeat.",
+        "doctor": "Keys, clients, disk, clock, store: what would go wrong, each with its fix.",
     },
 }
 # typer carries a click of its own under a private name; the parent of its public error is the way to it.

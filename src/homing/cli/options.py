@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Json", "RunName", "RunRequired", "Sets", "Yes", "as_typed"]
+__all__ = ["Json", "RunName", "RunRequired", "Sets", "TrackerName", "Trackers", "Wandb", "Yes", "as_typed"]
 
 RunName = Annotated[str | None, typer.Argument(metavar="RUN", help="Run or run file; the newest when left out.")]
 RunRequired = Annotated[str, typer.Argument(metavar="RUN", help="Run or run file.")]
@@ -17,6 +17,14 @@ Sets = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the run file, such as --set model.depth=8."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Trackers = Annotated[
+    list[str] | None,
+    typer.Option("--tracker", metavar="NAME", help="Also tell tensorboard, wandb, mlflow or trackio; may be repeated."),
+]
+Wandb = Annotated[bool, typer.Option("--wandb", help="Also tell Weights & Biases; offline without a key.")]
+TrackerName = Annotated[
+    str | None, typer.Option("--run-name", metavar="NAME", help="What trackers call it; else its id.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to the question.")]
 
 

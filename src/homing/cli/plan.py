@@ -11,13 +11,19 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import meet_host, open_home, parse_limit, say_problems, usd
+from homing.cli.offers import rate_age
 from homing.cli.options import Json, RunName, Sets
+from homing.cloud import meter
+from homing.cloud.choose import name_of
 from homing.cloud.plan import OfferPlan, Plan, make_plan
+from homing.cloud.providers.base import Offer
 from homing.config import Loaded, load_run, newest_run
 from homing.units import format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
 
 __all__ = ["command"]
+
+_LEFT_OUT = 5  # said one by one
 
 
 def command(
@@ -38,12 +44,13 @@ def command(
         return
     with open_home() as home:
         meet_host(home, loaded.run)
-        plan = make_plan(loaded.run, home)
-    talk.emit("plan/1", _document(plan, loaded))
-    _show(plan, loaded)
+        plan = make_plan(loaded.run, home, explain=True)
+        now = home.world.now()
+    talk.emit("plan/1", _document(plan, loaded, now))
+    _show(plan, loaded, now)
 
 
-def _show(plan: Plan, loaded: Loaded) -> None:
+def _show(plan: Plan, loaded: Loaded, now: float) -> None:
     run = plan.run
     rows = [
         ("parameters", f"{run.sizes.num_params:,}"),
@@ -58,10 +65,50 @@ def _show(plan: Plan, loaded: Loaded) -> None:
         ("prepared", "yes" if loaded.is_prepared else f"no: homing prep {run.name}"),
     ]
     talk.table(["", ""], rows, title=f"Plan of {run.name}")
-    headers = ["offer", "device", "rate", "tok/s", "time", "dollars", "minimum", "how we know the speed"]
-    talk.table(headers, (_row(row) for row in plan.offers))
+    headers = ["offer", "device", "rate", "tok/s", "time", "dollars", "more", "worst", "minimum", "how we know"]
+    talk.table(headers, (_row(plan, row, now) for row in plan.offers))
+    _show_phases(plan)
+    _say_left_out(plan)
     say_problems([*loaded.warnings, *plan.warnings])
-    talk.say(f"\nNext: homing launch {run.name} --spend-limit {_suggested(plan)}")
+    talk.say(f"\n{_recommendation(plan)}")
+    talk.say(f"Next: homing launch {run.name} --spend-limit {_suggested(plan)}")
+
+
+def _recommendation(plan: Plan) -> str:
+    best = plan.best
+    said = f"Cheapest to finish: {name_of(best.offer)}, {usd(best.cost_usd)} in {format_duration(best.seconds)}"
+    said += f", at worst {usd(best.worst_usd)}."
+    if len(plan.offers) > 1:
+        other = plan.offers[1]
+        said += f" {name_of(other.offer)} would cost {usd(plan.more_usd(other))} more"
+        quicker_s = best.seconds - other.seconds
+        said += f" and be {format_duration(quicker_s)} quicker." if quicker_s > 60 else "."
+    return said
+
+
+def _show_phases(plan: Plan) -> None:
+    best = plan.best
+    parts = best.phases(plan.run)
+    device = _device(best.offer)
+    rows = [(part.name, device, format_duration(part.seconds), usd(part.cost_usd)) for part in parts]
+    if best.odds.num_interruptions:
+        away_s = best.seconds - sum(part.seconds for part in parts)
+        times = f"taken away {best.odds.num_interruptions:.2g} times"
+        rows.append((times, device, format_duration(away_s), usd(meter.cost(best.offer.rate_usd_per_hour, away_s))))
+    if best.storage_usd:
+        rows.append(("storage", plan.run.store, format_duration(best.seconds), usd(best.storage_usd)))
+    rows.append(("all", device, format_duration(best.seconds), usd(best.cost_usd)))
+    talk.table(["phase", "on", "time", "cost"], rows, title="Where time and dollars go")
+
+
+def _say_left_out(plan: Plan) -> None:
+    """Those that a person would ask about: with a lower rate than the best. The others are counted."""
+    lower = [each for each in plan.left_out if each.offer.rate_usd_per_hour <= plan.best.offer.rate_usd_per_hour]
+    for each in lower[:_LEFT_OUT]:
+        rate = usd(each.offer.rate_usd_per_hour)
+        talk.say(f"left out: {name_of(each.offer)} ({_device(each.offer)}, {rate}/h) {each.why}.")
+    if len(plan.left_out) > len(lower[:_LEFT_OUT]):
+        talk.say(f"left out: {len(plan.left_out) - len(lower[:_LEFT_OUT])} others; --json lists them all.")
 
 
 def _bought(plan: Plan) -> list[tuple[str, str]]:
@@ -77,19 +124,25 @@ def _bought(plan: Plan) -> list[tuple[str, str]]:
     return [(f"with {' and '.join(named)}", said + lands)]
 
 
-def _row(row: OfferPlan) -> list[str]:
+def _row(plan: Plan, row: OfferPlan, now: float) -> list[str]:
     offer = row.offer
-    device = f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
+    more = plan.more_usd(row)
     return [
-        f"{offer.provider} {offer.name}",
-        device,
+        name_of(offer),
+        _device(offer) + (", spot" if offer.is_spot else ""),
         f"{usd(offer.rate_usd_per_hour)}/h",
         format_rate(row.speed.tokens_per_s).removesuffix(" tok/s"),
         format_duration(row.seconds),
         usd(row.cost_usd),
+        f"+{usd(more)}" if more > 0 else f"-{usd(-more)}" if more < 0 else "",
+        usd(row.worst_usd),
         usd(row.minimum_usd),
-        row.speed.text,
+        "; ".join(part for part in (row.speed.text, rate_age(offer, now)) if part),
     ]
+
+
+def _device(offer: Offer) -> str:
+    return f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
 
 
 def _suggested(plan: Plan) -> str:
@@ -98,7 +151,7 @@ def _suggested(plan: Plan) -> str:
     return usd(max(best.cost_usd * 3 / 2, best.minimum_usd * 2)).removeprefix("$").replace(",", "")
 
 
-def _document(plan: Plan, loaded: Loaded) -> dict[str, Any]:
+def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:
     return {
         "run": plan.run.name,
         "num_params": plan.run.sizes.num_params,
@@ -119,12 +172,22 @@ def _document(plan: Plan, loaded: Loaded) -> dict[str, Any]:
                 "speed_text": row.speed.text,
                 "seconds": row.seconds,
                 "cost_usd": str(row.cost_usd),
+                "more_usd": str(plan.more_usd(row)),
+                "worst_usd": str(row.worst_usd),
+                "storage_usd": str(row.storage_usd),
+                "num_interruptions": row.odds.num_interruptions,
                 "minimum_usd": str(row.minimum_usd),
+                "rate_age_s": 0.0 if row.offer.as_of is None else max(0.0, now - row.offer.as_of),
+                "phases": [
+                    {"name": part.name, "seconds": part.seconds, "cost_usd": str(part.cost_usd)}
+                    for part in row.phases(plan.run)
+                ],
                 "timing": dataclasses.asdict(row.timing),
                 "buys": dataclasses.asdict(row.buys) if row.buys else None,
             }
             for row in plan.offers
         ],
+        "left_out": [{**dataclasses.asdict(each.offer), "why": each.why} for each in plan.left_out],
         "warnings": [*loaded.warnings, *plan.warnings],
     }
 

@@ -38,8 +38,10 @@ def command(
         )
         say_problems(found.problems)
         answers = {each.mark + each.id: _answer(home, each, is_destroy, is_adopt, yes) for each in found.to_answer}
-        talk.emit("reconcile/1", _document(found, answers))
-        _raise_if_unowned(found, answers)
+        error = _still_billing(found, answers)
+        talk.emit_all("reconcile/1", _document(found, answers), error)
+        if error is not None:
+            raise error
         _say_end(found, answers)
 
 
@@ -75,7 +77,7 @@ def _answer(home: Home, finding: Finding, is_destroy: bool, is_adopt: bool, yes:
 def _keep(home: Home, finding: Finding, name: str, money: str, yes: bool) -> str:
     if not talk.ask(f"Keep {name} in the ledger, to bill on ({money})?", yes=yes):
         return "left as it is"
-    keep(home, finding)
+    talk.say(f"{name} is kept: {keep(home, finding)}")
     return "kept"
 
 
@@ -102,19 +104,19 @@ def _document(found: Survey, answers: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _raise_if_unowned(found: Survey, answers: dict[str, str]) -> None:
+def _still_billing(found: Survey, answers: dict[str, str]) -> StillBilling | None:
     """Exit code 6 while something may bill that nobody has decided about, or nobody could look at."""
     open_ = [
         each for each in found.to_answer if answers[each.mark + each.id] not in ("ended", "kept") and each.may_bill
     ]
     if not open_ and not found.is_blind:
-        return
+        return None
     said = [
         f"{each.provider} {each.thing} {each.id} at {usd(each.rate_usd_per_hour)}/h: {answers[each.mark + each.id]}"
         for each in open_
     ]
     count = f"{len(open_)} thing{'s' * (len(open_) != 1)} of ours"
-    raise StillBilling(
+    return StillBilling(
         what=f"{count} may still cost money and no run owns it."
         if open_
         else "Something of ours may still cost money.",

@@ -1,6 +1,7 @@
 """How the command line speaks: stdout is data, stderr is talk.
 
 emit(document)   the verb's result: one JSON document with a `schema` field under --json, else nothing
+emit_all(...)    the same, with the error in it that the verb ends with: then nothing follows it on stdout
 table(...)       the same result for people
 say(text)        talk: what is being done, what to do next; silent with -q
 ask(question)    yes or no; refuses where there is nobody to answer
@@ -15,15 +16,16 @@ from typing import Any
 
 from homing.errors import HomingError, UsageError
 
-__all__ = ["ask", "configure", "emit", "is_json", "is_quiet", "is_verbose", "say", "show_error", "table"]
+__all__ = ["ask", "configure", "emit", "emit_all", "is_json", "is_quiet", "is_verbose", "say", "show_error", "table"]
 
 _loudness = 0
 _is_json = False
+_is_all_said = False
 
 
 def configure(*, loudness: int, is_json: bool) -> None:
-    global _loudness, _is_json
-    _loudness, _is_json = loudness, is_json
+    global _loudness, _is_json, _is_all_said
+    _loudness, _is_json, _is_all_said = loudness, is_json, False
 
 
 def is_json() -> bool:
@@ -50,6 +52,13 @@ def emit(schema: str, document: dict[str, Any]) -> None:
     if _is_json:
         line = {"schema": f"homing.{schema}", **document}
         print(json.dumps(line, ensure_ascii=False, default=str, allow_nan=False), flush=True)
+
+
+def emit_all(schema: str, document: dict[str, Any], error: HomingError | None) -> None:
+    """For a verb that has a result and may fail all the same: one document tells both."""
+    global _is_all_said
+    emit(schema, {**document, "error": error.to_dict() if error is not None else None})
+    _is_all_said = True
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
@@ -81,8 +90,9 @@ def ask(question: str, *, yes: bool) -> bool:
 
 
 def show_error(error: HomingError) -> None:
-    """Three lines on stderr; under --json the same as a document on stdout."""
-    emit("error/1", error.to_dict())
+    """Three lines on stderr; under --json the same as a document on stdout, unless the verb's own has told it."""
+    if not _is_all_said:
+        emit("error/1", error.to_dict())
     print(f"error: {error.what}", file=sys.stderr)
     for label, text in (("why", error.why), ("fix", error.fix)):
         for number, line in enumerate(text.splitlines()):

@@ -24,7 +24,8 @@ import typer
 
 from homing.cli import talk
 from homing.cli.extras import need
-from homing.cli.options import Json, RunName, Sets, as_typed
+from homing.cli.options import Json, RunName, Sets, TrackerName, Trackers, Wandb, as_typed
+from homing.cli.tracking import begin, following, wanted
 from homing.cloud.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke_passed, newest_run
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
@@ -46,11 +47,15 @@ def command(
         bool, typer.Option("--resume", help="Go on with an unfinished run; an error if none is.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run, whatever is unfinished.")] = False,
+    tracker: Trackers = None,
+    wandb: Wandb = False,
+    run_name: TrackerName = None,
     json_: Json = False,
 ) -> None:
     """Train on this machine, with the same trainer that runs on a rented one."""
     if resume and fresh:
         raise UsageError(what="--resume and --fresh contradict each other.", fix="Use one of them, or neither.")
+    trackers = wanted(tracker, wandb=wandb, verb="train")
     name = run or newest_run()
     loaded = load_run(name, sets or [], is_smoke=smoke)
     for warning in loaded.warnings:
@@ -63,6 +68,9 @@ def command(
         )
     need("lm", verb="train")
     run_dir = _run_dir(loaded, name, must_exist=resume, is_fresh=fresh)
+    for each in trackers:
+        told = following(each, home(), run_dir.name, run_name, run=loaded.run, run_dir=str(run_dir))
+        begin(told, World())
     code, caught = _run_trainer(run_dir)
     outcome = _read_outcome(run_dir, code)
     if outcome.state == "done" and smoke:

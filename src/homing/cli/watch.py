@@ -10,7 +10,8 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, usd
-from homing.cli.options import Json, RunName
+from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb
+from homing.cli.tracking import begin, following, wanted
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.meter import MARGIN_S, cost
@@ -32,6 +33,9 @@ def command(
     every: Annotated[
         str, typer.Option("--every", help="A line at most so often: 30, 30s, 2m.")
     ] = f"{DEFAULT_EVERY_S:g}",
+    tracker: Trackers = None,
+    wandb: Wandb = False,
+    run_name: TrackerName = None,
     json_: Json = False,
 ) -> None:
     """Steps, loss, speed, samples and dollars, until the run ends. Exit code 0 done, 1 failed, 5 stopped by a limit."""
@@ -39,8 +43,11 @@ def command(
         every_s = parse_duration(every)
     except ValueError as exc:
         raise UsageError(what=f"--every: {exc}.", fix="--every 30") from exc
+    trackers = wanted(tracker, wandb=wandb, verb="watch")
     with open_home() as home:
         row = find_run(home, run)
+        for each in trackers:
+            begin(following(each, home.path, row.id, run_name, store=row.store), home.world)
         try:
             for report in watch(home, row, every_s=every_s):
                 _show(report)

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from homing.cloud.signs import read_document
-from homing.store import Store, run_key
-from homing.wire import codec, names
+from homing.cloud.home import Home
+from homing.cloud.wish import ask, last_asked
+from homing.store import Store
 from homing.wire.boot import Boot
-from homing.wire.control import Heartbeat, Request
-from homing.world import World
+from homing.wire.control import Heartbeat
 
 __all__ = ["tell_age"]
 
 _ON_ITS_WAY_S = 2.0  # beside the pause between two heartbeats: how old one may be when it is first seen
 
 
-def tell_age(store: Store, boot: Boot, beat: Heartbeat, began: float, world: World) -> bool:
+def tell_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
     """Whether the agent had to be told. `began` is the monotonic clock at the create call."""
-    rate = Decimal(boot.rate_usd_per_hour)
+    world, rate = home.world, Decimal(boot.rate_usd_per_hour)
     if rate <= 0:
         return False
     # The monotonic clock cannot be set back but stands still while a laptop sleeps; so the larger of both counts.
@@ -31,17 +30,8 @@ def tell_age(store: Store, boot: Boot, beat: Heartbeat, began: float, world: Wor
     counted_s = float((Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)) / rate * 3600)
     if age_s - counted_s <= boot.heartbeat_s + _ON_ITS_WAY_S:
         return False
-    key = run_key(boot.run_id, names.REQUEST)
-    last = read_document(store, key, Request) or Request(serial=0)
     # A little more than was counted: it takes a while until the agent reads it, and too early costs less than too late.
-    told = Request(
-        serial=last.serial + 1,
-        stop=last.stop,
-        reason=last.reason or "The clocks here and there disagree; home has counted how long it bills",
-        spend_limit_usd=last.spend_limit_usd,
-        time_limit_s=last.time_limit_s,
-        t=world.now(),
-        age_s=age_s + boot.heartbeat_s + _ON_ITS_WAY_S,
-    )
-    store.put_bytes(key, codec.dumps(told).encode())
+    last = last_asked(home, boot.run_id, store)
+    why = (last.reason if last else "") or "The clocks here and there disagree; home has counted how long it bills"
+    ask(home, boot.run_id, store, age_s=age_s + boot.heartbeat_s + _ON_ITS_WAY_S, reason=why)
     return True

@@ -33,8 +33,8 @@ RUN_DIR = "run"
 DATA_DIR = "data"
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same source gives the same bytes
 # What the agent imports and nothing else: it must stay readable in one sitting, and a test counts the lines.
-_ZIP_WIRE = ("__init__", "boot", "codec", "control", "event", "limit", "names")
-_ZIP_PARTS = ("agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world.py")
+_ZIP_WIRE = ("codec", "control", "event", "instance", "limit", "orders")
+_ZIP_PARTS = ("agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world/machine.py")
 _ZIP_MAIN = "from homing.agent.__main__ import main\n\nraise SystemExit(main())\n"
 
 
@@ -94,6 +94,7 @@ def make_boot(
         trainer_argv=trainer_argv(python, work_dir),
         sync_argv=sync_argv(python, work_dir),
         agent_argv=agent_argv(python, work_dir),
+        lookout_argv=[python, "-m", "homing.lookout", os.path.join(os.fspath(work_dir), names.BOOT)],
         end_billing=end_billing,
         started_at=started_at,
         rate_usd_per_hour=str(rate_usd_per_hour),
@@ -125,14 +126,17 @@ def sync_argv(python: str, work_dir: PathLike) -> list[str]:
 def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
     """Name in the zip and content, sorted, so that the order of a folder listing does not show in the hash."""
     package = os.path.dirname(os.path.abspath(homing.__file__))
-    # homing/__init__.py is the public API at home and may import what an instance lacks; there it is only a name.
+    # homing/__init__.py is the public API at home and may import what an instance lacks; there it is only a name,
+    # and so are wire and world: their own pages tell of modules that stay at home.
     yield "__main__.py", _ZIP_MAIN.encode()
     yield "homing/__init__.py", f'__version__ = "{homing.__version__}"\n'.encode()
+    yield "homing/wire/__init__.py", b""
+    yield "homing/world/__init__.py", b""
     for part in _ZIP_PARTS:
         source = os.path.join(package, part)
         found = world.walk(source) if world.is_dir(source) else [""]
         for name in found:
-            if name == "" or (name.endswith(".py") and name != names.BOOTSTRAP):  # that one travels where it is needed
+            if name == "" or name.endswith(".py"):
                 yield f"homing/{part}/{name}".rstrip("/"), world.read(os.path.join(source, name) if name else source)
 
 

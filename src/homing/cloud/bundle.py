@@ -22,10 +22,13 @@ import homing
 from homing.errors import UsageError
 from homing.world import World
 
-__all__ = ["TORCH_RANGE", "WHEEL", "Lock", "check_committed", "lock", "tree_state", "wheel_bytes"]
+__all__ = ["TORCH_CUDA", "TORCH_RANGE", "WHEEL", "Lock", "check_committed", "lock", "tree_state", "wheel_bytes"]
 
 WHEEL = f"homing-{homing.__version__}-py3-none-any.whl"
 TORCH_RANGE = ("2.11", "2.14")  # as in pyproject; a test compares them
+# What the index's wheels of that range are built for (2.10 had 12.8, 2.14 will have 13.2): a host whose driver is older
+# cannot run them. Moves with the range.
+TORCH_CUDA = "13.0"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same tree gives the same bytes
 _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}

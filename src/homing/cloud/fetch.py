@@ -23,7 +23,7 @@ from homing.wire import names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.run import Run
 
-__all__ = ["Fetched", "choose", "fetch"]
+__all__ = ["Fetched", "Shown", "choose", "fetch", "show"]
 
 _PAPERS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
 
@@ -70,6 +70,26 @@ def fetch(
         why="\n".join(passed_over),
         fix=f"homing fetch {run.name} --or-older   {older}",
     )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A checkpoint in the store that could be fetched."""
+
+    checkpoint: StoredCheckpoint
+    names: list[str]  # latest, best, or none: what it is called beside its step
+
+
+def show(home: Home, run: RunRow) -> list[Shown]:
+    """All that lie in the store, newest first. Hashes of the files themselves are checked when one is fetched."""
+    store = home.store_of(run)
+    found = list_checkpoints(store, run.id, _phases(store, run))
+    best = {phase: best_step(store, run.id, phase) for phase in {each.manifest.phase for each in found}}
+    shown = []
+    for number, each in enumerate(found):
+        is_best = not each.problem and best[each.manifest.phase] == each.manifest.step
+        shown.append(Shown(each, ["latest"] * (number == 0) + ["best"] * is_best))
+    return shown
 
 
 def choose(store: Store, run: RunRow, which: str, phases: list[str]) -> list[StoredCheckpoint]:

@@ -2,7 +2,7 @@
 
     Boot, Place -> Boot with its bootstrap + the files that travel beside the agent
 
-The agent's bootstrap carries it out there, stage by stage. A machine that has everything (this computer) gets nothing.
+The bootstrap carries it out there, stage by stage. A machine that has everything (this computer) gets nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import os
 
-from homing.agent import bootstrap
 from homing.cloud import boot as booting
 from homing.cloud import bundle
 from homing.cloud.plan import needs_of
@@ -39,7 +38,7 @@ def furnish(
         return boot, {}
     wheel = bundle.wheel_bytes(world)
     digest = hashlib.sha256(wheel).hexdigest()
-    files = {bundle.WHEEL: wheel, names.BOOTSTRAP: world.read(bootstrap.__file__)}
+    files = {bundle.WHEEL: wheel}
     code_dir = f"{place.cache_dir}/code-{digest[:16]}"
     folders = volume_folders(run.cloud.volume, run.name) if run.cloud.volume else []
     told = Bootstrap(
@@ -67,8 +66,16 @@ def furnish(
     if run.cloud.volume:
         hub = f"{run.cloud.volume}/hf_cache"
         env.update(HF_HOME=hub, HF_DATASETS_CACHE=f"{hub}/datasets")
-    argv = booting.agent_argv(place.base_python or place.python, place.work_dir)
-    return dataclasses.replace(boot, bootstrap=told, env=env, agent_argv=argv), files
+    python, boot_path = place.base_python or place.python, f"{place.work_dir}/{names.BOOT}"
+    # A wheel is a zip, and Python imports from one: what unpacks our code runs from it before anything is unpacked.
+    path = f"PYTHONPATH={place.work_dir}/{bundle.WHEEL}"
+    return dataclasses.replace(
+        boot,
+        bootstrap=told,
+        env=env,
+        agent_argv=booting.agent_argv(python, place.work_dir),
+        furnish_argv=["env", path, python, "-m", "homing.bootstrap", boot_path],
+    ), files
 
 
 def volume_folders(volume: str, name: str) -> list[str]:

@@ -20,14 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from homing.cloud import diary, meter, relaunch
+from homing.cloud import diary, heard, meter, relaunch
 from homing.cloud.destroy import destroy_lines, end_twins
-from homing.cloud.guards import sign_in
+from homing.cloud.guards import can_end_itself, sign_in
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, billing_lines, look
+from homing.cloud.survey import kept_key
 from homing.cloud.terms import Terms, limits_of, terms_of
 from homing.errors import HomingError, LimitReached, NotOwner, StillBilling
 from homing.store import pace_of
@@ -198,22 +199,56 @@ class _Round:
 
     def _check_ended(self) -> None:
         """The outcome is in the store, so the agent had its time; one that keeps or still pushes tells so itself."""
+        self.billing = [line for line in self.billing if not self._is_kept(line)]
+        if not self.billing:
+            return
         waited_s = self.now - (self.run.ended_at or self.now)
-        status = look(self.home, self.run)
-        state = status.signs.heartbeat.state if status.signs and status.signs.heartbeat else ""
-        # While one large file of the last checkpoint travels, no heartbeat does: that is no idleness yet.
-        patience_s = {"kept": STALE_S, "pushing": max(STALE_S, limits_of(self.home, self.run).idle_s)}.get(state, 0.0)
-        if waited_s > meter.MARGIN_S and (status.heartbeat_age_s or 0.0) >= patience_s:
+        wants_time = self._wants_time()  # asked on every round: it learns from each
+        if (waited_s > meter.MARGIN_S and not wants_time) or self._waits_for_us():
             for line in self.billing if self.run.is_interrupted else []:  # this end is no wish to be done with the run
                 self._note(f"lost-{line.mark}", "lost", "What is left of it is destroyed.")
             said = f"{self.run.state} {format_duration(waited_s)} ago and still bills"
             self._end(f"The guard at home ends its machine: it was {said}.", "late")
+
+    def _waits_for_us(self) -> bool:
+        """It has said goodbye and cannot end its own billing: from here on every second is paid for nothing."""
+        line = self.billing[-1]
+        if can_end_itself(self.home.provider_of(line)):
+            return False
+        signs = look(self.home, self.run).signs
+        beat = signs.heartbeat if signs is not None else None
+        return beat is not None and beat.mark == line.mark and beat.state == "ended"
+
+    def _is_kept(self, line: LedgerLine) -> bool:
+        """By a person, who told `homing reconcile` so: said aloud, and ended by its limit or by that person."""
+        if not diary.has(self.home, self.run.id, kept_key(line.mark)):
+            return False
+        spend = _usd(meter.line_spend(line, self.now))
+        text = f"{line.mark} is kept as you told reconcile, {spend} so far: homing destroy {self.run.name}"
+        self._alert(f"kept-{line.mark}-{int(self.now // 3600)}", text)
+        return True
+
+    def _wants_time(self) -> bool:
+        """It keeps or still pushes, and said so lately, by our own clock."""
+        status = look(self.home, self.run)
+        # While one large file of the last checkpoint travels, no heartbeat does: that is no idleness yet.
+        longer_s = max(STALE_S, limits_of(self.home, self.run).idle_s)
+        if status.signs is None:  # a store that cannot be read is no silent machine
+            state, quiet_s = heard.last_word(self.home, self.run.id, self.billing[-1].mark)
+            return state in ("kept", "pushing") and quiet_s < longer_s
+        beat = status.signs.heartbeat
+        if beat is None:
+            return False
+        quiet_s = heard.quiet_s(self.home, self.run.id, beat) or 0.0
+        return quiet_s < {"kept": STALE_S, "pushing": longer_s}.get(beat.state, 0.0)
 
     def _check_alive(self) -> None:
         if any(self.home.world.is_locked(self.home.launch_lock(line.mark)) for line in self.lines):
             return  # its launch lives, waits for it and undoes itself; two would undo each other's next attempt
         for line in self.billing:
             if line is not self.lines[-1]:
+                if self._is_kept(line):
+                    continue
                 # It was closed before a later one began, which has the run now; this one tells nothing about it.
                 destroy_lines(self.home, [line], deadline_s=_DESTROY_S)
                 self.made.done.append(f"{self.run.id}: {line.mark} came back, and is destroyed.")
@@ -245,7 +280,9 @@ class _Round:
     def _check_heartbeat(self, status: Status) -> None:
         """A machine that spoke once may be cut off and at work: its own guards know more, and home only shouts."""
         line, beat = self.billing[-1], status.signs.heartbeat if status.signs else None
-        quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
+        quiet_s = heard.quiet_s(self.home, self.run.id, beat) if beat is not None else None
+        if quiet_s is None:  # of one that is new here only its own clock tells how old it is: good enough to shout
+            quiet_s = self.now - (beat.t if beat is not None else line.created_at or self.now)
         stale_s = STALE_S + 2 * pace_of(self.run.store)
         idle_s = max(limits_of(self.home, self.run).idle_s, stale_s)
         # Only a launch that never saw a heartbeat proves that there was none: a store may have lost one.

@@ -5,6 +5,7 @@
     at home           `homing guard`, which signs in on every round
 
 They act in the order of wire/limit.py. Two that live are the least; with fewer a launch undoes itself unless told.
+Where a machine cannot end its own billing, its two save the work inside the limit and count for nothing here.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from homing.cloud import meter
 from homing.cloud.home import Home
+from homing.cloud.providers.base import Cautioning, Provider
+from homing.errors import UsageError
+from homing.units import format_duration
 from homing.wire.control import Heartbeat
 
 if TYPE_CHECKING:
-    from homing.cloud.launch import Draft
+    from homing.cloud.draft import Draft
 
-__all__ = ["armed", "count_alive", "guards", "is_on_duty", "sign_in"]
+__all__ = ["armed", "can_end_itself", "check_armed", "count_alive", "guards", "is_on_duty", "sign_in"]
 
 LEAST = 2
 _FILE = "guard.json"  # in the home: when a guard last made its round
@@ -33,6 +37,11 @@ def guards(draft: Draft, home: Home) -> list[str]:
         f"armed: the agent's watchdog on the instance ends it inside {limit}, also with this laptop closed.",
         "armed: a dead-man process beside the agent starts it again when it dies, and ends the instance without it.",
     ]
+    if not can_end_itself(provider):
+        said = [
+            f"not armed: {provider.cannot['end_itself']} Its agent stops and pushes inside {limit} all the same.",
+            _unattended(draft),
+        ]
     if provider.guard:
         said.append(f"armed: {provider.guard}")
     else:
@@ -46,20 +55,51 @@ def guards(draft: Draft, home: Home) -> list[str]:
     else:
         end = f"it bills on at {rate}/h until: homing destroy {draft.run.name}"
         said.append(f"If this computer and the instance's programs both die, {end}")
-    return said
+    return said + (provider.cautions() if isinstance(provider, Cautioning) else [])
+
+
+def _unattended(draft: Draft) -> str:
+    """What it costs when nobody is there at its end: the price of a machine that cannot end itself."""
+    time_s, name = draft.run.limits.time_s, draft.run.name
+    until = f"{format_duration(time_s)} after its launch" if time_s else "its spend limit"
+    worst = meter.show_usd(draft.worst_case_usd)
+    return (
+        f"Done while this computer is off, it bills on until {until}, {worst} in all; `homing watch {name}` or"
+        f" `homing guard` anywhere ends it at once. More time: limits.time, or homing limit {name} --time"
+    )
+
+
+def can_end_itself(provider: Provider) -> bool:
+    return "end_itself" not in provider.cannot
+
+
+def check_armed(draft: Draft, home: Home) -> None:
+    """While nothing is rented: a launch that would end for lack of guards, or be guarded by one alone, is refused."""
+    names = armed(draft, home)
+    if len(names) >= LEAST or draft.order.is_one_guard_enough:
+        return
+    provider = home.provider(draft.order.offer.provider)
+    raise UsageError(
+        what=f"Only one guard would stand over this machine ({', '.join(names) or 'none'}), and {LEAST} are the least.",
+        why=f"{provider.cannot.get('end_itself', '')} No guard at home is on duty.".strip(),
+        fix=f"homing guard   in another terminal, or with one guard: homing launch {draft.run.name} --one-guard"
+        f"   See: homing explain cloud.{provider.name}",
+    )
 
 
 def armed(draft: Draft, home: Home) -> list[str]:
     """Their names, as planned: what --json and the simulator count."""
     provider = home.provider(draft.order.offer.provider)
-    others = [("provider", bool(provider.guard)), ("home", is_on_duty(home))]
-    return ["agent", "dead-man", *(name for name, is_armed in others if is_armed)]
+    own = can_end_itself(provider)
+    every = [("agent", own), ("dead-man", own), ("provider", bool(provider.guard)), ("home", is_on_duty(home))]
+    return [name for name, is_armed in every if is_armed]
 
 
 def count_alive(draft: Draft, home: Home, heartbeat: Heartbeat) -> int:
     """Those that need nothing of each other, and of which the last sign is fresh."""
     provider = home.provider(draft.order.offer.provider)
-    return 1 + heartbeat.has_dead_man + bool(provider.guard) + is_on_duty(home)
+    on_machine = 1 + heartbeat.has_dead_man if can_end_itself(provider) else 0
+    return on_machine + bool(provider.guard) + is_on_duty(home)
 
 
 def is_on_duty(home: Home) -> bool:

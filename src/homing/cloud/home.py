@@ -91,3 +91,7 @@ class Home:
 
     def run_dir(self, run_id: str) -> Path:
         return self.path / "runs" / run_id
+
+    def kept_log(self, run_id: str, mark: str) -> Path:
+        """What an instance wrote whose launch failed: with the machine its provider's own copy goes."""
+        return self.run_dir(run_id) / f"{mark}.log"

@@ -84,6 +84,8 @@ _TABLES = (
     # Instances that another home started: the only ones of another owner's that this home may touch.
     """CREATE TABLE IF NOT EXISTS adopted (
         mark TEXT PRIMARY KEY, owner TEXT NOT NULL, host TEXT NOT NULL, home TEXT NOT NULL)""",
+    # What the provider itself says an instance has cost, where it says so: beside our figure, never instead of it.
+    "CREATE TABLE IF NOT EXISTS bills (mark TEXT PRIMARY KEY, usd TEXT NOT NULL, at REAL NOT NULL)",
     """CREATE TRIGGER IF NOT EXISTS lines_stay BEFORE DELETE ON lines
         BEGIN SELECT RAISE(ABORT, 'ledger lines are never deleted'); END""",
     """CREATE TRIGGER IF NOT EXISTS runs_stay BEFORE DELETE ON runs
@@ -225,6 +227,10 @@ class Ledger:
             *((insert_mark, [each.mark, each.owner, each.host, each.home]) for each in adopted),
         )
 
+    def note_bill(self, mark: str, usd: Decimal, at: float) -> None:
+        """The provider's own figure; a later one replaces it, also after the receipt."""
+        self._execute(("INSERT OR REPLACE INTO bills (mark, usd, at) VALUES (?, ?, ?)", [mark, str(usd), at]))
+
     def close_unborn(self, mark: str, at: float) -> None:
         """A launch whose process died before its create call: nothing was asked of a provider, so nothing exists."""
         columns = {"destroyed_at": at, "state": "gone", "billing": "no", "note": "its launch died before the create"}
@@ -269,6 +275,10 @@ class Ledger:
     def adopted(self) -> dict[str, Adopted]:
         rows = self._execute(("SELECT mark, owner, host, home FROM adopted", []))
         return {row["mark"]: Adopted(**row) for row in rows}
+
+    def bills(self) -> dict[str, Decimal]:
+        """Mark to dollars, for those whose provider told them."""
+        return {row["mark"]: Decimal(row["usd"]) for row in self._execute(("SELECT mark, usd FROM bills", []))}
 
     def is_destroy_asked(self, mark: str) -> bool:
         """Whether home wanted this end, and not the machine's owner."""

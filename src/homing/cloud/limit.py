@@ -22,13 +22,13 @@ from homing.cloud.lease import require_owner
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.providers.base import wait_until
 from homing.cloud.record import write_record
-from homing.cloud.signs import read_document, read_signs
+from homing.cloud.signs import read_signs
 from homing.cloud.status import billing_lines
+from homing.cloud.wish import ask
 from homing.errors import HomingError, UsageError
-from homing.store import Store, run_key
+from homing.store import Store
 from homing.units import format_duration
 from homing.wire import codec, names
-from homing.wire.control import Request
 from homing.wire.limit import PROVIDER
 
 __all__ = ["CONFIRM_S", "Change", "change_limit", "propose"]
@@ -134,7 +134,8 @@ def _write_down(home: Home, change: Change) -> Store:
     home.ledger.set_run(run.id, only_live=True, spend_limit_usd=str(change.new_usd))
     resolved = relaunch.papers(home, run).run
     limits = dataclasses.replace(resolved.limits, spend_usd=str(change.new_usd), time_s=change.new_time_s)
-    changed = dataclasses.replace(resolved, limits=limits)
+    origin = {**resolved.origin, "limits.time_s": "homing limit"} if limits.time_s != resolved.limits.time_s else None
+    changed = dataclasses.replace(resolved, limits=limits, origin=origin or resolved.origin)
     home.world.write(home.run_dir(run.id) / names.RUN, codec.dumps(changed, indent=1).encode())
     store = home.store_of(run)
     write_record(home, run.id, store)
@@ -142,19 +143,8 @@ def _write_down(home: Home, change: Change) -> Store:
 
 
 def _ask_agent(home: Home, change: Change, store: Store) -> int:
-    key = run_key(change.run.id, names.REQUEST)
-    last = read_document(store, key, Request)
-    wish = Request(
-        serial=(last.serial if last else 0) + 1,
-        stop=last.stop if last else False,
-        reason=last.reason if last else "",
-        spend_limit_usd=str(change.new_usd),
-        time_limit_s=change.new_time_s,
-        t=home.world.now(),
-        age_s=last.age_s if last else None,  # the agent may not have read it yet; an old one says too little, not wrong
-    )
-    store.put_bytes(key, codec.dumps(wish).encode())
-    return wish.serial
+    # An age that was told stays: the agent may not have read it yet, and an old one says too little, not wrong.
+    return ask(home, change.run.id, store, spend_limit_usd=str(change.new_usd), time_limit_s=change.new_time_s).serial
 
 
 def _is_confirmed(

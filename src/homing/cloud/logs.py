@@ -57,6 +57,9 @@ def boot_log(home: Home, run: RunRow) -> str:
         return ""
     last = lines[-1]
     assert last.instance_id is not None, last
+    kept = home.kept_log(run.id, last.mark)
+    if home.world.exists(kept):
+        return home.world.read(kept).decode("utf-8", "replace")
     return home.provider_of(last).log(last.instance_id)
 
 

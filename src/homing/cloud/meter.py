@@ -10,13 +10,25 @@ Exact Decimal inside; rounded up to the cent only for show, so that nobody reads
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
 from homing.cloud.ledger import LedgerLine
 from homing.wire.limit import allowed_s, reserve_s
 
-__all__ = ["MARGIN_S", "cost", "line_spend", "moment", "show_spend", "show_usd", "total_spend", "worst_case"]
+__all__ = [
+    "MARGIN_S",
+    "Bill",
+    "compare",
+    "cost",
+    "line_spend",
+    "moment",
+    "show_spend",
+    "show_usd",
+    "total_spend",
+    "worst_case",
+]
 
 # From the moment the agent decides to end until billing has ended: the last push, the call, its retries.
 # Also by how much our figure may stand above the provider's: from the create call to what it calls created.
@@ -34,6 +46,33 @@ def line_spend(line: LedgerLine, now: float) -> Decimal:
     if line.destroyed_at is not None or line.created_at is None:
         return written
     return max(written, cost(Decimal(line.rate_usd_per_hour), now - line.created_at))
+
+
+@dataclass(frozen=True)
+class Bill:
+    """One instance by both counts. `ours` from the create call on, so it may stand a little above theirs."""
+
+    mark: str
+    ours_usd: Decimal
+    theirs_usd: Decimal
+    margin_usd: Decimal
+
+    @property
+    def difference_usd(self) -> Decimal:
+        return self.ours_usd - self.theirs_usd
+
+    @property
+    def is_within_margin(self) -> bool:
+        """Above theirs by no more than stated; below it never, but for a fraction of a cent."""
+        return -_CENT < self.difference_usd <= self.margin_usd + _CENT
+
+
+def compare(line: LedgerLine, bills: Mapping[str, Decimal], now: float) -> Bill | None:
+    """None where the provider tells no figure of its own, or nothing was ever created."""
+    if line.mark not in bills or line.created_at is None:
+        return None
+    rate, until = Decimal(line.rate_usd_per_hour), line.destroyed_at if line.destroyed_at is not None else now
+    return Bill(line.mark, cost(rate, until - line.created_at), bills[line.mark], cost(rate, MARGIN_S))
 
 
 def total_spend(lines: Iterable[LedgerLine], now: float) -> Decimal:

@@ -1,42 +1,156 @@
-"""Needs to offers from every provider that the run file names."""
+"""Needs to offers from every provider, asked at once, each with a deadline.
+
+    providers -> offers(needs), side by side -> those that fit | those left out, and why | who could not be asked
+
+One provider's failure or silence hides nobody else's offers. By the rate here; by dollars to finish it is plan's.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
 from homing.cloud.home import Home
-from homing.cloud.providers.base import Needs, Offer, lack
-from homing.errors import HomingError, NoOffer
+from homing.cloud.providers.base import Needs, Offer, Provider, lack
+from homing.cloud.providers.registry import configured
+from homing.errors import HomingError, NoOffer, ProviderSilent, UsageError
+from homing.gpus import GPUS, find_gpu, nearest_gpus
 from homing.units import format_bytes
 
-__all__ = ["find_offers"]
+__all__ = ["ASK_S", "DEAR_USD_PER_HOUR", "Found", "LeftOut", "check_gpu", "find_offers", "is_dear", "list_offers"]
+
+ASK_S = 30.0  # so long a provider may take to say what it has
+# From here on an hour costs so much that --yes alone does not take it: limits.rate says that it is meant.
+DEAR_USD_PER_HOUR = Decimal(20)
 
 
-def find_offers(needs: Needs, providers: list[str], home: Home) -> tuple[list[Offer], list[str]]:
-    """Offers that cover the needs, and what could not be asked. One provider's failure does not hide another's offers.
+@dataclass(frozen=True)
+class LeftOut:
+    offer: Offer
+    why: str
 
-    None at all is NoOffer, with what each provider lacks.
+
+@dataclass(frozen=True)
+class Found:
+    offers: list[Offer] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # who could not be asked, one sentence each
+
+
+def find_offers(needs: Needs, providers: Sequence[str], home: Home, *, explain: bool = False) -> Found:
+    """What covers the needs, of the providers that a run file names. None at all is NoOffer, with what each lacks.
+
+    With `explain` each is asked once more, for what it has beside that, so that a plan can say why not.
     """
-    offers: list[Offer] = []
-    problems: list[str] = []
-    for name in providers:
+    found, errors = _ask(providers, lambda provider: _look(provider, needs, explain=explain), home)
+    if errors and len(providers) == 1:
+        raise next(iter(errors.values()))
+    if not found.offers:
+        raise _no_offer(needs, providers, home, found)
+    return found
+
+
+def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
+    """What there is, lowest rate first, of these providers or, where none is named, of all that are set up here."""
+    names = list(providers) or configured(home.path, home.world)
+    found, errors = _ask(names, lambda provider: _look(provider, needs), home)
+    if needs.num_gpus:  # exactly so many; a machine without cards stays, unless a card was asked for
+        kept = [offer for offer in found.offers if offer.num_gpus in (needs.num_gpus, 0)]
+        found = Found(kept, found.left_out, found.problems)
+    if not providers:
+        # Nobody asked for this one by name, and it says itself that it needs more than a key: a host, a run file.
+        unnamed = {name for name, error in errors.items() if isinstance(error, UsageError)}
+        problems = [_problem(name, error) for name, error in errors.items() if name not in unnamed]
+        found = Found(found.offers, found.left_out, problems)
+        errors = {name: error for name, error in errors.items() if name not in unnamed}
+    if errors and not found.offers and len(errors) == len(names):
+        raise next(iter(errors.values()))
+    if not found.offers:
+        raise NoOffer(
+            what=f"Nobody has {_wanted(needs)} to rent now.",
+            why=" ".join(found.problems) or f"Asked: {', '.join(names)}.",
+            fix="homing offers --all-configs   or another card: --gpu; keys and accounts: homing doctor",
+        )
+    ranked = sorted(found.offers, key=lambda offer: (offer.rate_usd_per_hour, offer.provider, offer.region, offer.name))
+    return Found(ranked, found.left_out, found.problems)
+
+
+def check_gpu(name: str) -> str:
+    """Our name of the card; an unknown one is refused with those we know."""
+    gpu = find_gpu(name)
+    if gpu is None:
+        near = nearest_gpus(name)
+        raise UsageError(
+            what=f"There is no GPU {name!r} here.",
+            why=f"Known: {', '.join(GPUS)}." + (f" Did you mean {' or '.join(near)}?" if near else ""),
+            fix=f"--gpu {near[0] if near else 'H100'}",
+        )
+    return gpu.name
+
+
+def is_dear(offer: Offer, limit_usd_per_hour: Decimal | None) -> bool:
+    """Whether it must be asked for by name: nobody has said that an hour may cost so much."""
+    return limit_usd_per_hour is None and offer.rate_usd_per_hour > DEAR_USD_PER_HOUR
+
+
+def _look(provider: Provider, needs: Needs, *, explain: bool = False) -> Found:
+    offers = provider.offers(needs)
+    if not explain:
+        return Found(offers)
+    every = provider.offers(Needs(gpu=needs.gpu, num_gpus=needs.num_gpus))
+    return Found(offers, [LeftOut(offer, why) for offer in every if (why := lack(offer, needs))])
+
+
+def _ask(
+    names: Sequence[str], look: Callable[[Provider], Found], home: Home
+) -> tuple[Found, dict[str, HomingError | OSError]]:
+    """All of them at once. Opened one after another before that: opening reads a file or two and waits for nobody."""
+    found, errors = Found(), dict[str, HomingError | OSError]()
+    opened: dict[str, Provider] = {}
+    for name in names:
         try:
-            offers += home.provider(name).offers(needs)
-        except (HomingError, OSError) as exc:
-            if len(providers) == 1:
-                raise
-            problems.append(f"{name} could not be asked: {str(exc).splitlines()[0]}")
-    if not offers:
-        raise _no_offer(needs, providers, home, problems)
-    return offers, problems
+            opened[name] = home.provider(name)
+        except HomingError as exc:
+            errors[name] = exc
+    calls = [lambda provider=provider: look(provider) for provider in opened.values()]
+    for name, answer in zip(opened, home.world.together(calls, ASK_S), strict=True):
+        if isinstance(answer, Found):
+            found.offers.extend(answer.offers)
+            found.left_out.extend(answer.left_out)
+        elif isinstance(answer, TimeoutError):
+            errors[name] = ProviderSilent(
+                what=f"{name} did not answer within {ASK_S:g} s.",
+                fix=f"Try again, or leave it out: --provider. {opened[name].page}".rstrip(),
+            )
+        elif isinstance(answer, (HomingError, OSError)):
+            errors[name] = answer
+        else:
+            raise answer  # a mistake of ours; nobody is helped by a list that lacks a provider for it
+    found.problems.extend(_problem(name, error) for name, error in errors.items())
+    return found, errors
 
 
-def _no_offer(needs: Needs, providers: list[str], home: Home, problems: list[str]) -> NoOffer:
-    reasons = list(problems)
+def _problem(name: str, error: Exception) -> str:
+    why, fix = (error.why, error.fix) if isinstance(error, HomingError) else ("", "")
+    said = " ".join(part.splitlines()[0] for part in (str(error), why, fix) if part)
+    return f"{name} could not be asked: {said}"
+
+
+def _wanted(needs: Needs) -> str:
+    count = f"{needs.num_gpus}x " if needs.num_gpus else ""
+    if needs.gpu:
+        return f"{count}{needs.gpu}"
+    return f"a machine with {format_bytes(needs.memory_bytes)}" if needs.memory_bytes else "a machine"
+
+
+def _no_offer(needs: Needs, providers: Sequence[str], home: Home, found: Found) -> NoOffer:
+    reasons = list(found.problems)
     for name in providers:
-        if not any(problem.startswith(name) for problem in problems):
+        if not any(problem.startswith(f"{name} ") for problem in reasons):
             reasons += [f"{name} {offer.name} {lack(offer, needs)}." for offer in home.provider(name).offers(Needs())]
-    wanted = f"{needs.num_gpus}x {needs.gpu}" if needs.gpu else f"a machine with {format_bytes(needs.memory_bytes)}"
     return NoOffer(
-        what=f"No provider can start {wanted} now.",
+        what=f"No provider can start {_wanted(needs)} now.",
         why="\n".join(reasons) or f"Asked: {', '.join(providers)}.",
         fix="Change cloud.gpu, cloud.providers or limits.rate, or make the model smaller; see: homing verify",
     )

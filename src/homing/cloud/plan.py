@@ -1,6 +1,7 @@
 """Run to needs, hours and dollars; what would happen, before anything does.
 
     Run -> Needs -> offers of its providers -> speed of each -> hours and dollars to finish, cheapest first
+                                               with the way there and back, being taken away, and storage
 
 Rents nothing and writes nothing but the cache of measured speeds. Never loads torch.
 """
@@ -8,23 +9,27 @@ Rents nothing and writes nothing but the cache of measured speeds. Never loads t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from homing.cloud import meter
 from homing.cloud.home import Home
-from homing.cloud.offers import find_offers
+from homing.cloud.odds import Odds, odds_of
+from homing.cloud.offers import LeftOut, find_offers
 from homing.cloud.providers.base import Needs, Offer
 from homing.cloud.speed import Speed, estimate
 from homing.cloud.timing import Timing, checkpoint_bytes, timing_of
 from homing.config.memory import training_memory
+from homing.errors import NoOffer
+from homing.store.price import kept
 from homing.units import format_count, format_duration
 from homing.wire.limit import allowed_s
 from homing.wire.run import Run
 
-__all__ = ["Buys", "OfferPlan", "Plan", "make_plan", "needs_of"]
+__all__ = ["Buys", "OfferPlan", "PhaseCost", "Plan", "make_plan", "needs_of", "relay_of"]
 
 _BYTES_PER_TOKEN = 4  # of a shard, at most
+_MONTH_S = 730 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -41,14 +46,29 @@ class Buys:
 
 
 @dataclass(frozen=True)
+class PhaseCost:
+    name: str
+    seconds: float
+    cost_usd: Decimal
+
+
+@dataclass(frozen=True)
 class OfferPlan:
     offer: Offer
     speed: Speed
-    seconds: float  # from create to gone, the whole run
-    cost_usd: Decimal
+    seconds: float  # from create to gone, the whole run, with the times it is likely taken away
+    cost_usd: Decimal  # to finish: rate x seconds, and storage for as long
     timing: Timing
     minimum_usd: Decimal  # a smaller limit could not bring a finished model home; launch refuses it
+    worst_usd: Decimal  # what the limits allow; without any, what it costs if it is as slow as we doubt
+    odds: Odds
+    storage_usd: Decimal = Decimal(0)
     buys: Buys | None = None  # what the run's limits buy here; None without limits
+
+    def phases(self, run: Run) -> list[PhaseCost]:
+        """As planned: being taken away is not in it."""
+        rate = self.offer.rate_usd_per_hour
+        return [PhaseCost(name, seconds, meter.cost(rate, seconds)) for name, seconds in self.timing.parts(run)]
 
 
 @dataclass(frozen=True)
@@ -62,13 +82,30 @@ class Plan:
     checkpoint_bytes: int
     kept_bytes: int  # of all checkpoints that are kept at one time
     warnings: list[str]
+    left_out: list[LeftOut] = field(default_factory=list)  # lowest rate first; filled only when asked for
+
+    @property
+    def best(self) -> OfferPlan:
+        return self.offers[0]
+
+    def more_usd(self, row: OfferPlan) -> Decimal:
+        """By how much it is dearer to finish than the best."""
+        return row.cost_usd - self.best.cost_usd
 
 
-def make_plan(run: Run, home: Home) -> Plan:
+def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
+    """With `explain` also what was left out, and why; it costs each provider one more question."""
     home.configure(run)
     needs = needs_of(run)
-    offers, problems = find_offers(needs, run.cloud.providers, home)
-    rows = sorted((_plan_offer(run, offer, home) for offer in offers), key=lambda row: (row.cost_usd, row.seconds))
+    found = find_offers(needs, run.cloud.providers, home, explain=explain)
+    reached, beyond = _reached(run, found.offers, home)
+    planned = [_plan_offer(run, offer, home) for offer in reached]
+    hopeless = [row for row in planned if math.isinf(row.seconds)]
+    rows = sorted((row for row in planned if row not in hopeless), key=lambda row: _rank(run, row))
+    if not rows:
+        raise _taken_too_often(run, hopeless)
+    lost = [LeftOut(row.offer, f"is taken away faster than it gets on: {_odds_text(row)}") for row in hopeless]
+    left_out = sorted([*found.left_out, *beyond, *lost], key=lambda each: each.offer.rate_usd_per_hour)
     num_tokens = sum(phase.num_steps * phase.batch_tokens for phase in run.phases)
     return Plan(
         run=run,
@@ -79,7 +116,8 @@ def make_plan(run: Run, home: Home) -> Plan:
         flops=num_tokens * run.sizes.flops_per_token,
         checkpoint_bytes=checkpoint_bytes(run),
         kept_bytes=_kept_bytes(run),
-        warnings=[*problems, *_warnings(run, rows[0])],
+        warnings=[*found.problems, *_warnings(run, rows[0])],
+        left_out=left_out if explain else [],
     )
 
 
@@ -96,18 +134,69 @@ def needs_of(run: Run) -> Needs:
     )
 
 
+def _reached(run: Run, offers: list[Offer], home: Home) -> tuple[list[Offer], list[LeftOut]]:
+    """Those that can reach the run's store. Where none can all stay: a plan may come before a store; launch refuses."""
+    if not run.store.startswith("file:"):
+        return offers, []
+    far = {name for name in {offer.provider for offer in offers} if home.provider(name).cannot.get("file_store")}
+    reached = [offer for offer in offers if offer.provider not in far]
+    if not reached:
+        return offers, []
+    return reached, [LeftOut(offer, f"cannot reach {run.store}") for offer in offers if offer.provider in far]
+
+
 def _plan_offer(run: Run, offer: Offer, home: Home) -> OfferPlan:
     speed = estimate(run, offer, home)
     timing = timing_of(run, offer, speed, home)
-    seconds, rate = timing.whole_s(run), offer.rate_usd_per_hour
+    odds, rate = odds_of(run, offer, timing), offer.rate_usd_per_hour
+    is_finite = math.isfinite(odds.seconds)
+    storage = _storage_usd(run, odds.seconds, home) if is_finite else Decimal(0)
     return OfferPlan(
         offer=offer,
         speed=speed,
-        seconds=seconds,
-        cost_usd=meter.cost(rate, seconds),
+        seconds=odds.seconds,
+        cost_usd=meter.cost(rate, odds.seconds) + storage if is_finite else Decimal("Infinity"),
         timing=timing,
         minimum_usd=meter.cost(rate, timing.least_s(run)),
+        worst_usd=_worst_usd(run, rate, odds.seconds * timing.doubt) + storage if is_finite else Decimal("Infinity"),
+        odds=odds,
+        storage_usd=storage,
         buys=_buys(run, offer, timing),
+    )
+
+
+def _rank(run: Run, row: OfferPlan) -> tuple[bool, Decimal, float]:
+    """Cheapest to finish first; what the limit cannot bring home at all comes last, however cheap it would be."""
+    limit = run.limits.spend_usd
+    return (limit is not None and row.minimum_usd > Decimal(limit), row.cost_usd, row.seconds)
+
+
+def _storage_usd(run: Run, seconds: float, home: Home) -> Decimal:
+    """Of the checkpoints in the store while it runs; none where the store's price is not known."""
+    if not run.store.startswith(("file:", "s3:", "hf:")):
+        return Decimal(0)
+    env = home.world.environment()
+    region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION", "")
+    endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL", "")
+    month = kept(run.store, _kept_bytes(run), region, endpoint).usd_per_month
+    return Decimal(0) if month is None else month * Decimal(str(seconds / _MONTH_S))
+
+
+def _worst_usd(run: Run, rate: Decimal, slow_s: float) -> Decimal:
+    if run.limits.spend_usd is not None:
+        return meter.worst_case(rate, Decimal(run.limits.spend_usd), run.limits.time_s)
+    return meter.cost(rate, min(slow_s, run.limits.time_s + meter.MARGIN_S) if run.limits.time_s else slow_s)
+
+
+def _odds_text(row: OfferPlan) -> str:
+    return f"{row.offer.interruptions_per_hour:g} times an hour, and each time costs {format_duration(row.odds.lost_s)}"
+
+
+def _taken_too_often(run: Run, rows: list[OfferPlan]) -> NoOffer:
+    return NoOffer(
+        what=f"No offer would ever finish {run.name}.",
+        why="\n".join(f"{row.offer.provider} {row.offer.name} is taken away {_odds_text(row)}." for row in rows),
+        fix="Save more often (checkpoint.every), or allow offers that are not spot.",
     )
 
 
@@ -139,12 +228,31 @@ def _warnings(run: Run, cheapest: OfferPlan) -> list[str]:
             f"The schedule is longer than the time: it takes {days} and {dollars} on {cheapest.offer.device},"
             f" limits.time is {format_duration(run.limits.time_s)}. {_landing(cheapest)}"
         )
+    if relay := relay_of(run, cheapest.offer, cheapest.seconds):
+        found.append(relay)
     num_tokens = sum(phase.num_steps * phase.batch_tokens for phase in run.phases)
     if run.data.num_train_tokens and num_tokens < run.data.num_train_tokens / 10:
         found.append(
             f"It trains on {format_count(num_tokens)} of {format_count(run.data.num_train_tokens)} prepared tokens."
         )
     return found
+
+
+def relay_of(run: Run, offer: Offer, seconds: float) -> str:
+    """What a person must know where no machine of this kind lives as long as the run; "" where one does."""
+    if not offer.lifetime_s or seconds <= offer.lifetime_s:
+        return ""
+    times = math.ceil(seconds / offer.lifetime_s) - 1
+    text = (
+        f"A machine of {offer.provider} lives {format_duration(offer.lifetime_s)} at most, and this takes"
+        f" {format_duration(seconds)}: it saves in time and goes on on a new one, {times} times. That is done by"
+        " `homing guard` at home, which must run then."
+    )
+    if run.cloud.on_preempt != "relaunch":
+        return f"{text} But cloud.on_preempt is {run.cloud.on_preempt}: it would end with the first."
+    if times > run.limits.relaunches:
+        return f"{text} But limits.relaunches is {run.limits.relaunches}: raise it."
+    return text
 
 
 def _landing(row: OfferPlan) -> str:

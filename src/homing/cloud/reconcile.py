@@ -70,6 +70,7 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
     assert line.created_at is not None, line
     ours = meter.cost(Decimal(line.rate_usd_per_hour), ended_at - line.created_at)
     theirs = instance.spend_usd or Decimal(0)
+    _note_bill(home, line.mark, instance)
     home.ledger.close(line.mark, at=ended_at, spend_usd=max(ours, theirs), note=note)
 
 
@@ -151,6 +152,7 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> None
     elif line.destroyed_at is not None:
         home.ledger.reopen(line.mark, instance_id=instance.id, note="was closed, but the provider shows it")
     spend = max(Decimal(line.spend_usd) if line else Decimal(0), instance.spend_usd or Decimal(0))
+    _note_bill(home, instance.mark, instance)
     home.ledger.update(
         instance.mark,
         instance_id=instance.id,
@@ -159,6 +161,11 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> None
         spend_usd=str(spend),
         note=instance.detail,
     )
+
+
+def _note_bill(home: Home, mark: str, instance: Instance) -> None:
+    if instance.spend_usd is not None:
+        home.ledger.note_bill(mark, instance.spend_usd, home.world.now())
 
 
 def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:

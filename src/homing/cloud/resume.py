@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 
 from homing.cloud.checkpoints import StoredCheckpoint, damage, list_checkpoints
+from homing.cloud.home import Home
 from homing.cloud.signs import read_document
+from homing.cloud.wish import ask, last_asked
 from homing.errors import IntegrityError
 from homing.store import Store, run_key
-from homing.wire import codec, names
+from homing.wire import names
 from homing.wire.boot import Input
 from homing.wire.checkpoint import Pointer
-from homing.wire.control import Request
-from homing.world import World
 
 __all__ = ["clear_wishes", "resume_inputs"]
 
@@ -55,17 +55,14 @@ def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[In
     return inputs + [_copy(store, run_id, path) for path in pointers], damaged
 
 
-def clear_wishes(store: Store, run_id: str, attempt: int, world: World) -> None:
+def clear_wishes(home: Home, store: Store, run_id: str, attempt: int) -> None:
     """A stop that ended the last attempt must not end this one, nor its outcome stand for this one's."""
     for program in _BEGUN_ANEW:
         old = run_key(run_id, names.LOGS, f"{program}.log")
         if store.exists(old):
             store.put_bytes(run_key(run_id, names.LOGS, f"{program}-{attempt - 1}.log"), store.read(old))
-    key = run_key(run_id, names.REQUEST)
-    last = read_document(store, key, Request)
-    if last is not None:
-        fresh = Request(serial=last.serial + 1, t=world.now())
-        store.put_bytes(key, codec.dumps(fresh).encode())
+    if last_asked(home, run_id, store) is not None:
+        ask(home, run_id, store, stop=False, reason="", spend_limit_usd=None, time_limit_s=None, age_s=None)
     store.delete(run_key(run_id, names.OUTCOME))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from homing.cloud import meter
+from homing.cloud import heard, meter
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.signs import Signs, read_signs
@@ -81,7 +81,7 @@ def look(home: Home, run: RunRow) -> Status:
         if any(line.created_at is not None for line in lines):
             problem = f"The store could not be read: {str(exc).splitlines()[0]}"
     beat = signs.heartbeat if signs else None
-    age_s = max(0.0, now - beat.t) if beat else None
+    age_s = heard.age_s(home, run.id, beat) if beat else None
     return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem, now)
 
 

@@ -10,10 +10,11 @@ from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.signs import read_document, read_signs
 from homing.cloud.status import Status, billing_lines, look
+from homing.cloud.wish import ask, deliver
 from homing.errors import HomingError, UsageError
 from homing.store import run_key
 from homing.units import format_duration
-from homing.wire import codec, names
+from homing.wire import names
 from homing.wire.control import Request
 
 __all__ = ["ask_to_stop", "wait_for_stop"]
@@ -32,18 +33,9 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was asked for fro
     store = home.store_of(run)
     last = read_document(store, run_key(run.id, names.REQUEST), Request)
     if last is not None and last.stop:
+        deliver(home, run.id)  # it may have failed the first time
         return last.serial
-    serial = (last.serial if last else 0) + 1
-    wish = Request(
-        serial=serial,
-        stop=True,
-        reason=reason,
-        spend_limit_usd=last.spend_limit_usd if last else None,
-        time_limit_s=last.time_limit_s if last else None,
-        t=home.world.now(),
-    )
-    store.put_bytes(run_key(run.id, names.REQUEST), codec.dumps(wish).encode())
-    return serial
+    return ask(home, run.id, store, stop=True, reason=reason).serial
 
 
 def _is_kept(home: Home, run: RunRow) -> bool:

@@ -2,7 +2,7 @@
 
     instances   known | reopened (was closed, still there) | forgotten (no run knows it) | waiting (not shown yet)
                 absent (closed now, with its receipt) | unborn (a launch that died before its create call)
-    resources   in use (its instance lives) | left over (a volume, a key, a group that belongs to nothing that lives)
+    resources   in use (its instance lives) | kept (by wish, with its rate) | left over (belongs to nothing that lives)
 
 Looking changes only the ledger. What is not ours is never listed, and what cannot be asked is said, not left out.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from homing.cloud import meter
+from homing.cloud import diary, meter
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
@@ -22,14 +22,14 @@ from homing.cloud.providers.base import Provider, Resource, wait_until
 from homing.cloud.reconcile import providers_in_use, refresh
 from homing.errors import HomingError, StillBilling, UsageError
 
-__all__ = ["Finding", "Survey", "end", "keep", "survey"]
+__all__ = ["Finding", "Survey", "end", "keep", "kept_key", "survey"]
 
 _RESOURCE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    kind: str  # as above: known, reopened, forgotten, waiting, absent, unborn, in use, left over
+    kind: str  # as above: known, reopened, forgotten, waiting, absent, unborn, in use, kept, left over
     thing: str  # instance | volume | key | group
     provider: str
     id: str
@@ -95,15 +95,27 @@ def end(home: Home, finding: Finding) -> str:
         return str(exc).replace("\n", " ")
 
 
-def keep(home: Home, finding: Finding) -> None:
-    """Into the ledger for good: under its run where the mark tells it, else under the mark's own words."""
+def keep(home: Home, finding: Finding) -> str:
+    """Into the ledger for good: under its run where the mark tells it, else under the mark's own words.
+
+    Returns until when, in a sentence. A person's word: the guard does not end it for being left over of a run that has
+    ended or gone on elsewhere, but the limit of that run counts its dollars too.
+    """
     assert finding.line is not None, finding
     mark = finding.mark
     for run in home.ledger.runs():
         if mark == make_mark(home.owner, run.id, finding.line.attempt):
+            diary.note(home, run.id, kept_key(mark), "kept", "It is kept: reconcile was told so.")
             home.ledger.update(mark, run_id=run.id, run_name=run.name, limit_usd=run.spend_limit_usd)
-            return
+            limit = "no spend limit" if run.spend_limit_usd is None else meter.show_usd(Decimal(run.spend_limit_usd))
+            return f"it bills until the limit of {run.id}, {limit}, or until: homing destroy {run.id}"
     home.ledger.update(mark, run_name=mark.removeprefix(owner_prefix(home.owner)).rpartition("-")[0])
+    return "no run and no limit is known for it, so nobody but you ends it: homing destroy --all"
+
+
+def kept_key(mark: str) -> str:
+    """Under which the diary of its run says that a person keeps this one."""
+    return f"kept-{mark}"
 
 
 def _instance(home: Home, line: LedgerLine, before: LedgerLine | None) -> Finding | None:
@@ -157,7 +169,7 @@ def _resource(home: Home, resource: Resource, is_live: bool, lines: dict[str, Le
     age_s = max(0.0, now - resource.created_at) if resource.created_at is not None else 0.0
     line = lines.get(resource.mark)
     return Finding(
-        "in use" if is_live else "left over",
+        "in use" if is_live else "kept" if resource.is_kept else "left over",
         resource.kind,
         resource.provider,
         resource.id,

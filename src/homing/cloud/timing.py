@@ -23,7 +23,7 @@ from homing.wire.event import Event, Outcome
 from homing.wire.limit import END, LAND, reserve_s
 from homing.wire.run import Phase, Run
 
-__all__ = ["Timing", "Trip", "checkpoint_bytes", "measure_trip", "timing_of"]
+__all__ = ["Timing", "Trip", "checkpoint_bytes", "measure_trip", "pushing", "timing_of"]
 
 # Assumed until a run on the same device was measured.
 _START_S = 20.0  # the trainer loads torch and the data
@@ -67,10 +67,19 @@ class Timing:
         work = sum(self._steps_s(phase, phase.num_steps) for phase in run.phases)
         return self.arrive_s + self.start_s + work + self._finish_s(run) + self.home_s + 2 * self.push_s
 
+    def parts(self, run: Run) -> list[tuple[str, float]]:
+        """The same, phase by phase, with the way there and the way home around them."""
+        phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
+        return [("boot and start", self.arrive_s + self.start_s), *phases, ("home", self.home_s + 2 * self.push_s)]
+
     def least_s(self, run: Run) -> float:
         """The shortest limit that still brings a finished model home: warm-up, a few steps, their decay."""
         work = sum(self._steps_s(phase, _least_steps(phase)) for phase in run.phases) + self.start_s
         return self._with_reserve(self.doubt * (self.arrive_s + work) + self._finish_s(run))
+
+    def enough_s(self, run: Run) -> float:
+        """A limit inside which all of it fits even where everything takes as long as it may."""
+        return self._with_reserve(self.doubt * self.whole_s(run))
 
     def steps_in(self, run: Run, allowed_s: float) -> tuple[int, float]:
         """How many of the planned steps fit into so many seconds, and when the last of them is done."""
@@ -91,9 +100,12 @@ class Timing:
         return phase.eval_tokens * _FORWARD_SHARE / self.tokens_per_s
 
     def _finish_s(self, run: Run) -> float:
-        """The last evaluation, save and sample of each phase; a sample is about a step."""
-        each = [self._eval_s(p) + self.save_s + p.batch_tokens / self.tokens_per_s for p in run.phases]
-        return sum(_FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S for seconds in each)
+        return sum(self._finish_phase_s(phase) for phase in run.phases)
+
+    def _finish_phase_s(self, phase: Phase) -> float:
+        """Its last evaluation, save and sample; a sample is about a step."""
+        seconds = self._eval_s(phase) + self.save_s + phase.batch_tokens / self.tokens_per_s
+        return _FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S
 
     def _with_reserve(self, work_s: float) -> float:
         """The whole limit of which so much is left for work: the guards keep a part of it, which grows with it."""
@@ -135,6 +147,14 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
         doubt=_MEASURED_DOUBT if is_measured else _DOUBT,
         text=text,
     )
+
+
+def pushing(run: Run) -> str:
+    """How much goes to the store before anything is rented, and how long that takes; what is there already stays."""
+    per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
+    num_bytes = (run.data.num_train_tokens + run.data.num_val_tokens) * _BYTES_PER_TOKEN
+    lasts = format_duration(max(1.0, num_bytes / per_s))
+    return f"at most {format_bytes(num_bytes)}, about {lasts} at {format_bytes(int(per_s))}/s"
 
 
 def checkpoint_bytes(run: Run) -> int:

@@ -35,6 +35,7 @@ from homing.wire.run import Cloud, Data, Limits, Phase, Run, Sampling, Ssh, Trai
 __all__ = ["PROVIDERS", "SPECIALS", "PrepSettings", "Resolved", "resolve"]
 
 CLOUDS = ("aws", "modal", "runpod", "shadeform")  # each with a section of its own, cloud.NAME
+CONTAINER_CLOUDS = ("modal", "runpod")  # those that start a container image, which cloud.image names for all of them
 PROVIDERS = ("aws", "fake", "local", "modal", "runpod", "shadeform", "ssh")
 SPECIALS = {"standard": 16, "one": 1}
 DEFAULT_VOCAB_SIZE = 32_768
@@ -279,6 +280,8 @@ def _cloud(trace: Trace) -> Cloud:
         near_gpus = nearest_gpus(typed)
         hint = f"Did you mean {' or '.join(near_gpus)}?" if near_gpus else "`homing verify` lists the known cards."
         trace.wrong(("cloud", "gpu"), f"{typed!r} is not a known card.", hint)
+    if trace.is_given(("cloud", "image")) and not set(providers) & set(CONTAINER_CLOUDS):
+        trace.warn(f"cloud.image is set and not used: {' and '.join(providers)} start no container.")
     return Cloud(
         providers=providers,
         gpu=gpu.name if gpu else "",
@@ -309,6 +312,9 @@ def _settings(trace: Trace, name: str) -> dict[str, Any]:
     """One provider's own section, as its adapter reads it: the schema has checked it, dollars are strings."""
     fields = type(getattr(trace.file.cloud, name)).model_fields
     taken = {field: trace.plain(f"cloud.{name}.{field}", ("cloud", name, field)) for field in fields}
+    if name in CONTAINER_CLOUDS and not taken["image"] and trace.is_given(("cloud", "image")):
+        taken["image"] = trace.value(("cloud", "image"))
+        trace.note(f"cloud.{name}.image", trace.source.origin(("cloud", "image")))
     return {field: str(value) if isinstance(value, Decimal) else value for field, value in taken.items()}
 
 

@@ -17,6 +17,7 @@ from homing.config.clouds.modal import ModalCloud
 from homing.config.clouds.runpod import RunpodCloud
 from homing.config.clouds.shadeform import ShadeformCloud
 from homing.config.kinds import Bytes, Count, Duration, Flag, Number, Switch, Text, Texts, Usd, Whole
+from homing.config.placeholders import Filled
 from homing.config.section import Section, key
 
 __all__ = ["METHODS", "PHASE_KINDS", "RunFile", "Section"]
@@ -28,7 +29,8 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 STORE_PATTERN = (
     r"^(file:/*[^/].*"
     r"|s3:(//)?[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?]*)?(\?.+)?"
-    r"|hf:((datasets|models)/)?\w[\w.-]*/\w[\w.-]*(/.*)?)$"
+    r"|hf:((datasets|models)/)?\w[\w.-]*/\w[\w.-]*(/.*)?"
+    r"|modal:[A-Za-z0-9][A-Za-z0-9_.-]{0,49}(/[^?]*)?)$"
 )
 
 
@@ -404,6 +406,13 @@ class Cloud(Section):
         default="relaunch",
         example="stop",
     )
+    image: Filled = key(
+        "Container image for providers that start one (modal, runpod), as `homing image build` makes it."
+        " The image of a provider's own section wins.",
+        default="",
+        derived="what each provider starts by itself",
+        example="me/train:1",
+    )
     ssh: SshHost = Field(default_factory=SshHost)
     runpod: RunpodCloud = Field(default_factory=RunpodCloud)
     shadeform: ShadeformCloud = Field(default_factory=ShadeformCloud)
@@ -438,7 +447,7 @@ class RunFile(Section):
     limits: Limits = Field(default_factory=Limits)
     cloud: Cloud = Field(default_factory=Cloud)
     store: Text | None = key(
-        "Where the run keeps what must not be lost: file:/folder, s3://bucket/prefix or hf:OWNER/NAME.",
+        "Where the run keeps what must not be lost: file:/folder, s3://bucket/prefix, hf:OWNER/NAME or modal:VOLUME.",
         derived="file: under $HOMING_HOME",
         example="s3://my-bucket/homing",
         pattern=STORE_PATTERN,

@@ -3,6 +3,7 @@
 file:/path/to/folder
 s3://bucket/prefix       also s3:bucket/prefix; ?endpoint=https://...&region=... for R2, MinIO and the like
 hf:OWNER/NAME            a model repository; hf:datasets/OWNER/NAME for a dataset; a further part is a prefix
+modal:VOLUME/prefix      a Modal Volume; ?mount=/path is how a sandbox sees it, written by homing alone
 """
 
 from __future__ import annotations
@@ -13,10 +14,24 @@ from urllib.parse import parse_qsl, urlsplit
 
 from homing.errors import UsageError
 
-__all__ = ["FORMS", "HubAddress", "S3Address", "parse_hub", "parse_s3", "scheme_of"]
+__all__ = [
+    "FORMS",
+    "HubAddress",
+    "ModalAddress",
+    "S3Address",
+    "parse_hub",
+    "parse_modal",
+    "parse_s3",
+    "scheme_of",
+]
 
 # Scheme -> what a person writes.
-FORMS = {"file": "file:/path/to/folder", "s3": "s3://bucket/prefix", "hf": "hf:OWNER/NAME"}
+FORMS = {
+    "file": "file:/path/to/folder",
+    "s3": "s3://bucket/prefix",
+    "hf": "hf:OWNER/NAME",
+    "modal": "modal:VOLUME",
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,18 @@ class HubAddress:
         return f"hf:{kind}{self.repo_id}/{self.prefix}".rstrip("/")
 
 
+@dataclass(frozen=True)
+class ModalAddress:
+    volume: str
+    prefix: str = ""  # "" or ends in a slash
+    mount: str = ""  # where a sandbox has the Volume mounted; "": it is reached through Modal's API
+
+    @property
+    def url(self) -> str:
+        """The place itself, the same from home and from a sandbox."""
+        return f"modal:{self.volume}/{self.prefix}".rstrip("/")
+
+
 def scheme_of(url: str) -> str:
     scheme, colon, rest = url.partition(":")
     if not colon or scheme not in FORMS:
@@ -54,7 +81,7 @@ def scheme_of(url: str) -> str:
             fix=f"Set in the run file, for example: store: {FORMS['file']}",
         )
     if not rest.strip("/"):
-        thing = {"file": "folder", "s3": "bucket", "hf": "repository"}[scheme]
+        thing = {"file": "folder", "s3": "bucket", "hf": "repository", "modal": "Volume"}[scheme]
         raise UsageError(
             what=f"{url!r} names no {thing}.",
             why=f"After `{scheme}:` comes the {thing} that is the store. Supported: {', '.join(FORMS.values())}",
@@ -97,3 +124,20 @@ def parse_hub(url: str) -> HubAddress:
             fix=f"Write: {FORMS['hf']}   or, for a dataset: hf:datasets/OWNER/NAME",
         )
     return HubAddress(repo_type or "model", "/".join(owner_name), "".join(f"{part}/" for part in rest))
+
+
+def parse_modal(url: str) -> ModalAddress:
+    place, _, query = url.partition(":")[2].partition("?")
+    volume, _, prefix = place.strip("/").partition("/")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    problem = ""
+    # Modal takes 64 characters; the rest is for the name of the Dict that stands beside the Volume.
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,49}", volume, re.ASCII):
+        problem = f"{volume!r} cannot be the name of a Volume here: 1 to 50 of a-z, A-Z, 0-9, dot, dash, underscore."
+    elif prefix and any(part in ("", ".", "..") for part in prefix.split("/")):
+        problem = f"The prefix {prefix!r} has an empty, `.` or `..` part."
+    elif set(options) - {"mount"} or ("mount" in options and not options["mount"].startswith("/")):
+        problem = f"{query!r} is no part of a modal address."
+    if problem:
+        raise UsageError(f"{url!r} is no Modal Volume.", problem, f"Write: {FORMS['modal']}   or modal:VOLUME/prefix")
+    return ModalAddress(volume, f"{prefix}/" if prefix else "", options.get("mount", ""))

@@ -3,6 +3,8 @@
 s3   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), region and endpoint
 hf   HF_TOKEN, and HF_ENDPOINT where it is set
 file nothing
+modal  the account's token, for a machine that is this one; a rented one never gets it (a sandbox has the Volume
+       mounted, any other cloud cannot use this store)
 """
 
 from __future__ import annotations
@@ -10,11 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from homing.store.address import parse_s3, scheme_of
+from homing.store.address import parse_modal, parse_s3, scheme_of
 
 __all__ = ["secrets"]
 
 _S3_AS_THEY_ARE = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE")
+_MODAL_AS_THEY_ARE = (
+    "MODAL_TOKEN_ID",
+    "MODAL_TOKEN_SECRET",
+    "MODAL_PROFILE",
+    "MODAL_CONFIG_PATH",
+    "MODAL_ENVIRONMENT",
+    "MODAL_SERVER_URL",
+)
 _HUB_AS_THEY_ARE = ("HF_ENDPOINT", "HF_HUB_DISABLE_XET")
 
 
@@ -25,6 +35,8 @@ def secrets(url: str, environment: Mapping[str, str]) -> dict[str, str]:
         return {**_plain(environment, _S3_AS_THEY_ARE), **_aws_keys(url, environment)}
     if scheme == "hf":
         return {**_plain(environment, _HUB_AS_THEY_ARE), **_hub_token(environment)}
+    if scheme == "modal" and not parse_modal(url).mount:
+        return _plain(environment, _MODAL_AS_THEY_ARE)
     return {}
 
 

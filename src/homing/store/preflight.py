@@ -18,9 +18,10 @@ from homing.world import World
 
 if TYPE_CHECKING:
     from homing.store.hf import HubStore
+    from homing.store.modal import VolumeStore
     from homing.store.s3 import S3Store
 
-__all__ = ["preflight"]
+__all__ = ["preflight", "try_out"]
 
 
 def preflight(url: str, world: World, *, needs_write: bool = True, create: bool = True) -> list[str]:
@@ -32,6 +33,11 @@ def preflight(url: str, world: World, *, needs_write: bool = True, create: bool 
     return notes
 
 
+def try_out(url: str, world: World) -> None:
+    """The probe alone, in a store that is there already; one that is not raises and stays absent."""
+    _try_out(open_store(url, world, create=False), world)
+
+
 def _look(store: Store, needs_write: bool) -> list[str]:
     """By kind: each knows best how it can be absent."""
     scheme = store.url.partition(":")[0]
@@ -39,6 +45,8 @@ def _look(store: Store, needs_write: bool) -> list[str]:
         return _look_s3(store, needs_write)  # type: ignore[arg-type]
     if scheme == "hf":
         return _look_hub(store, needs_write)  # type: ignore[arg-type]
+    if scheme == "modal":
+        return _look_modal(store, needs_write)  # type: ignore[arg-type]
     if not needs_write:
         # A folder that is not there yet is made by the first push.
         with contextlib.suppress(StoreError):
@@ -85,6 +93,16 @@ def _look_hub(store: HubStore, needs_write: bool) -> list[str]:
                 raise
             return [f"{store.url} is not there or not ours to see; a launch would make it, private"]
     return [f"{store.url} is reached at {store.door.endpoint} with {store.door.token_source.rstrip(',')}"]
+
+
+def _look_modal(store: VolumeStore, needs_write: bool) -> list[str]:
+    if store.is_there():
+        return [f"{store.url} is reached with {store.door.who}"]
+    if needs_write and store.may_create:
+        return [f"{store.url} is made now, with {store.door.who}"]
+    if needs_write:
+        store.list("")  # raises, in the words for a Volume that is gone
+    return [f"{store.url} is not there; a launch would make it"]
 
 
 def _try_out(store: Store, world: World) -> None:

@@ -1,8 +1,9 @@
 """What it costs to leave things in a store, by published prices of standard storage.
 
 Dollars for a GB (10^9 bytes) and a month, without tax, requests, transfer and free tiers, as the providers published
-them in 2025: AWS for S3 Standard, first 50 TB, by region; Cloudflare for R2. Where no published price is known (a
-service of one's own, another region, the Hub, whose plans include space) there is none, and only bytes are told.
+them in 2025: AWS for S3 Standard, first 50 TB, by region; Cloudflare for R2; Modal for Volumes, a price for a GiB, as
+`modal billing rates` told it in 2026. Where no published price is known (a service of one's own, another region, the
+Hub, whose plans include space) there is none, and only bytes are told.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _S3_USD_PER_GB_MONTH = {
     "sa-east-1": "0.0405",
 }
 _R2_USD_PER_GB_MONTH = "0.015"
+_VOLUME_USD_PER_GIB_MONTH = "0.09"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept
         return Kept(num_bytes, None, "a folder of one's own")
     if scheme == "hf":
         return Kept(num_bytes, None, "counted against the plan at the Hub")
+    if scheme == "modal":
+        usd = Decimal(num_bytes) / 2**30 * Decimal(_VOLUME_USD_PER_GIB_MONTH)
+        rate = f"Modal Volume, ${_VOLUME_USD_PER_GIB_MONTH} per GiB, published 2026"
+        return Kept(num_bytes, usd.quantize(Decimal("0.0001")), rate)
     address = parse_s3(url)
     where = urlsplit(address.endpoint or endpoint).hostname or ""
     if where.endswith(".r2.cloudflarestorage.com"):

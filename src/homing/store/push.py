@@ -28,7 +28,7 @@ from homing.world import World
 
 __all__ = ["Pushed", "Pusher"]
 
-_NOT_OURS = (names.REQUEST, names.RECORD)
+_NOT_OURS = (names.REQUEST, names.RECORD, names.USE)
 _RESUME_ONLY = (names.OPTIMIZER, names.STATE)  # what models/<name>/ leaves out
 
 Step = tuple[str, int]  # phase, step

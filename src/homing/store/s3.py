@@ -163,6 +163,12 @@ class S3Store:
         with self._as_store_error("written", key):
             return str(self.door.client.generate_presigned_url("put_object", params, ExpiresIn=int(valid_s)))
 
+    def get_url(self, key: str, valid_s: float) -> str:
+        """One key to read, for a machine that has neither keys nor an SDK yet."""
+        params = {"Bucket": self.address.bucket, "Key": self._name(key)}
+        with self._as_store_error("read", key):
+            return str(self.door.client.generate_presigned_url("get_object", params, ExpiresIn=int(valid_s)))
+
     # --- what preflight asks ---
 
     def is_exclusive(self) -> bool:

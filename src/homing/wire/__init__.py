@@ -3,8 +3,9 @@
 names       the file and folder names that writer and reader share     codec   strict writers, lenient readers
 run         run.json, the resolved run                                 data    manifest.json beside token shards
 checkpoint  manifest.json inside a checkpoint                          event   events.jsonl, metrics.jsonl
-control     control.json, request.json, heartbeat.json                 record  the run's own record in the store
-boot        boot.json, what the agent is told at start, with how to end billing
+control     control.json, request.json, heartbeat.json, use.json       record  the run's own record in the store
+boot        boot.json, what an instance is told at start               limit   who ends an instance, and when
+orders      the agent's part of boot.json, with how to end billing     instance  the agent's part of names
 
 Standard library only, and Python 3.8: the agent runs on whatever Python an image has.
 """

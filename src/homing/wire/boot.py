@@ -1,7 +1,6 @@
-"""boot.json: all that the agent is told at start. It holds no secret and no provider code.
-
-How to end billing is data: one command or one HTTP request that the provider's adapter wrote, so the agent can end
-any machine without knowing whose it is.
+"""boot.json: all that an instance is told at start. The agent reads its own part, orders.py; here is what the programs
+that it starts read beside it: sync the store and the inputs, the bootstrap what a bare machine needs, the lookout what
+was planned.
 """
 
 from __future__ import annotations
@@ -10,17 +9,9 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Optional
 
 from homing.wire.codec import record
-from homing.wire.limit import STOP_GRACE_S
+from homing.wire.orders import EndBilling, Orders
 
-
-@dataclass(frozen=True)
-class EndBilling:
-    kind: str  # command | request
-    argv: List[str] = field(default_factory=list)
-    method: str = ""
-    url: str = ""
-    header_env: Dict[str, str] = field(default_factory=dict)  # header name -> environment variable with its value
-    body: str = ""
+__all__ = ["Boot", "Bootstrap", "EndBilling", "Input"]
 
 
 @dataclass(frozen=True)
@@ -54,38 +45,23 @@ class Bootstrap:
     probe_floor: Dict[str, float] = field(default_factory=dict)  # figure -> the least that is not far too slow
 
 
-@record("boot", 1)
 @dataclass(frozen=True)
-class Boot:
+class _Run:
     run_id: str
     run_name: str
-    mark: str
-    attempt: int
-    work_dir: str  # on the instance; holds run/ and data/
     store: str
     inputs: List[Input]
-    trainer_argv: List[str]
-    sync_argv: List[str]  # `... --once`, `--fetch` and `--watch` are appended by the agent
-    end_billing: EndBilling
-    started_at: float  # when billing began
-    rate_usd_per_hour: str
-    spent_before_usd: str  # by earlier attempts
-    spend_limit_usd: Optional[str]
-    time_limit_s: float
-    idle_limit_s: float
-    stall_factor: float
-    heartbeat_s: float = 5.0
-    stop_grace_s: float = STOP_GRACE_S  # from "stop" to SIGKILL of the trainer
-    env: Dict[str, str] = field(default_factory=dict)  # for trainer and sync; never secrets
-    secret_names: List[str] = field(default_factory=list)  # variables with keys to the store: sync's, not the trainer's
+
+
+@record("boot", 1)
+@dataclass(frozen=True)
+class Boot(Orders, _Run):  # in this order: the fields of _Run, which have no defaults, come first
     fence: int = 0  # the lease under which it was launched; 0: none was taken
-    agent_argv: List[str] = field(default_factory=list)  # with which the dead-man starts an agent that died again
     notice_url: str = ""  # where the machine tells of its preemption: any 200 is a notice
-    push_s: float = 0.0  # how long a checkpoint takes to the store, as planned; measured pushes replace it
-    home_s: float = 0.0  # beside it, from the last save to the end of billing: processes that start, reading back
-    keep_on_failure_s: float = 0.0  # how long a failed instance stays for a person to look at; inside the limit
+    notice_token_url: str = ""  # PUT there gives the token that notice_url asks for, as EC2's metadata service does
     planned_tokens_per_s: float = 0.0  # 0: nobody knows; a third of it is slow
     on_divergence: str = "alert"  # alert | stop
     on_slow: str = "alert"  # alert | stop
     bootstrap: Optional[Bootstrap] = None  # None: the machine has all it needs
+    leave_s: float = 0.0  # so long after billing began the run must leave this machine, to go on on another; 0: never
     mailbox: str = ""  # takes the log by HTTP PUT when booting failed before anything could reach the store

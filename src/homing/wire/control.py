@@ -65,4 +65,12 @@ class Heartbeat:
     problem: str = ""
     has_dead_man: bool = False  # a second guard on the instance, in a process of its own, is alive
     time_limit_s: float = 0.0
-    use: Dict[str, float] = field(default_factory=dict)  # cpu, memory, gpu, gpu_memory: shares of the machine, 0..1
+    use: Dict[str, float] = field(default_factory=dict)  # shares of the machine, see Use
+
+
+@record("use", 1)
+@dataclass(frozen=True)
+class Use:
+    """Written by the lookout: how busy the machine is."""
+
+    shares: Dict[str, float] = field(default_factory=dict)  # cpu, memory, gpu, gpu_memory: 0..1

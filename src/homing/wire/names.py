@@ -13,32 +13,19 @@ from __future__ import annotations
 import re
 from typing import Optional
 
+from homing.wire.instance import *  # noqa: F403  the agent's part of this list, which travels with it
+
 RUN_FILE = "run.yaml"
 RUN = "run.json"
-CONTROL = "control.json"
-REQUEST = "request.json"
-HEARTBEAT = "heartbeat.json"
 MANIFEST = "manifest.json"
-EVENTS = "events.jsonl"
-METRICS = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
-LOGS = "logs"
 LATEST = "latest.json"
 BEST = "best.json"
-OUTCOME = "outcome.json"
 TRAINER_LOCK = ".trainer.lock"  # held while a trainer runs there; stays as the sign that one did
 PUSHED = "pushed.json"
 BOOT = "boot.json"
-BOOTSTRAP = "bootstrap.py"  # beside it, where the machine needs one
-LIMITS = "limits.json"  # a Request: the limits that the agent last took; the dead-man follows them
-
-# In the instance's work folder, beside boot.json.
-RUN_DIR = "run"
-AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # held while they live
-RESTARTS = "restarts"  # of the agent by the dead-man: how many, and when the last was
-BILLING_ENDED = "billing-ended"  # when what ends billing was accepted
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -52,17 +39,6 @@ STORE_RUNS = "runs"
 STORE_MODELS = "models"
 RECORD = "record.json"
 LEASES = "lease"  # folder below the run: 00000001.json, ...
-
-# Trainer exit codes.
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_STOPPED = 75
-
-# store.sync's: a newer lease names another instance, so this one pushes nothing more.
-EXIT_SUPERSEDED = 76
-
-# Environment of every process that an instance of ours starts; local and ssh find their own by it.
-MARK_ENV = "HOMING_MARK"
 
 
 def step_dir(step: int) -> str:

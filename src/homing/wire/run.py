@@ -54,10 +54,14 @@ class Optimizer:
     lr_head: float
     lr_norm: float
     weight_decay: float
+    lr_scalar: float = 0.0  # gates and scales of swift
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     momentum: float = 0.95  # Muon's
+    momentum_start: float = 0.0  # Muon's at the first step, from where it grows; 0: as later
+    variance_beta: float = 0.0  # Muon's memory of how much each row moves, to even it out; 0: off
+    is_cautious: bool = False  # Muon's decay only where the step itself goes towards zero
     clip: float = 1.0  # largest norm of all gradients; 0 turns clipping off
 
 

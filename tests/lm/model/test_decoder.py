@@ -189,7 +189,7 @@ def test_refused_weights_leave_the_model_as_it_was() -> None:
         ({"num_kv_heads": 3}, "num_kv_heads"),
         ({"head_size": 7}, "head_size"),
         ({"arch": "gpt2"}, "arch"),
-        ({"family": "swift"}, "family"),
+        ({"family": "quick"}, "family"),
         ({"width": 0}, "width"),
         ({"arch": "qwen2", "head_size": 16}, "4 x 16 = 64, not 32"),
     ],

@@ -10,6 +10,7 @@ from decimal import Decimal
 
 from homing.cloud.providers.base import (
     Connection,
+    Delivering,
     Feature,
     Instance,
     Needs,
@@ -80,6 +81,11 @@ class AdoptedOnly:
     def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
         self._checked(instance_id)
         self._inner.set_guard(instance_id, spend_limit_usd, end_by)
+
+    def deliver(self, instance_id: str) -> None:
+        self._checked(instance_id)
+        if isinstance(self._inner, Delivering):
+            self._inner.deliver(instance_id)
 
     def list_resources(self) -> list[Resource]:
         return [resource for resource in self._inner.list_resources() if resource.mark in self._marks]

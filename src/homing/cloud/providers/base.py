@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from homing.errors import HomingError
 from homing.gpus import find_gpu
@@ -24,8 +24,10 @@ from homing.world import World
 
 __all__ = [
     "Billing",
+    "Cautioning",
     "Configurable",
     "Connection",
+    "Delivering",
     "Feature",
     "InputFile",
     "Instance",
@@ -34,6 +36,7 @@ __all__ = [
     "Offer",
     "Order",
     "Place",
+    "Preparing",
     "Provider",
     "Request",
     "Resource",
@@ -45,7 +48,7 @@ __all__ = [
 InstanceState = Literal["requested", "booting", "ready", "preempted", "destroying", "gone", "unknown"]
 Billing = Literal["yes", "no", "maybe"]
 # What a person may ask of a provider beyond renting; each provider says which it lacks, in a sentence.
-Feature = Literal["native_deadline", "native_spend_limit", "spot", "ssh", "multi_node", "file_store"]
+Feature = Literal["native_deadline", "native_spend_limit", "end_itself", "spot", "ssh", "multi_node", "file_store"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,15 @@ class Offer:
     disk_bytes: int = 0  # free for a run; 0: as much as is asked for
     region: str = ""
     boot_s: float = 60.0  # usual time from create to the agent's first heartbeat
+    cloud: str = ""  # whose machine it is, where the provider rents out those of others
+    instance_type: str = ""  # the provider's name of the kind of machine, where `name` says more than that
+    nvlink: bool | None = None  # whether its cards talk to each other directly; None: not told
+    is_spot: bool = False  # cheaper, and may be taken away
+    interruptions_per_hour: float = 0.0  # how often one like it is taken away, as far as anybody knows
+    stock: str = ""  # how many there are, in the provider's word: high, low
+    as_of: float | None = None  # when its rate was true; None: it was asked for just now
+    rate_source: str = ""  # where the rate comes from when the provider did not tell it; "": from the provider
+    lifetime_s: float = 0.0  # so long after it began the provider ends it, whatever the limits; 0: it does not
 
 
 @dataclass(frozen=True)
@@ -166,6 +178,7 @@ class Resource:
     rate_usd_per_hour: Decimal = Decimal(0)
     created_at: float | None = None
     detail: str = ""
+    is_kept: bool = False  # outlives its instance because a person wished so: a volume for the next attempt, an alert
 
 
 @dataclass(frozen=True)
@@ -217,6 +230,27 @@ class Configurable(Protocol):
     """A provider with a section of its own in the run file, `cloud.NAME`."""
 
     def configure(self, settings: dict[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A provider that has something to make ready, such as an image, while nothing bills yet."""
+
+    def prepare(self, store: str) -> None: ...  # for a run with this store; done already is success
+
+
+@runtime_checkable
+class Cautioning(Protocol):
+    """A provider with something that a person must hear before anything is rented."""
+
+    def cautions(self) -> list[str]: ...  # one sentence each, for what the run file asks of it
+
+
+@runtime_checkable
+class Delivering(Protocol):
+    """A provider whose instances see the store as it was when they last looked: what home wrote must be shown them."""
+
+    def deliver(self, instance_id: str) -> None: ...  # has a deadline; what is gone needs nothing
 
 
 def lack(offer: Offer, needs: Needs) -> str:

@@ -254,6 +254,7 @@ class Fake:
             rate_usd_per_hour=Decimal(body["total_usd_per_hour"]),
             disk_bytes=body["disk_gb"] * 10**9,
             boot_s=body["boot_s"] + 5.0,
+            is_spot=body["is_spot"],
         )
 
     def _create_body(self, request: Request) -> dict[str, Any]:

@@ -15,8 +15,12 @@ __all__ = ["HERE_ONLY", "PROVIDERS", "configured", "open_provider"]
 
 # name -> (module:class, the extra to install or None)
 PROVIDERS: dict[str, tuple[str, str | None]] = {
+    "aws": ("homing.cloud.providers.aws:Aws", "aws"),
     "fake": ("homing.cloud.providers.fake:Fake", None),
     "local": ("homing.cloud.providers.local:Local", None),
+    "modal": ("homing.cloud.providers.modal:Modal", "modal"),
+    "shadeform": ("homing.cloud.providers.shadeform:Shadeform", None),
+    "runpod": ("homing.cloud.providers.runpod:Runpod", None),
     "ssh": ("homing.cloud.providers.ssh:Ssh", None),
 }
 # Those whose instances no other computer can see: asked from elsewhere they would show nothing, which is not "gone".

@@ -1,6 +1,7 @@
 """How an adapter speaks to a provider's REST API: JSON, timeouts, safe repetition, their errors as ours.
 
-    GET, DELETE, PUT   repeated after no answer, 429 and 5xx, with growing pauses and Retry-After kept
+    GET, DELETE, PUT   repeated after no answer, 429 and 5xx, with growing pauses and Retry-After kept; so is a POST
+                       of which the adapter says that twice is as good as once
     POST               sent once; Unsure when nobody knows whether it took effect, so that the adapter looks before it
                        asks again. Only 429 is repeated: it says that nothing was done
 
@@ -9,6 +10,8 @@ No answer is never "gone": it raises ProviderSilent. Nothing here knows what is 
 
 from __future__ import annotations
 
+import contextlib
+import email.utils
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +56,8 @@ class Api:
     headers: dict[str, str] = field(repr=False)
     world: World
     fix: str
+    # How far their clock is ahead of ours, by the Date of their last answer; 0 where none was told.
+    skew_s: float = field(default=0.0, init=False)
 
     def get(self, path: str) -> dict[str, Any]:
         return self._repeat("GET", path).body
@@ -103,6 +108,11 @@ class Api:
             raise Unsure(f"{self.name} answered {response.status} {_text_of(response)}")
         return self._reply("POST", path, response).body
 
+    def post_again(self, path: str, body: dict[str, Any] | None = None) -> None:
+        """A POST whose effect is the same once or twice. What it answers is not looked at: whoever asks reads back."""
+        with contextlib.suppress(Unsure):  # 2xx with no JSON in it
+            self._repeat("POST", path, body)
+
     def _repeat(self, method: str, path: str, body: dict[str, Any] | None = None) -> Reply:
         problem = ""
         for number in range(TRIES):
@@ -126,15 +136,17 @@ class Api:
     def _send(self, method: str, path: str, body: dict[str, Any] | None) -> HttpResponse:
         data = b"" if body is None else json.dumps(body).encode()
         headers = {**self.headers, "content-type": "application/json"}
-        return self.world.http(HttpRequest(method, self.url + path, headers, data, _TIMEOUT_S))
+        response = self.world.http(HttpRequest(method, self.url + path, headers, data, _TIMEOUT_S))
+        with contextlib.suppress(ValueError, KeyError):  # none, or none that can be read
+            self.skew_s = email.utils.parsedate_to_datetime(response.headers["date"]).timestamp() - self.world.now()
+        return response
 
     def _reply(self, method: str, path: str, response: HttpResponse) -> Reply:
         text = _text_of(response)
         if response.status in (401, 403):
-            raise Unwelcome(
-                f"{self.name} refuses the key.", f"It answered {response.status} {text}", self.fix,
-                status=response.status, text=text,
-            )  # fmt: skip
+            # The second one knows the key: it is good, and not for this.
+            what = f"{self.name} refuses the key" + (f" for {method} {path}." if response.status == 403 else ".")
+            raise Unwelcome(what, f"It answered {response.status} {text}", self.fix, status=response.status, text=text)
         if not 200 <= response.status < 300:
             raise Unwelcome(
                 f"{self.name} refuses {method} {path}.", f"It answered {response.status} {text}",
@@ -172,7 +184,12 @@ def _text_of(response: HttpResponse) -> str:
     text = response.body.decode("utf-8", "replace").strip()
     try:
         body = json.loads(text)
-        text = str(body.get("error", text)) if isinstance(body, dict) else text
     except ValueError:
-        pass
+        body = None
+    if isinstance(body, dict):
+        # `detail` and `errors`: application/problem+json, as RFC 9457 has it and some clouds speak it.
+        said = next((str(body[key]) for key in ("error", "detail", "message") if body.get(key)), text)
+        said = f"{body['error_code']}: {said}" if body.get("error_code") else said
+        each = body.get("errors")
+        text = " ".join([said, *(str(error) for error in each)]) if isinstance(each, list) else said
     return text[:_NO_MORE_TEXT]

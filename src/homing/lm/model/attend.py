@@ -15,7 +15,7 @@ from homing.lm.model.fused import has_kernels, turn
 from homing.lm.model.layers import Linear, RMSNorm, Rope, joined
 from homing.wire.run import Model
 
-__all__ = ["Attention", "KVCache"]
+__all__ = ["Attention", "KVCache", "attend"]
 
 
 class KVCache:
@@ -28,6 +28,9 @@ class KVCache:
         self.keys_LBGSK = torch.zeros(size, device=device, dtype=dtype)
         self.values_LBGSK = torch.zeros(size, device=device, dtype=dtype)
         self.capacity = capacity
+        self.embedded_B1D: Tensor | None = (
+            None  # the last token as it came from the embedding; `swift` looks back at it
+        )
         self.length = 0  # positions filled in every layer; the decoder moves it on after the last one
 
     def add(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,7 +48,6 @@ class Attention(nn.Module):
         self.layer = layer
         self.head_size = shape.head_size
         self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
-        self.is_grouped = shape.num_kv_heads != shape.num_heads
         q_width, kv_width = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
         has_bias = shape.arch == "qwen2"
         self.q_proj = Linear(shape.width, q_width, has_bias=has_bias)
@@ -67,10 +69,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q_BHTK, k_BGTK, v_BGTK = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q_BHTK, k_BGTK = Rope.turn(q_BHTK, cos, sin), Rope.turn(k_BGTK, cos, sin)
-        if cache is None:
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=self.is_grouped)
-        else:
-            y_BHTK = self._attend_to_cache(q_BHTK, k_BGTK, v_BGTK, cache)
+        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, cache)
         return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
     def _attend_by_kernels(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -82,17 +81,22 @@ class Attention(nn.Module):
             num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, has_norm=self.has_qk_norm,
             scale=1.0, eps=self.q_norm.eps if self.has_qk_norm else 0.0,
         )  # fmt: skip
-        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=self.is_grouped)
+        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, None)
         return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
-    def _attend_to_cache(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, cache: KVCache) -> Tensor:
-        k_BGSK, v_BGSK = cache.add(self.layer, k_BGTK, v_BGTK)
-        T, S = q_BHTK.shape[2], k_BGSK.shape[2]
-        # is_causal counts from the top left corner, which is right only for an empty cache; one new position sees all.
-        is_first = T == S
-        mask_TS = None
-        if not is_first and T > 1:
-            mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(diagonal=S - T)
-        return F.scaled_dot_product_attention(
-            q_BHTK, k_BGSK, v_BGSK, attn_mask=mask_TS, is_causal=is_first and T > 1, enable_gqa=self.is_grouped
-        )
+
+def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, layer: int, cache: KVCache | None) -> Tensor:
+    """Causal attention among the new positions, or of them to all that the cache holds too."""
+    is_grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
+    if cache is None:
+        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=is_grouped)
+    k_BGSK, v_BGSK = cache.add(layer, k_BGTK, v_BGTK)
+    T, S = q_BHTK.shape[2], k_BGSK.shape[2]
+    # is_causal counts from the top left corner, which is right only for an empty cache; one new position sees all.
+    is_first = T == S
+    mask_TS = None
+    if not is_first and T > 1:
+        mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(diagonal=S - T)
+    return F.scaled_dot_product_attention(
+        q_BHTK, k_BGSK, v_BGSK, attn_mask=mask_TS, is_causal=is_first and T > 1, enable_gqa=is_grouped
+    )

@@ -2,8 +2,9 @@
 
     ids -> embedding -> [ x + attention(norm x) -> x + swiglu(norm x) ] per layer -> norm -> head
 
-Exactly Llama, Qwen2 (bias on q, k, v) or Qwen3 (norm on q and k per head), with parameter names equal to those of
-transformers, so the weights on disk open there without a word. It knows nothing of shards, steps or files.
+The `stock` family is exactly Llama, Qwen2 (bias on q, k, v) or Qwen3 (norm on q and k per head), with parameter names
+equal to those of transformers, so the weights on disk open there without a word. `swift` has a stack of its own, in
+`swift`; all around it is shared. It knows nothing of shards, steps or files.
 
 Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding rows.
 """
@@ -20,9 +21,10 @@ from homing.errors import DataError
 from homing.lm.model.attend import Attention, KVCache
 from homing.lm.model.fp8 import takes_fp8
 from homing.lm.model.init import init_weights
-from homing.lm.model.layers import Linear, RMSNorm, Rope, SwiGLU
-from homing.lm.model.loss import mean_loss, token_losses
+from homing.lm.model.layers import Embedding, Linear, RMSNorm, Rope, SwiGLU, look_up
+from homing.lm.model.loss import cap, mean_loss, token_losses
 from homing.lm.model.shape import check_shape, padded_vocab
+from homing.lm.model.swift import SOFTCAP, SwiftStack
 from homing.wire.run import Model
 
 __all__ = ["Decoder"]
@@ -43,15 +45,6 @@ class Block(nn.Module):
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
-class Embedding(nn.Module):
-    def __init__(self, num_rows: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_rows, width))
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        return F.embedding(ids_BT, self.weight)
-
-
 class Stack(nn.Module):
     """Everything but the head; the name `model.` in front of its parameters is what transformers calls it."""
 
@@ -61,16 +54,21 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(shape, layer) for layer in range(shape.num_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.rope = Rope(shape.head_size, shape.context, shape.rope_base)
-        self.compiled: Callable[..., Tensor] | None = None  # one block's forward, for all of them; in training only
+        self.compiled: dict[str, Callable[..., Tensor]] = {}  # by part, in training only; see Decoder.compile_blocks
 
     def forward(
         self, ids_BT: Tensor, positions: Tensor | slice, cache: KVCache | None, compute_dtype: torch.dtype
     ) -> Tensor:
-        x_BTD = self.embed_tokens(ids_BT).to(compute_dtype)
+        compiled = self.compiled if torch.is_grad_enabled() and cache is None else {}
+        run, end = compiled.get("block", Block.forward), compiled.get("end", Stack.end)
+        look = compiled.get("look_up", look_up)
+        x_BTD = look(ids_BT, self.embed_tokens.weight, compute_dtype)
         cos, sin = self.rope.at(positions)
-        run = self.compiled if torch.is_grad_enabled() and cache is None else None
         for block in self.layers:
-            x_BTD = run(block, x_BTD, cos, sin, None) if run else block(x_BTD, cos, sin, cache)
+            x_BTD = run(block, x_BTD, cos, sin, cache)
+        return end(self, x_BTD)
+
+    def end(self, x_BTD: Tensor) -> Tensor:
         return self.norm(x_BTD)
 
 
@@ -82,7 +80,8 @@ class Decoder(nn.Module):
         check_shape(shape)
         self.shape = shape
         self.compute_dtype = torch.float32
-        self.model = Stack(shape)
+        self.model: Stack | SwiftStack = SwiftStack(shape) if shape.family == "swift" else Stack(shape)
+        self.softcap = SOFTCAP if shape.family == "swift" else 0.0
         # A tied head is the embedding itself and not a parameter of its own, as in the files that others read.
         self.lm_head = None if shape.is_tied else Linear(shape.width, padded_vocab(shape))
 
@@ -91,17 +90,20 @@ class Decoder(nn.Module):
     def forward(self, ids_BT: Tensor, *, cache: KVCache | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits (B, T, vocab_size) in fp32. With a cache, `ids_BT` follow what the cache holds."""
         h_BTD = self._hidden(ids_BT, cache, positions)
-        return F.linear(h_BTD, self._head().to(h_BTD.dtype))[..., : self.shape.vocab_size].float()
+        logits_BTV = F.linear(h_BTD, self._head().to(h_BTD.dtype))[..., : self.shape.vocab_size].float()
+        return cap(logits_BTV, self.softcap)
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, *, positions: Tensor | None = None) -> Tensor:
         """Mean nats per target in fp32; targets of -100 do not count."""
         h_BTD = self._hidden(ids_BT, None, positions)
-        return mean_loss(h_BTD.flatten(0, 1), self._head(), targets_BT.flatten(), self.shape.vocab_size)
+        vocab_size = self.shape.vocab_size
+        return mean_loss(h_BTD.flatten(0, 1), self._head(), targets_BT.flatten(), vocab_size, self.softcap)
 
     def token_losses(self, ids_BT: Tensor, targets_BT: Tensor, *, positions: Tensor | None = None) -> Tensor:
         """Nats of each target, 0 for -100: what evaluation sums in its own way."""
         h_BTD = self._hidden(ids_BT, None, positions)
-        losses_N = token_losses(h_BTD.flatten(0, 1), self._head(), targets_BT.flatten(), self.shape.vocab_size)
+        vocab_size = self.shape.vocab_size
+        losses_N = token_losses(h_BTD.flatten(0, 1), self._head(), targets_BT.flatten(), vocab_size, self.softcap)
         return losses_N.view(targets_BT.shape)
 
     def _hidden(self, ids_BT: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
@@ -121,9 +123,15 @@ class Decoder(nn.Module):
         return KVCache(self.shape, batch=batch, capacity=capacity, device=self.device, dtype=self.compute_dtype)
 
     def compile_blocks(self, *, is_on: bool = True) -> None:
-        """torch.compile of one block, shared by all: a few seconds, where the whole model takes a minute. It computes in
+        """torch.compile of one block, shared by all: a few seconds, where the whole model takes a minute. It is for
         training; evaluation and generation, whose shapes vary, stay as they are."""
-        self.model.compiled = torch.compile(Block.forward, dynamic=False) if is_on else None
+        kind = type(self.model)
+        parts: dict[str, Callable[..., Tensor]] = {"look_up": look_up, "end": kind.end}
+        parts["block"] = type(self.model.layers[0]).forward
+        if isinstance(self.model, SwiftStack):
+            parts["begin"] = SwiftStack.begin
+        compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items()}
+        self.model.compiled = compiled if is_on else {}
 
     def set_precision(self, precision: str) -> Decoder:
         """`fp32 | bf16 | fp8`: what products are computed in. The master weights stay fp32. With fp8 the products of
@@ -137,7 +145,7 @@ class Decoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.model.norm.weight.device
+        return self.model.embed_tokens.weight.device
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
@@ -180,5 +188,5 @@ class Decoder(nn.Module):
 
     def cut_padding(self, name: str, tensor: Tensor) -> Tensor:
         """The rows of the real vocabulary; every other tensor as it is. Also for optimizer state of that shape."""
-        is_padded = name in ("model.embed_tokens.weight", "lm_head.weight")
+        is_padded = name.endswith(("embed_tokens.weight", "lm_head.weight", "value_embed.weight"))
         return tensor[: self.shape.vocab_size] if is_padded else tensor

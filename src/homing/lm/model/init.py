@@ -1,11 +1,16 @@
-"""Fresh weights: one rule, the same numbers on every device.
+"""Fresh weights: one rule per family, the same numbers on every device.
 
-    every matrix          normal, std = 0.5 / sqrt(numbers summed per output): 0.02 at width 640
-    o_proj and down_proj  that / sqrt(2 layers), so that the stream does not grow with depth
-    norms 1, biases 0, padding rows 0
+    stock   every matrix          normal, std = 0.5 / sqrt(numbers summed per output): 0.02 at width 640
+            o_proj and down_proj  that / sqrt(2 layers), so that the stream does not grow with depth
+            norms 1, biases 0
+    swift   embedding             normal, std 0.8: it is normed at once, and only its direction counts
+            head                  normal, std 0.001: the first guess is that all tokens are equally likely
+            q, k, v, values       normal, std = 1 / sqrt(width); up_proj 0.4 of it
+            o_proj and down_proj  0: a fresh block passes its input on
+            scales                those of docs/log.md; gates 0 or nearly
 
-At these sizes the first loss is within a few tenths of ln(vocabulary), tied or untied, and every parameter has a
-gradient from the first step on, which zero-initialised projections would not give: `homing verify` checks both.
+Padding rows are 0. At these sizes the first loss is within a few tenths of ln(vocabulary). In `stock` every parameter
+has a gradient from the first step on; in `swift` from the second, when the zeros have moved.
 
 Each parameter draws from a generator of its own, seeded by (seed, name) and always on the CPU. So the same seed gives
 the same model on CPU, CUDA and MPS, whatever the padding and whatever order parameters are made in.
@@ -26,7 +31,9 @@ __all__ = ["init_weights"]
 @torch.no_grad()
 def init_weights(model: nn.Module, shape: Model, seed: int) -> None:
     for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
+        if shape.family == "swift" and parameter.dim() == 1:
+            parameter.copy_(_scales(name, shape.num_layers))
+        elif name.endswith("norm.weight"):
             parameter.fill_(1.0)
         elif parameter.dim() == 1:
             parameter.zero_()
@@ -34,14 +41,41 @@ def init_weights(model: nn.Module, shape: Model, seed: int) -> None:
             _draw(name, parameter, shape, seed)
 
 
+def _scales(name: str, num_layers: int) -> Tensor:
+    if name.endswith("keep_scales"):
+        return torch.linspace(1.15, 1.05, num_layers)
+    if name.endswith("first_scales"):
+        return torch.linspace(0.20, 0.05, num_layers)
+    return torch.full((1,), 0.2 if name.endswith("backout_scale") else 0.0)
+
+
 def _draw(name: str, parameter: Tensor, shape: Model, seed: int) -> None:
-    std = 0.5 * parameter.shape[1] ** -0.5
-    if name.endswith(("o_proj.weight", "down_proj.weight")):
-        std *= (2 * shape.num_layers) ** -0.5
-    is_padded = name.endswith(("embed_tokens.weight", "lm_head.weight"))
+    std = _swift_std(name, shape) if shape.family == "swift" else _stock_std(name, parameter, shape)
+    is_padded = name.endswith(("embed_tokens.weight", "lm_head.weight", "value_embed.weight"))
     num_rows = shape.vocab_size if is_padded else parameter.shape[0]
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     drawn = torch.empty(num_rows, parameter.shape[1], device="cpu").normal_(0.0, std, generator=generator)
     parameter.zero_()
     parameter[:num_rows].copy_(drawn)
+
+
+def _stock_std(name: str, parameter: Tensor, shape: Model) -> float:
+    std = 0.5 * parameter.shape[1] ** -0.5
+    is_output = name.endswith(("o_proj.weight", "down_proj.weight"))
+    return std * (2 * shape.num_layers) ** -0.5 if is_output else std
+
+
+def _swift_std(name: str, shape: Model) -> float:
+    std = shape.width**-0.5
+    for ending, own in (
+        ("embed_tokens.weight", 0.8),
+        ("lm_head.weight", 0.001),
+        ("o_proj.weight", 0.0),
+        ("down_proj.weight", 0.0),
+        ("up_proj.weight", 0.4 * std),
+        ("gate.weight", 0.01),
+    ):
+        if name.endswith(ending):
+            return own
+    return std

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from homing.lm.model.fp8 import fp8_product
 from homing.lm.model.fused import has_kernels, swiglu
 
-__all__ = ["Linear", "RMSNorm", "Rope", "SwiGLU", "joined"]
+__all__ = ["Embedding", "Linear", "RMSNorm", "Rope", "SwiGLU", "joined", "look_up"]
 
 
 class Linear(nn.Module):
@@ -40,6 +40,16 @@ def joined(x: Tensor, *layers: Linear) -> Tensor:
     if all(layer.is_fp8 for layer in layers):
         return fp8_product(x, torch.cat([layer.weight for layer in layers]))
     return F.linear(x, torch.cat([layer.weight.to(x.dtype) for layer in layers]))
+
+
+class Embedding(nn.Module):
+    def __init__(self, num_rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, width))
+
+
+def look_up(ids_BT: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+    return F.embedding(ids_BT, weight_VD).to(dtype)
 
 
 class RMSNorm(nn.Module):

@@ -16,7 +16,23 @@ from typing import Any
 from homing.errors import DataError
 from homing.wire.run import Model
 
-__all__ = ["ARCHITECTURES", "check_shape", "config_json", "count_params", "padded_vocab", "shape_from_config"]
+__all__ = [
+    "ARCHITECTURES",
+    "SMEAR_GATE_CHANNELS",
+    "VALUE_GATE_CHANNELS",
+    "check_shape",
+    "config_json",
+    "count_params",
+    "has_value_embedding",
+    "padded_vocab",
+    "shape_from_config",
+]
+
+SWIFT = "swift"
+FAMILIES = ("stock", SWIFT)
+# Channels of the stream from which swift's gates are computed: a few are enough to tell kinds of tokens apart.
+VALUE_GATE_CHANNELS = 12
+SMEAR_GATE_CHANNELS = 24
 
 # arch -> the class that transformers opens it with.
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -43,10 +59,11 @@ def check_shape(shape: Model) -> None:
 
 def _problems(shape: Model) -> list[str]:
     problems = []
-    if shape.family != "stock":
-        problems.append(f"model.family: {shape.family!r} is not known here; this version builds 'stock'.")
-    if shape.arch not in ARCHITECTURES:
-        problems.append(f"model.arch: {shape.arch!r} is none of {', '.join(ARCHITECTURES)}.")
+    if shape.family not in FAMILIES:
+        problems.append(f"model.family: {shape.family!r} is none of {', '.join(FAMILIES)}.")
+    known = (SWIFT,) if shape.family == SWIFT else tuple(ARCHITECTURES)
+    if shape.arch not in known:
+        problems.append(f"model.arch: {shape.arch!r} is none of {', '.join(known)}.")
     for key in (
         *("num_layers", "width", "num_heads", "num_kv_heads", "head_size", "ffn_width", "context", "vocab_size"),
         *("rope_base", "norm_eps"),
@@ -65,6 +82,10 @@ def _problems(shape: Model) -> list[str]:
         )
     if shape.head_size % 2:
         problems.append(f"model.head_size: {shape.head_size} is odd; rotary positions turn pairs of channels.")
+    if shape.family == SWIFT and shape.is_tied:
+        problems.append("model.tied: swift has a head of its own; its embedding is normed and cannot be one.")
+    if shape.family == SWIFT and shape.width < SMEAR_GATE_CHANNELS:
+        problems.append(f"model.width: {shape.width} is under {SMEAR_GATE_CHANNELS}, which swift's gates look at.")
     # Qwen2's readers outside transformers take width / heads for the head size and have no key to say otherwise.
     if shape.arch == "qwen2" and shape.num_heads * shape.head_size != shape.width:
         problems.append(
@@ -77,6 +98,8 @@ def _problems(shape: Model) -> list[str]:
 def count_params(shape: Model) -> dict[str, int]:
     """Part -> parameters, each counted once: a tied head is 0, padding rows are not counted."""
     q_width, kv_width = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    if shape.family == SWIFT:
+        return _count_swift(shape, q_width, kv_width)
     attention = 2 * shape.width * q_width + 2 * shape.width * kv_width
     attention += q_width + 2 * kv_width if shape.arch == "qwen2" else 0
     norms = 2 * shape.width + (2 * shape.head_size if shape.arch == "qwen3" else 0)
@@ -87,6 +110,26 @@ def count_params(shape: Model) -> dict[str, int]:
         "norms": shape.num_layers * norms + shape.width,
         "head": 0 if shape.is_tied else shape.vocab_size * shape.width,
     }
+
+
+def _count_swift(shape: Model, q_width: int, kv_width: int) -> dict[str, int]:
+    num_embedded = sum(has_value_embedding(shape, layer) for layer in range(shape.num_layers))
+    return {
+        "embedding": shape.vocab_size * shape.width,
+        "value embeddings": num_embedded * shape.vocab_size * kv_width,
+        "attention": shape.num_layers * 2 * shape.width * (q_width + kv_width),
+        "feed-forward": shape.num_layers * 2 * shape.width * shape.ffn_width,
+        "gates and scales": num_embedded * shape.num_kv_heads * VALUE_GATE_CHANNELS
+        + SMEAR_GATE_CHANNELS
+        + 2 * shape.num_layers
+        + 2,
+        "head": shape.vocab_size * shape.width,
+    }
+
+
+def has_value_embedding(shape: Model, layer: int) -> bool:
+    """Every second layer of `swift`, counted so that the last one has it."""
+    return layer % 2 == (shape.num_layers - 1) % 2
 
 
 def config_json(shape: Model, *, end_of_text_id: int = 0, chat_end_id: int | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The figures of one step, loss and gradient norm: they leave the device by themselves and are read when they are there.
+"""The figures of one step, loss and gradient norm: they leave the device by themselves and are read when they are in.
 
 Reading a number at once makes the host wait for the device, and then the device for the host; read one step late, it is
 there already, and the device has been given its next step before.

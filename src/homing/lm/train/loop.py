@@ -215,7 +215,8 @@ class _Phase:
         )
         total = self._gradients(ids_RT, targets_RT)
         norm = clip_gradients(self.model, self.phase.optimizer.clip)
-        self.optimizer.step(self.scale, torch.isfinite(total) & torch.isfinite(norm))
+        is_good = torch.isfinite(total) & torch.isfinite(norm)
+        self.optimizer.step(self.scale, is_good, num_steps=self.state.step)
         self.optimizer.zero_grad()
         return Figures(self.state.step + 1, torch.stack([total, norm]), self.begun_at)
 

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["POLAR_EXPRESS", "MuonGroup", "orthogonalize"]
+from homing.wire.run import Optimizer
+
+__all__ = ["POLAR_EXPRESS", "MuonGroup", "momentum_at", "orthogonalize"]
 
 # x -> a x + b x^3 + c x^5, one after the other. They assume singular values in [0.001, 1] and lie a little inside
 # the optimal ones, so that rounding in bf16 cannot push a value out of the range where they converge.
@@ -29,6 +31,7 @@ POLAR_EXPRESS = (
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
 NORM_MARGIN = 1.02  # the Frobenius norm bounds the largest singular value; the rest is for rounding
+MOMENTUM_WARMUP_STEPS = 300
 EPS = 1e-7  # a gradient of zeros stays zeros
 
 
@@ -49,28 +52,61 @@ def orthogonalize(g_MRC: Tensor) -> Tensor:
 class MuonGroup:
     """The matrices of one shape, with their momentum in one tensor."""
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], *, lr: float, momentum: float, decay: float) -> None:
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: Optimizer) -> None:
         self.names = [name for name, _ in named]
         self.parameters: list[Tensor] = [parameter for _, parameter in named]
-        self.lr, self.momentum, self.decay = lr, momentum, decay
+        self.spec = spec
         rows, cols = self.parameters[0].shape
         # Without it a tall matrix, whose columns are longer, would change its outputs less per step than a square one.
         self.scale = max(1.0, rows / cols) ** 0.5
         device = self.parameters[0].device
         self.momentum_MRC = torch.zeros(len(named), rows, cols, device=device, dtype=torch.float32)
+        # The mean square of each row or column, whichever are more; empty where it is not asked for.
+        self.along = -1 if rows >= cols else -2
+        sides = (rows, 1) if self.along == -1 else (1, cols)
+        num_squares = len(named) if spec.variance_beta else 0
+        self.squares = torch.zeros(num_squares, *sides, device=device, dtype=torch.float32)
 
     @torch.no_grad()
-    def step(self, lr_scale: float, is_good: Tensor) -> None:
+    def step(self, lr_scale: float, is_good: Tensor, num_steps: int) -> None:
         """`is_good` is one number on the device, 1 or 0: with 0 nothing changes, whatever the gradients hold."""
-        lr = self.lr * lr_scale
+        lr, momentum = self.spec.lr * lr_scale, momentum_at(self.spec, num_steps)
         g_MRC = torch.stack([_grad(p, name) for p, name in zip(self.parameters, self.names, strict=True)]).float()
         # In the place of a gradient that is no number, the momentum: which moves itself nowhere.
         g_MRC = torch.where(is_good > 0, g_MRC, self.momentum_MRC)
-        self.momentum_MRC.lerp_(g_MRC, 1.0 - self.momentum)
-        update_MRC = orthogonalize(g_MRC.lerp_(self.momentum_MRC, self.momentum)).mul_(is_good)
-        if self.decay:
-            torch._foreach_mul_(self.parameters, 1.0 - lr * self.decay * is_good)
-        torch._foreach_add_(self.parameters, update_MRC.unbind(), alpha=-lr * self.scale)
+        self.momentum_MRC.lerp_(g_MRC, 1.0 - momentum)
+        update_MRC = orthogonalize(g_MRC.lerp_(self.momentum_MRC, momentum))
+        if self.spec.variance_beta:
+            self._even_out(update_MRC, is_good)
+        self._decay(update_MRC, lr * is_good)
+        torch._foreach_add_(self.parameters, update_MRC.mul_(is_good).unbind(), alpha=-lr * self.scale)
+
+    def _even_out(self, update_MRC: Tensor, is_good: Tensor) -> None:
+        """Rows (or columns) that move more than others over time are slowed, the others hurried; the update's size
+        stays as it is. ("NorMuon", arXiv:2510.05491)"""
+        squares = update_MRC.square().mean(dim=self.along, keepdim=True)
+        self.squares.lerp_(squares, (1.0 - self.spec.variance_beta) * is_good)
+        factor = self.squares.clamp(min=1e-10).rsqrt()
+        before, after = squares.sum(dim=(1, 2), keepdim=True), (squares * factor.square()).sum(dim=(1, 2), keepdim=True)
+        update_MRC.mul_(factor * (before / after.clamp(min=1e-10)).sqrt())
+
+    def _decay(self, update_MRC: Tensor, lr: Tensor) -> None:
+        if not self.spec.weight_decay:
+            return
+        if not self.spec.is_cautious:
+            torch._foreach_mul_(self.parameters, 1.0 - lr * self.spec.weight_decay)
+            return
+        # Only where the step itself goes towards zero: decay helps it along and never works against it.
+        for parameter, update in zip(self.parameters, update_MRC, strict=True):
+            parameter.sub_(parameter * (parameter * update > 0) * (lr * self.spec.weight_decay))
+
+
+def momentum_at(spec: Optimizer, num_steps: int) -> float:
+    """Young weights turn quickly and want a short memory; it grows to its full length over the first steps."""
+    if not spec.momentum_start:
+        return spec.momentum
+    part = min(1.0, num_steps / MOMENTUM_WARMUP_STEPS)
+    return spec.momentum_start + part * (spec.momentum - spec.momentum_start)
 
 
 def _grad(parameter: Tensor, name: str) -> Tensor:

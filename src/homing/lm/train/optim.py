@@ -36,14 +36,14 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec) -> Optimizer:
         if parameter.requires_grad:
             parts[_part(name, parameter, is_tied=model.shape.is_tied)].append((name, parameter))
     lr = {"block": spec.lr, "embedding": spec.lr_embedding, "head": spec.lr_head, "small": spec.lr_norm}
+    # Those of swift. What is kept of the stream is raised to the power of the layers, so it moves a hundredth as fast.
+    lr |= {"values": 0.5 * spec.lr_embedding, "scalars": spec.lr_scalar, "keep": 0.01 * spec.lr_scalar}
     muon: list[MuonGroup] = []
     if spec.kind == "muon":
         by_shape: dict[torch.Size, list[tuple[str, nn.Parameter]]] = defaultdict(list)
         for name, parameter in parts.pop("block", []):
             by_shape[parameter.shape].append((name, parameter))
-        muon = [
-            MuonGroup(named, lr=spec.lr, momentum=spec.momentum, decay=spec.weight_decay) for named in by_shape.values()
-        ]
+        muon = [MuonGroup(named, spec) for named in by_shape.values()]
     adam = [
         AdamGroup(
             named, lr=lr[part], betas=(spec.beta1, spec.beta2), eps=spec.eps,
@@ -59,6 +59,12 @@ def _part(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
         return "head"
     if name == "model.embed_tokens.weight":
         return "embedding"
+    if name.endswith("value_embed.weight"):
+        return "values"
+    if name.endswith(("gate.weight", "_scale", "first_scales")):
+        return "scalars"
+    if name.endswith("keep_scales"):
+        return "keep"
     is_block_matrix = parameter.dim() == 2 and re.match(r"model\.layers\.\d+\.", name)
     return "block" if is_block_matrix else "small"
 
@@ -78,13 +84,13 @@ class Optimizer:
         return int(self.step_count)
 
     @torch.no_grad()
-    def step(self, lr_scale: float, is_good: Tensor | None = None) -> None:
+    def step(self, lr_scale: float, is_good: Tensor | None = None, *, num_steps: int = 0) -> None:
         """With `is_good` (one number on the device) 0, weights and state stay as they are: a step that is skipped
-        without the host ever asking whether."""
+        without the host ever asking whether. `num_steps` of the run so far are what the momentum's growth goes by."""
         is_good = torch.ones_like(self.step_count) if is_good is None else is_good.to(torch.float32)
         self.step_count += is_good
         for muon_group in self.muon:
-            muon_group.step(lr_scale, is_good)
+            muon_group.step(lr_scale, is_good, num_steps)
         for adam_group in self.adam:
             adam_group.step(lr_scale, self.step_count, is_good)
 
@@ -123,6 +129,8 @@ class Optimizer:
         for muon_group in self.muon:
             for name, momentum in zip(muon_group.names, muon_group.momentum_MRC, strict=True):
                 yield f"{name}.momentum", name, momentum
+            for name, squares in zip(muon_group.names, muon_group.squares, strict=False):  # none where it is not used
+                yield f"{name}.squares", name, squares
         for adam_group in self.adam:
             for name, mean, square in zip(adam_group.names, adam_group.means, adam_group.squares, strict=True):
                 yield f"{name}.exp_avg", name, mean

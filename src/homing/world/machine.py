@@ -1,10 +1,6 @@
-"""The one door of cloud, store and agent to clock, disk, processes and network.
+"""What every machine gives: clock, disk, processes and network. All that an agent ever touches.
 
-    World             the real one, below
-    a simulator       subclasses it; there each method is a point where it may yield, fail or kill the caller
-
-Code that takes a `world` touches nothing else: no `time`, `open`, `os`, `subprocess`, `sqlite3` or `urllib` of its own.
-That is what lets one seed replay one bad day exactly. Synchronous, standard library only, Python 3.8.
+Synchronous, standard library only, Python 3.8: it travels with the agent.
 """
 
 from __future__ import annotations
@@ -12,14 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import http.client
 import os
-import shutil
 import signal
-import sqlite3
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -27,10 +19,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-__all__ = ["Completed", "Database", "HttpRequest", "HttpResponse", "NetworkError", "Process", "World"]
+__all__ = ["Completed", "HttpRequest", "HttpResponse", "Machine", "NetworkError", "PathLike", "Process"]
 
 PathLike = Union[str, "os.PathLike[str]"]
-_PIECE = 1 << 20
 _locks: List[int] = []  # open until this process ends
 
 
@@ -69,7 +60,7 @@ class Process:
     started: str
 
 
-class World:
+class Machine:
     # --- clock ---
 
     def now(self) -> float:
@@ -83,9 +74,6 @@ class World:
     def sleep(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))
 
-    def random_hex(self, num_chars: int) -> str:
-        return uuid.uuid4().hex[:num_chars]
-
     # --- disk ---
 
     def read(self, path: PathLike, offset: int = 0, max_bytes: int = -1) -> bytes:
@@ -95,91 +83,24 @@ class World:
 
     def write(self, path: PathLike, data: bytes, mode: int = 0o644) -> None:
         """Whole or absent: written aside, synced, renamed, and the rename synced too."""
-        with _whole(path, os.replace, mode) as file:
+        with whole(path, os.replace, mode) as file:
             file.write(data)
 
     def append(self, path: PathLike, data: bytes) -> None:
         """One write to an O_APPEND file, so that lines of several writers never mix."""
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(fd, data)
-        finally:
-            os.close(fd)
-
-    def create(self, path: PathLike, data: bytes) -> bool:
-        """True if this call made the file, False if it was there: the O_EXCL lease. Whole or absent, like write."""
-        try:
-            # link(2) is the one call that both refuses an existing name and shows only a finished file.
-            with _whole(path, os.link) as file:
-                file.write(data)
-        except FileExistsError:
-            return False
-        return True
-
-    def copy(self, source: PathLike, target: PathLike) -> str:
-        """Copies a file whole or not at all; returns the sha256 of the bytes that were read."""
-        digest = hashlib.sha256()
-        with open(source, "rb") as src, _whole(target, os.replace) as dst:
-            for piece in iter(lambda: src.read(_PIECE), b""):
-                digest.update(piece)
-                dst.write(piece)
-        return digest.hexdigest()
-
-    def link(self, source: PathLike, target: PathLike) -> None:
-        """A second name for a file that nobody writes to any more; a copy where the disk has no such thing."""
-        try:
-            os.link(source, target)
-        except OSError:
-            self.copy(source, target)
-
-    def sha256(self, path: PathLike) -> str:
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            for piece in iter(lambda: file.read(_PIECE), b""):
-                digest.update(piece)
-        return digest.hexdigest()
-
-    def exists(self, path: PathLike) -> bool:
-        return os.path.exists(path)
-
-    def is_dir(self, path: PathLike) -> bool:
-        return os.path.isdir(path)
+        with open(path, "ab", buffering=0) as file:
+            file.write(data)
 
     def size(self, path: PathLike) -> int:
         return os.path.getsize(path)
 
-    def modified_at(self, path: PathLike) -> float:
-        return os.path.getmtime(path)
-
-    def listdir(self, path: PathLike) -> List[str]:
-        """Sorted names; an absent folder raises, it is not empty."""
-        return sorted(os.listdir(path))
-
-    def walk(self, path: PathLike) -> List[str]:
-        """Relative paths of all files below, sorted, with forward slashes; a folder that cannot be listed raises."""
-        root = os.fspath(path)
-        tree = os.walk(root, onerror=_unless_gone)
-        found = [os.path.relpath(os.path.join(base, name), root) for base, _, names in tree for name in names]
-        return sorted(name.replace(os.sep, "/") for name in found)
-
     def mkdir(self, path: PathLike) -> None:
         os.makedirs(path, exist_ok=True)
-
-    def rename(self, source: PathLike, target: PathLike) -> None:
-        os.replace(source, target)
-        _sync_folder_of(target)
 
     def remove(self, path: PathLike) -> None:
         """Absent already is success."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-
-    def rmtree(self, path: PathLike) -> None:
-        if os.path.exists(path):
-            shutil.rmtree(path)
-
-    def free_bytes(self, path: PathLike) -> int:
-        return shutil.disk_usage(path).free
 
     def lock(self, path: PathLike) -> bool:
         """True if it is ours until this process ends, however it ends; False while another holds it."""
@@ -204,9 +125,6 @@ class World:
         except OSError:
             return True  # also on a file system without locks: nobody is taken for dead there
         return False
-
-    def database(self, path: PathLike) -> Database:
-        return Database(path)
 
     # --- processes ---
 
@@ -250,23 +168,20 @@ class World:
     def environment(self) -> Dict[str, str]:
         return dict(os.environ)
 
-    def pid(self) -> int:
-        return os.getpid()
-
-    def host(self) -> str:
-        return os.uname().nodename
-
-    def python(self) -> str:
-        return sys.executable
-
     def marked(self, variable: str, prefix: str) -> List[Tuple[Process, str]]:
         """Live processes whose environment has VARIABLE=PREFIX..., with the value; raises where it cannot look."""
-        if os.path.isdir("/proc/self"):
-            return list(_marked_by_proc(variable, prefix))
+        seen = _seen_in_proc() if os.path.isdir("/proc/self") else self._seen_by_ps()
+        found = [
+            (process, word) for process, words in seen for word in words if word.startswith(f"{variable}={prefix}")
+        ]
+        return [(process, word.split("=", 1)[1]) for process, word in found]
+
+    def _seen_by_ps(self) -> Iterator[Tuple[Process, List[str]]]:
         listing = self.run(["ps", "-axEww", "-o", "pid=,lstart=,command="], timeout_s=30.0)
         if listing.code != 0:
             raise OSError(f"ps could not list processes: {listing.err.strip()}")
-        return list(_marked_by_ps(listing.out, f"{variable}={prefix}"))
+        for words in map(str.split, listing.out.splitlines()):
+            yield Process(int(words[0]), " ".join(words[1:6])), words[6:]
 
     # --- network ---
 
@@ -274,7 +189,7 @@ class World:
         """Any status is an answer; no answer is a NetworkError. Redirects are not followed with our headers."""
         req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
         try:
-            with _opener.open(req, timeout=request.timeout_s) as reply:
+            with opener.open(req, timeout=request.timeout_s) as reply:
                 return HttpResponse(reply.status, {k.lower(): v for k, v in reply.headers.items()}, reply.read())
         except urllib.error.HTTPError as exc:
             with exc:
@@ -283,33 +198,8 @@ class World:
             raise NetworkError("{} {}: {}".format(request.method, request.url.split("?")[0], exc)) from exc
 
 
-class Database:
-    """SQLite, one durable transaction per call. Opened per call: no handle to leak into a forked or killed process."""
-
-    def __init__(self, path: PathLike) -> None:
-        self._path = os.fspath(path)
-
-    def execute(self, *statements: Tuple[str, Sequence[Any]]) -> List[Dict[str, Any]]:
-        """Runs the statements in one transaction; returns the rows of the last. What SQLite refuses is an OSError."""
-        try:
-            # Closing rolls back what was not committed.
-            with contextlib.closing(sqlite3.connect(self._path, timeout=30.0, isolation_level=None)) as connection:
-                connection.row_factory = sqlite3.Row
-                with contextlib.suppress(sqlite3.OperationalError):  # another process is switching it at this moment
-                    connection.execute("PRAGMA journal_mode=WAL")
-                connection.execute("PRAGMA synchronous=FULL")
-                connection.execute("BEGIN IMMEDIATE")
-                rows: List[Dict[str, Any]] = []
-                for sql, params in statements:
-                    rows = [dict(row) for row in connection.execute(sql, params)]
-                connection.execute("COMMIT")
-                return rows
-        except sqlite3.Error as exc:
-            raise OSError(f"{self._path}: {exc}") from exc
-
-
 @contextlib.contextmanager
-def _whole(path: PathLike, place: Callable[[str, PathLike], None], mode: int = 0o644) -> Iterator[BinaryIO]:
+def whole(path: PathLike, place: Callable[[str, PathLike], None], mode: int = 0o644) -> Iterator[BinaryIO]:
     """A file beside `path` to write into; synced and put in its place when all was written, else removed."""
     aside = f"{os.fspath(path)}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
@@ -321,15 +211,10 @@ def _whole(path: PathLike, place: Callable[[str, PathLike], None], mode: int = 0
     finally:
         with contextlib.suppress(OSError):
             os.unlink(aside)
-    _sync_folder_of(path)
+    sync_folder_of(path)
 
 
-def _unless_gone(exc: OSError) -> None:
-    if not isinstance(exc, FileNotFoundError):  # a folder may be removed while we walk; anything else hides files
-        raise exc
-
-
-def _sync_folder_of(path: PathLike) -> None:
+def sync_folder_of(path: PathLike) -> None:
     # Without this a crash can undo a rename. Some file systems refuse to sync a folder; they say EINVAL.
     fd = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
     try:
@@ -355,31 +240,18 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_opener = urllib.request.build_opener(_NoRedirect)
+opener = urllib.request.build_opener(_NoRedirect)
 
 
-def _marked_by_proc(variable: str, prefix: str) -> Iterator[Tuple[Process, str]]:
-    wanted = (f"{variable}={prefix}").encode()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+def _seen_in_proc() -> Iterator[Tuple[Process, List[str]]]:
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                entries = file.read().split(b"\0")
+            with open(f"/proc/{name}/environ", encoding="utf-8", errors="replace") as file:
+                words = file.read().split("\0")
             with open(f"/proc/{name}/stat", "rb") as file:
                 # The command may hold spaces and brackets; what follows the last bracket is plain.
                 fields = file.read().rsplit(b")", 1)[1].split()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it ended while we looked, or it is another person's
-        is_zombie = fields[0] in (b"Z", b"X")
-        for entry in entries:
-            if entry.startswith(wanted) and not is_zombie:
-                yield Process(int(name), fields[19].decode()), entry.split(b"=", 1)[1].decode("utf-8", "replace")
-
-
-def _marked_by_ps(listing: str, wanted: str) -> Iterator[Tuple[Process, str]]:
-    for line in listing.splitlines():
-        words = line.split()
-        for word in words[6:]:
-            if word.startswith(wanted):
-                yield Process(int(words[0]), " ".join(words[1:6])), word.split("=", 1)[1]
+        if fields[0] not in (b"Z", b"X"):
+            yield Process(int(name), fields[19].decode()), words

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import http.server
 import io
 import json
 import sys
-import threading
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.agent.conftest import Instance
 
-from homing.agent import bootstrap
-from homing.cloud.bundle import TORCH_RANGE
+from homing import bootstrap
+from homing.cloud.bundle import TORCH_RANGE, WHEEL, wheel_bytes
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Bootstrap, EndBilling
 from homing.wire.event import Event
@@ -279,63 +276,18 @@ def test_a_good_probe_is_an_event_with_its_figures(boot: Boot) -> None:
     assert "600.5" in events(boot)[-1].text
 
 
-# --- with the agent around it ---
-
-
-def bring(instance: Instance, **told: object) -> None:
-    (instance.root / "work" / names.BOOTSTRAP).write_bytes(Path(bootstrap.__file__).read_bytes())
-    instance.change(bootstrap=Bootstrap(**told))  # type: ignore[arg-type]
-
-
-def test_the_agent_trains_after_the_last_stage(instance: Instance) -> None:
-    bring(instance)
-    assert instance.run() == 0
-    kinds = instance.kinds()
-    assert kinds.count("stage_done") == 6
-    assert kinds.index("stage_done") < kinds.index("phase_started")
-    assert instance.has_ended_billing()
-
-
-def test_a_failing_stage_is_a_failed_outcome_that_comes_home_and_ends_billing(instance: Instance) -> None:
-    bring(instance, disk_bytes=10**18)
-    assert instance.run() == 1
-    assert instance.has_ended_billing()
-    assert "Stage disk failed" in instance.outcome().reason
-    assert instance.in_store(type(instance.outcome()), names.OUTCOME).state == "failed"
-    assert "phase_started" not in instance.kinds()
-    assert "Stage disk failed" in (instance.root / "agent.out").read_text(), "where a provider's own log looks"
-
-
-class Mailbox(http.server.BaseHTTPRequestHandler):
-    letters: list[bytes] = []  # noqa: RUF012
-
-    def do_PUT(self) -> None:
-        Mailbox.letters.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def mailbox() -> Iterator[str]:
-    Mailbox.letters = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mailbox)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/log"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.mark.slow
-def test_a_boot_that_dies_before_anything_can_push_leaves_its_reason_in_the_mailbox_and_ends(
-    instance: Instance, mailbox: str
-) -> None:
-    bring(instance, disk_bytes=10**18)
-    instance.change(mailbox=mailbox, sync_argv=["/nowhere/python", "-m", "homing.store.sync"])
-    assert instance.run(timeout_s=150) == 1
-    assert instance.has_ended_billing()
-    assert b"Stage disk failed" in b"".join(Mailbox.letters)
+def test_it_runs_straight_from_the_wheel_on_a_python_that_has_nothing_installed(boot: Boot, tmp_path: Path) -> None:
+    work = Path(boot.work_dir)
+    (work / WHEEL).write_bytes(wheel_bytes(World()))
+    told = {"code": WHEEL, "code_sha256": World().sha256(work / WHEEL), "code_dir": str(tmp_path / "code")}
+    (work / names.BOOT).write_text(codec.dumps(with_(boot, **told)))
+    argv = ["env", f"PYTHONPATH={work / WHEEL}", sys.executable, "-S", "-m", "homing.bootstrap", str(work / names.BOOT)]
+    done = World().run(argv, 60.0)
+    assert (done.code, done.err) == (0, "")
+    assert (tmp_path / "code" / "homing" / "bootstrap.py").exists()
+    (work / bootstrap.NOTE).unlink()
+    (work / names.BOOT).write_text(
+        codec.dumps(with_(boot, **{**told, "code_dir": str(tmp_path / "b"), "code_sha256": "0"}))
+    )
+    assert World().run(argv, 60.0).code == 1
+    assert "is not the file that left home" in problem(boot)

@@ -2,9 +2,10 @@
 
     directories -> disk -> gpu -> code -> environment -> probe        then the agent fetches the inputs
 
-`agent.zip --bootstrap boot.json`, a process of its own: what it runs may hang or fill the memory, and the agent's
-limits go on. It lies beside the zip, on machines that need it. Each stage is told by name and seconds; one that failed
-ends the run and is not tried again, and one that takes this process down is begun only a few times.
+`python -m homing.bootstrap boot.json`, a process of its own, straight from the wheel that travelled: what it runs may
+hang or fill the memory, and the agent's limits go on. Each stage is told by name and seconds; one that failed ends the
+run and is not tried again, and one that takes this process down is begun only a few times. Standard library only, and
+Python 3.8: it says itself that a machine's Python is too old.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import io
 import json
 import os
 import re
+import sys
 import zipfile
 from typing import Any, Dict, List, Tuple
 
-from homing.wire import names
+from homing.agent.folder import Folder
+from homing.wire import codec, names
 from homing.wire.boot import Boot, Bootstrap
-from homing.wire.codec import dumps
-from homing.wire.event import Event, Outcome
+from homing.wire.event import Outcome
 from homing.world import HttpRequest, NetworkError, World
+
+__all__ = ["StageFailed", "main", "run"]
 
 NOTE = "bootstrap.json"  # in the work folder: the stage, how often each was begun, what went wrong
 MAX_TRIES = 3
@@ -39,9 +43,14 @@ class StageFailed(Exception):
     pass
 
 
+def main() -> int:
+    world = World()
+    return run(codec.loads(Boot, world.read(sys.argv[-1])), world)
+
+
 def run(boot: Boot, world: World) -> int:
-    told = boot.bootstrap or Bootstrap()
-    path = os.path.join(boot.work_dir, NOTE)
+    told, folder = boot.bootstrap or Bootstrap(), Folder(boot, world)
+    path = folder.path(NOTE)
     note: Dict[str, Any] = json.loads(world.read(path)) if world.exists(path) else {"tries": {}}
     if note.get("is_whole") or note.get("problem"):  # an earlier agent here came to the end of it, one way or the other
         return 0 if note.get("is_whole") else 1
@@ -55,23 +64,17 @@ def run(boot: Boot, world: World) -> int:
             done = stage(boot, told, world)
         except (StageFailed, OSError, ValueError, zipfile.BadZipFile) as exc:
             problem = f"Stage {name} failed after {world.monotonic() - began:.0f} s: {exc}"
-            _tell(boot, world, "stage_failed", problem, stage=name)
+            folder.event("stage_failed", problem, stage=name)
             world.write(path, json.dumps({**note, "problem": problem}).encode())
-            failed = dumps(Outcome("failed", problem, 1, "", 0, world.now()))
-            world.write(os.path.join(boot.work_dir, names.RUN_DIR, names.OUTCOME), failed.encode())
+            folder.write(names.OUTCOME, Outcome("failed", problem, 1, "", 0, world.now()))
             if boot.mailbox:  # a store that only an installed program could write to is out of reach
                 with contextlib.suppress(NetworkError):
                     world.http(HttpRequest("PUT", boot.mailbox, body=problem.encode()))
             return 1
         seconds, note["tries"][name] = round(world.monotonic() - began, 2), 0
-        _tell(boot, world, "stage_done", f"Stage {name}: {done} ({seconds:g} s)", stage=name, seconds=seconds)
+        folder.event("stage_done", f"Stage {name}: {done} ({seconds:g} s)", stage=name, seconds=seconds)
     world.write(path, json.dumps({"is_whole": True}).encode())
     return 0
-
-
-def _tell(boot: Boot, world: World, kind: str, text: str, **data: Any) -> None:
-    line = dumps(Event(world.now(), "agent", kind, text, data=data)) + "\n"
-    world.append(os.path.join(boot.work_dir, names.RUN_DIR, names.EVENTS), line.encode())
 
 
 def _directories(boot: Boot, told: Bootstrap, world: World) -> str:
@@ -195,3 +198,7 @@ def _run(world: World, argv: List[str], timeout_s: float, env: Any = None) -> st
 
 def _parts(version: str) -> Tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:2])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""`homing doctor`: what would go wrong, found before it costs something."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homing.cli import talk
+from homing.cli.control import open_home
+from homing.cli.options import Json, Sets
+from homing.cloud.checks import Check
+from homing.cloud.doctor import examine
+from homing.cloud.examined import Examined
+from homing.cloud.home import Home
+from homing.config import find_run_file, load_run
+from homing.errors import HomingError
+
+__all__ = ["command"]
+
+
+def command(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Also this run: its file, data, providers and store.")
+    ] = None,
+    provider: Annotated[
+        list[str] | None, typer.Option("--provider", metavar="NAME", help="This provider; may be given several times.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also what is well, and what was not looked at.")] = False,
+    sets: Sets = None,
+    json_: Json = False,
+) -> None:
+    """Keys, rights, clients, SSH, disk, clock, ledger, store: what would go wrong, each with its fix. Creates nothing.
+
+    With RUN a probe is written into its store, if that is there already, and deleted again.
+    """
+    with open_home() as home:
+        checks = examine(_examined(home, run, sets or [], provider or []))
+    faults = [check for check in checks if check.state == "fault"]
+    shown = checks if every else [check for check in checks if check.is_finding]
+    talk.emit("doctor/1", {"checks": [dataclasses.asdict(check) for check in checks], "num_faults": len(faults)})
+    if not talk.is_json():
+        for check in shown:
+            _print(check)
+    counts = {state: sum(check.state == state for check in checks) for state in ("ok", "warning", "fault", "skipped")}
+    talk.say(
+        f"{len(checks)} checks: {counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} well,"
+        f" {counts['skipped']} not looked at" + ("." if every else "; --all shows them.")
+    )
+    talk.say(f"Next: homing plan {run or 'RUN'}" if not faults else "Mend them and ask again: homing doctor")
+    if faults:
+        raise typer.Exit(1)
+
+
+def _examined(home: Home, run: str | None, sets: list[str], named: list[str]) -> Examined:
+    examined = Examined(home, Path.cwd(), named=tuple(named))
+    if run is None:
+        return examined
+    examined.run_text = _text(run)
+    try:
+        loaded = load_run(run, sets)
+    except HomingError as exc:
+        return dataclasses.replace(examined, run_error=exc)
+    return dataclasses.replace(examined, run=loaded.run, is_prepared=loaded.is_prepared)
+
+
+def _text(run: str) -> str:
+    """As written: placeholders are looked for also in a file that does not resolve."""
+    try:
+        return find_run_file(run).read_text(encoding="utf-8", errors="replace")
+    except (HomingError, OSError):
+        return ""
+
+
+def _print(check: Check) -> None:
+    print(f"{check.state:<8} {check.name:<18} {check.text}")
+    if check.is_finding or check.state == "skipped":
+        for label, text in (("fix", check.fix), ("see", check.page)):
+            if text:
+                print(f"{'':<8} {label:<18} {text}")

@@ -1,0 +1,94 @@
+"""One table of the accounts that a person may need: which key, where to get it, and which pages show what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ACCOUNTS", "Account"]
+
+
+@dataclass(frozen=True)
+class Account:
+    name: str
+    title: str
+    keys: tuple[str, ...]  # environment variables that hold it, all of them
+    key_page: str  # where a key is made
+    usage_page: str  # what the provider itself says it has cost
+    docs: str  # our own page
+    url_env: str = ""  # another address, for tests and proxies
+    url: str = ""  # asked for the time
+    extra: str = ""  # what to install
+    login: str = ""  # a command that leaves a key in a file instead
+
+
+ACCOUNTS: dict[str, Account] = {
+    account.name: account
+    for account in (
+        Account(
+            "aws",
+            "AWS",
+            ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+            "https://console.aws.amazon.com/iam/home#/security_credentials",
+            "https://console.aws.amazon.com/costmanagement/home",
+            "docs/aws.md",
+            "AWS_ENDPOINT_URL",
+            "https://sts.amazonaws.com",
+            extra="aws",
+            login="aws configure",
+        ),
+        Account(
+            "modal",
+            "Modal",
+            ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"),
+            "https://modal.com/settings/tokens",
+            "https://modal.com/settings/usage",
+            "docs/modal.md",
+            "MODAL_SERVER_URL",
+            "https://api.modal.com",
+            extra="modal",
+            login="modal setup",
+        ),
+        Account(
+            "runpod",
+            "RunPod",
+            ("RUNPOD_API_KEY",),
+            "https://console.runpod.io/user/settings",
+            "https://console.runpod.io/user/billing",
+            "docs/runpod.md",
+            "RUNPOD_API_URL",
+            "https://api.runpod.io/v2",
+        ),
+        Account(
+            "shadeform",
+            "Shadeform",
+            ("SHADEFORM_API_KEY",),
+            "https://platform.shadeform.ai/settings/api",
+            "https://platform.shadeform.ai/settings/billing",
+            "docs/shadeform.md",
+            "HOMING_SHADEFORM_URL",
+            "https://api.shadeform.ai/v1",
+        ),
+        Account(
+            "hub",
+            "the Hugging Face Hub",
+            ("HF_TOKEN",),
+            "https://huggingface.co/settings/tokens",
+            "https://huggingface.co/settings/billing",
+            "docs/stores.md",
+            "HF_ENDPOINT",
+            "https://huggingface.co",
+            extra="hub",
+            login="hf auth login",
+        ),
+        Account(
+            "wandb",
+            "Weights & Biases",
+            ("WANDB_API_KEY",),
+            "https://wandb.ai/authorize",
+            "https://wandb.ai/usage",
+            "docs/trackers.md",
+            extra="trackers",
+            login="wandb login",
+        ),
+    )
+}

@@ -1,0 +1,265 @@
+"""Questions about this computer: Python, packages, torch and card, SSH, tools, disk, home, .env, clock."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from homing.cloud.accounts import ACCOUNTS
+from homing.cloud.checks import Check, fault, ok, skipped
+from homing.cloud.examined import Examined
+from homing.config.placeholders import is_placeholder
+from homing.units import format_bytes, format_duration
+from homing.world import HttpRequest, NetworkError
+
+__all__ = [
+    "check_clock",
+    "check_disk",
+    "check_env_file",
+    "check_env_values",
+    "check_extras",
+    "check_home_folder",
+    "check_packages",
+    "check_python",
+    "check_ssh",
+    "check_ssh_keys",
+    "check_tools",
+    "check_torch",
+]
+
+_KEYS = "keys"  # where ssh_keys keeps them
+_LEAST_PYTHON = (3, 11)
+_LEAST_SSH = (7, 6)  # knows what our options say, from 2017
+_LEAST_DISK_BYTES = 2 * 10**9
+_MOST_SKEW_S = 120.0  # signatures of AWS are refused from five minutes on; ours is the earlier word
+_TORCH_S = 120.0
+_TOOL_S = 20.0
+_TORCH = """
+import json, torch
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "cards": torch.cuda.device_count()}))
+"""
+# Programs that some verbs use: name, how to ask for its version, what for, where to get it.
+_TOOLS = (
+    ("git", ("git", "--version"), "launch --committed-only and the commit in every record", "https://git-scm.com"),
+    ("docker", ("docker", "--version"), "homing image build", "https://docs.docker.com/get-docker/"),
+    ("uv", ("uv", "--version"), "quicker environments on rented machines", "https://docs.astral.sh/uv/"),
+)
+
+
+def check_python(examined: Examined) -> list[Check]:
+    found = examined.facts.get("python")
+    if not found:
+        python = examined.home.world.python()
+        return [fault("python.version", f"{python} does not start.", "Install homing anew: python3 -m venv .venv")]
+    version = ".".join(map(str, found))
+    if tuple(found) < _LEAST_PYTHON:
+        least = ".".join(map(str, _LEAST_PYTHON))
+        fix = f"Install Python {least} or newer and make a new environment: python{least} -m venv .venv"
+        return [fault("python.version", f"This is Python {version}.", fix, "https://www.python.org/downloads/")]
+    return [ok("python.version", f"Python {version}.")]
+
+
+def check_packages(examined: Examined) -> list[Check]:
+    """Those without which no verb works."""
+    core = [each for each in examined.facts.get("packages", []) if not each["extra"]]
+    bad = [problem for each in core if (problem := _package_problem(each))]
+    if bad:
+        return [fault("packages.core", " ".join(bad), "pip install --upgrade --force-reinstall homing")]
+    return [ok("packages.core", f"{len(core)} packages, all in range.")]
+
+
+def check_extras(examined: Examined) -> list[Check]:
+    """What was named needs; what is installed besides must at least be in range."""
+    packages = [each for each in examined.facts.get("packages", []) if each["extra"] in _EXTRAS]
+    found = []
+    for extra in _EXTRAS:
+        of_it = [each for each in packages if each["extra"] == extra]
+        absent = [each["name"] for each in of_it if not each["version"]]
+        bad = [problem for each in of_it if each["version"] and (problem := _package_problem(each))]
+        install = f"pip install --upgrade 'homing[{extra}]'"
+        if bad or (absent and extra in examined.extras):
+            text = " ".join([*bad, *([f"Not installed: {', '.join(absent)}."] if absent else [])])
+            found.append(fault(f"packages.{extra}", text, install))
+        elif absent:
+            found.append(skipped(f"packages.{extra}", f"Not installed: {', '.join(absent)}.", install))
+        elif of_it:
+            found.append(ok(f"packages.{extra}", f"{len(of_it)} packages, all in range."))
+    return found
+
+
+_EXTRAS = ("lm", "aws", "hub", "modal", "trackers")
+
+
+def check_torch(examined: Examined) -> list[Check]:
+    """Whether it loads, and sees the card that the driver sees. The version's range is packages.lm's."""
+    versions = {each["name"]: each["version"] for each in examined.facts.get("packages", [])}
+    if not versions.get("torch"):
+        return [skipped("torch.loads", "torch is not installed.", "pip install 'homing[lm]'")]
+    world = examined.home.world
+    done = world.run([world.python(), "-c", _TORCH], timeout_s=_TORCH_S)
+    try:
+        torch = json.loads(done.out)
+    except ValueError:
+        why = (done.err.strip().splitlines() or ["it says nothing"])[-1]
+        fix = "pip install --force-reinstall 'homing[lm]'"
+        return [fault("torch.loads", f"torch does not load: {why}", fix, "https://pytorch.org/get-started/locally/")]
+    found = [ok("torch.loads", f"torch {torch['version']}.")]
+    driver = world.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], timeout_s=_TOOL_S)
+    num_cards = len(driver.out.strip().splitlines()) if driver.code == 0 else 0
+    if num_cards and torch["cards"] < num_cards:
+        built = f"for CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA"
+        text = f"The driver shows {num_cards} cards, torch sees {torch['cards']}; it was built {built}."
+        page = "https://pytorch.org/get-started/locally/"
+        return [*found, fault("torch.cuda", text, "Install the torch that fits the driver (nvidia-smi).", page)]
+    return [*found, ok("torch.cuda", f"{num_cards} cards, seen by driver and torch." if num_cards else "No card here.")]
+
+
+def check_ssh(examined: Examined) -> list[Check]:
+    world, page = examined.home.world, "https://www.openssh.com/portable.html"
+    install = "Install OpenSSH's client: apt install openssh-client, dnf install openssh-clients"
+    client = world.run(["ssh", "-V"], timeout_s=_TOOL_S)
+    version = re.search(r"OpenSSH_(?:for_Windows_)?(\d+)\.(\d+)", client.err + client.out)
+    found = []
+    if client.code == 127 or version is None:
+        found.append(fault("ssh.client", "There is no OpenSSH client.", install, page))
+    elif (int(version[1]), int(version[2])) < _LEAST_SSH:
+        text = f"OpenSSH {version[1]}.{version[2]} is older than {_LEAST_SSH[0]}.{_LEAST_SSH[1]}."
+        found.append(fault("ssh.client", text, install, page))
+    else:
+        found.append(ok("ssh.client", f"OpenSSH {version[1]}.{version[2]}."))
+    # Without arguments it would ask for a file to write; a key of a file that is not there makes it only refuse.
+    keygen = world.run(["ssh-keygen", "-l", "-f", str(examined.home.path / "no-such-key")], timeout_s=_TOOL_S)
+    if keygen.code == 127:
+        return [*found, fault("ssh.keygen", "There is no ssh-keygen: no key can be made for a machine.", install, page)]
+    return [*found, ok("ssh.keygen", "ssh-keygen is there.")]
+
+
+def check_ssh_keys(examined: Examined) -> list[Check]:
+    """Private keys are for their owner alone: ssh refuses others, and rightly so."""
+    world, folder = examined.home.world, examined.home.path / _KEYS
+    if not world.exists(folder):
+        return [skipped("ssh.keys", "None made yet; the first launch on a rented machine makes one.")]
+    private = [folder / name for name in world.walk(folder) if name.endswith("/key")]
+    loose = [path for path in private if world.mode(path) & 0o077]
+    halves = [path for path in private if not world.exists(f"{path}.pub")]
+    if loose:
+        names = " ".join(str(path) for path in loose)
+        return [fault("ssh.keys", f"Others on this computer can read {names}.", f"chmod 600 {names}")]
+    if halves:
+        fix = f"Move {halves[0].parent} away; a launch makes a new one. Machines made with it need the old one."
+        return [fault("ssh.keys", f"{halves[0]} has no public half.", fix)]
+    return [ok("ssh.keys", f"{len(private)} keys, readable by their owner alone.")]
+
+
+def check_tools(examined: Examined) -> list[Check]:
+    found = []
+    for name, argv, purpose, page in _TOOLS:
+        done = examined.home.world.run(list(argv), timeout_s=_TOOL_S)
+        version = (done.out or done.err).strip().splitlines()
+        if done.code or not version:
+            found.append(skipped(f"tools.{name}", f"{name} is not here; needed for {purpose}.", f"See {page}", page))
+        else:
+            found.append(ok(f"tools.{name}", f"{version[0]}."))
+    return found
+
+
+def check_home_folder(examined: Examined) -> list[Check]:
+    path = examined.home.path
+    there = _nearest(path, examined)
+    if not examined.home.world.may_write(there):
+        fix = f"chown it to yourself, or keep the home elsewhere: export HOMING_HOME={Path.home() / '.homing'}"
+        return [fault("home.writable", f"{there} cannot be written, and the home is {path}.", fix)]
+    return [ok("home.writable", f"{path} can be written.")]
+
+
+def check_disk(examined: Examined) -> list[Check]:
+    there = _nearest(examined.home.path, examined)
+    free = examined.home.world.free_bytes(there)
+    if free < _LEAST_DISK_BYTES:
+        text = (
+            f"{format_bytes(free)} are free at {there}; a model that comes home needs {_LEAST_DISK_BYTES // 10**9} GB."
+        )
+        return [fault("disk.free", text, "Free some space, or move the home: export HOMING_HOME=/elsewhere")]
+    return [ok("disk.free", f"{format_bytes(free)} free at {there}.")]
+
+
+def check_env_file(examined: Examined) -> list[Check]:
+    path = examined.folder / ".env"
+    if not examined.home.world.exists(path):
+        return [skipped("env.file", f"There is no {path}; exported variables do as well.")]
+    if examined.home.world.mode(path) & 0o077:
+        return [fault("env.file", f"{path} can be read by others, and it may hold keys.", f"chmod 600 {path}")]
+    return [ok("env.file", f"{path} is readable by its owner alone.")]
+
+
+def check_env_values(examined: Examined) -> list[Check]:
+    """Keys that are no keys: a placeholder, or one with quotes or blanks around it that a copy brought along."""
+    env, found = examined.home.world.environment(), []
+    for account in ACCOUNTS.values():
+        for name in account.keys:
+            value = env.get(name, "")
+            fix = f"export {name}=...   with one from {account.key_page}"
+            if value and (is_placeholder(value) or re.fullmatch(r"(?i)(your|my)[-_ ].*|x{3,}|\.{3}", value)):
+                found.append(
+                    fault(f"{account.name}.placeholder", f"{name} holds a placeholder.", fix, account.key_page)
+                )
+            elif value != value.strip(" \t\r\n'\""):
+                text = f"{name} has blanks or quotes around it."
+                found.append(fault(f"{account.name}.placeholder", text, fix, account.key_page))
+    num_set = sum(bool(env.get(name)) for account in ACCOUNTS.values() for name in account.keys)
+    return found or [ok("env.values", f"{num_set} keys in the environment, no placeholder among them.")]
+
+
+def check_clock(examined: Examined) -> list[Check]:
+    """By the Date of an answer, whoever gives one first. A clock that is off makes signatures invalid."""
+    world, env = examined.home.world, examined.home.world.environment()
+    urls = [env.get(a.url_env) or a.url for n in examined.providers if (a := ACCOUNTS.get(n)) is not None and a.url]
+    for url in [*urls, *([env["HOMING_FAKE_URL"]] if env.get("HOMING_FAKE_URL") else [])]:
+        try:
+            reply = world.http(HttpRequest("GET", url, timeout_s=10.0))
+        except NetworkError:
+            continue  # whether it can be reached is asked with its key
+        if not reply.headers.get("date"):
+            continue
+        told = email.utils.parsedate_to_datetime(reply.headers["date"]).timestamp()
+        skew_s = world.now() - told
+        if abs(skew_s) > _MOST_SKEW_S:
+            side = "ahead of" if skew_s > 0 else "behind"
+            text = f"This computer's clock is {format_duration(abs(skew_s))} {side} {url}."
+            return [fault("clock.skew", text, "Set it by the network: timedatectl set-ntp true   (macOS: sntp -sS)")]
+        return [ok("clock.skew", f"Within {max(1.0, abs(skew_s)):.0f} s of {url}.")]
+    return [skipped("clock.skew", "No provider was asked that tells its time.")]
+
+
+def _package_problem(package: dict[str, Any]) -> str:
+    name, version = package["name"], package["version"]
+    if not version:
+        return f"{name} is not installed."
+    for sign, bound in re.findall(r"(>=|<=|==|~=|<|>)\s*([0-9][0-9.]*)", package["bounds"]):
+        if not _holds(_numbers(version), sign, _numbers(bound)):
+            return f"{name} is {version}, needed is {package['bounds']}."
+    return ""
+
+
+def _holds(version: tuple[int, ...], sign: str, bound: tuple[int, ...]) -> bool:
+    width = max(len(version), len(bound))
+    left, right = (each + (0,) * (width - len(each)) for each in (version, bound))
+    if sign == "<":
+        return left < right
+    return left <= right if sign == "<=" else left > right if sign == ">" else left >= right
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """2.13.0+cpu -> 2, 13, 0; what follows the numbers is no matter of range."""
+    plain = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
+    return tuple(int(part) for part in plain[0].split(".")) if plain else ()
+
+
+def _nearest(path: Path, examined: Examined) -> Path:
+    """The folder itself, or the one above it that is there: a home is made when something is first written."""
+    while not examined.home.world.exists(path) and path != path.parent:
+        path = path.parent
+    return path

@@ -1,0 +1,75 @@
+"""Questions about what homing keeps at home: whether the ledger can be trusted, and whether something is left over."""
+
+from __future__ import annotations
+
+import re
+
+from homing.cloud.checks import Check, fault, ok, skipped, warning
+from homing.cloud.examined import Examined
+from homing.cloud.guards import is_on_duty
+from homing.errors import HomingError
+
+__all__ = ["check_guard", "check_ledger", "check_owner", "check_unconfirmed"]
+
+_LEDGER, _OWNER = "ledger.sqlite", "owner"  # as home and mark name them
+
+
+def check_owner(examined: Examined) -> list[Check]:
+    """Six characters that every mark of ours carries: with others we would not know our own instances any more."""
+    path = examined.home.path / _OWNER
+    if not examined.home.world.exists(path):
+        return [skipped("home.owner", "None yet; the first launch makes one.")]
+    text = examined.home.world.read(path).decode("utf-8", "replace").strip()
+    if not re.fullmatch(r"[a-z0-9]{6}", text):
+        fix = f"Write the six characters from any mark of yours (homing-XXXXXX-...) into {path}"
+        return [fault("home.owner", f"{path} does not hold six characters of a-z and 0-9.", fix)]
+    return [ok("home.owner", f"Marks begin with homing-{text}-.")]
+
+
+def check_ledger(examined: Examined) -> list[Check]:
+    """Opened, its schema known, and every page of it sound."""
+    world, path = examined.home.world, examined.home.path / _LEDGER
+    if not world.exists(path):
+        return [skipped("ledger.sound", "None yet; nothing was ever launched from this home.")]
+    fix = "Move it away: `homing runs` then finds by its mark whatever bills, and `homing destroy --all` ends it."
+    try:
+        lines = examined.home.ledger.lines()
+        rows = world.database(path).execute(("PRAGMA integrity_check", ()))
+    except HomingError as exc:
+        return [fault("ledger.sound", " ".join(f"{exc.what} {exc.why}".split()), exc.fix or fix)]
+    except OSError as exc:
+        return [fault("ledger.sound", f"{path} cannot be read: {exc}", fix)]
+    said = [str(next(iter(row.values()))) for row in rows]
+    if said != ["ok"]:
+        return [fault("ledger.sound", f"{path} is damaged: {said[0] if said else 'no answer'}", fix)]
+    return [ok("ledger.sound", f"{len(lines)} lines.")]
+
+
+def check_unconfirmed(examined: Examined) -> list[Check]:
+    if not examined.home.world.exists(examined.home.path / _LEDGER):
+        return [skipped("ledger.ends", "Nothing was ever launched from this home.")]
+    try:
+        lines = examined.home.ledger.unconfirmed()
+    except HomingError:
+        return [skipped("ledger.ends", "The ledger cannot be read.")]  # said above, with its fix
+    if lines:
+        marks = ", ".join(line.mark for line in lines)
+        text = f"No provider has confirmed the end of {marks}: it may bill on."
+        return [fault("ledger.ends", text, f"homing destroy {lines[0].run_id or '--all'}")]
+    return [ok("ledger.ends", "Every end that was asked for is confirmed.")]
+
+
+def check_guard(examined: Examined) -> list[Check]:
+    """Something bills and nobody at home looks: not wrong, the machine has guards of its own, but worth a line."""
+    try:
+        is_there = examined.home.world.exists(examined.home.path / _LEDGER)
+        lines = examined.home.ledger.lines() if is_there else []
+    except HomingError:
+        return [skipped("guard.duty", "The ledger cannot be read.")]
+    open_ = [line for line in lines if line.destroyed_at is None]
+    if is_on_duty(examined.home):
+        return [ok("guard.duty", "A guard of this home makes its rounds.")]
+    if open_:
+        text = f"{len(open_)} instances may bill, and no guard of this home is on duty."
+        return [warning("guard.duty", text, "homing guard   or in cron: homing guard --once", "docs/money-safety.md")]
+    return [ok("guard.duty", "Nothing bills, so nobody needs to be on duty.")]

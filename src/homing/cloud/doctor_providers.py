@@ -1,0 +1,147 @@
+"""Questions to providers and the Hub: is there a key, is it taken, does it suffice, is there something to rent.
+
+each provider, all at once, each with a deadline:  key -> list_owned -> its own checks() -> offers for the run
+"""
+
+from __future__ import annotations
+
+import json
+
+from homing.cloud.accounts import ACCOUNTS, Account
+from homing.cloud.checks import Check, Checked, fault, ok, skipped, warning
+from homing.cloud.examined import Examined
+from homing.cloud.plan import needs_of
+from homing.cloud.providers.base import Provider
+from homing.cloud.providers.registry import PROVIDERS, configured, open_provider
+from homing.errors import HomingError, MissingExtra, UsageError
+from homing.wire.run import Run
+from homing.world import HttpRequest, NetworkError
+
+__all__ = ["check_hub", "check_providers"]
+
+ANSWER_S = 45.0
+_NOBODY = "000000"  # an owner that nobody is: a home that has none yet gets none by being looked at
+
+
+def check_providers(examined: Examined) -> list[Check]:
+    world, found = examined.home.world, list[Check]()
+    names = [name for name in examined.providers if name in PROVIDERS]
+    for name in examined.providers:
+        if name not in PROVIDERS:
+            text = f"There is no provider {name!r}."
+            found.append(fault(f"{name}.known", text, f"Known: {', '.join(sorted(PROVIDERS))}"))
+    calls = [lambda name=name: _check_provider(name, examined) for name in names]
+    for name, answer in zip(names, world.together(calls, ANSWER_S), strict=True):
+        if isinstance(answer, TimeoutError):
+            found.append(_silent(name, f"It did not answer within {ANSWER_S:g} s."))
+        elif isinstance(answer, Exception):
+            raise answer
+        else:
+            found += answer
+    unset = [name for name in ACCOUNTS if name in PROVIDERS and name not in names]
+    return [*found, *(_unset(ACCOUNTS[name], is_needed=False) for name in unset)]
+
+
+def check_hub(examined: Examined) -> list[Check]:
+    """Asked only with a token: whether it is taken, and whether it may write."""
+    account, world = ACCOUNTS["hub"], examined.home.world
+    token = world.environment().get("HF_TOKEN", "").strip()
+    is_needed = examined.run is not None and examined.run.store.startswith("hf:")
+    if not token:
+        text = f"HF_TOKEN is not set; `{account.login}` may have left one."
+        return [skipped("hub.token", text, f"{account.login}   or export HF_TOKEN=...", account.key_page)]
+    url = (world.environment().get(account.url_env) or account.url).rstrip("/") + "/api/whoami-v2"
+    try:
+        reply = world.http(HttpRequest("GET", url, {"authorization": f"Bearer {token}"}, timeout_s=20.0))
+    except NetworkError as exc:
+        make = fault if is_needed else warning
+        return [make("hub.token", f"The Hub cannot be reached: {exc}", "Try again in a minute.", account.usage_page)]
+    return [_judge_token(reply.status, reply.body, account, is_needed=is_needed)]
+
+
+def _judge_token(status: int, body: bytes, account: Account, *, is_needed: bool) -> Check:
+    fix = "Make one with the right to write, then: export HF_TOKEN=..."
+    if status != 200:
+        return fault("hub.token", f"The Hub refuses HF_TOKEN with {status}.", fix, account.key_page)
+    try:
+        token = json.loads(body)["auth"]["accessToken"]
+        role = str(token["role"])
+    except (ValueError, KeyError, TypeError):
+        return warning("hub.token", "The Hub does not say what HF_TOKEN may do.", fix, account.key_page)
+    if role == "read":
+        make = fault if is_needed else warning
+        return make("hub.token", "HF_TOKEN may read and not write.", fix, account.key_page)
+    return ok("hub.token", f"HF_TOKEN is taken; its role is {role}.")
+
+
+def _check_provider(name: str, examined: Examined) -> list[Check]:
+    home, account = examined.home, ACCOUNTS.get(name)
+    try:
+        environment = home.world.environment()
+        has_keys = account is not None and all(environment.get(key) for key in account.keys)
+        if account is not None and not has_keys and name not in configured(home.path, home.world):
+            return [_unset(account, is_needed=examined.is_needed)]
+        provider = _open(name, examined)
+        if examined.run is not None:
+            _configure(provider, name, examined.run)
+        provider.list_owned()
+    except MissingExtra as exc:
+        return [fault(f"{name}.client", f"{exc.what} {exc.why}", exc.fix)]
+    except UsageError as exc:
+        # It needs more than an account (a host, a server that is up); only whoever named it minds.
+        make = fault if examined.is_needed else skipped
+        return [make(f"{name}.key", " ".join(f"{exc.what} {exc.why}".split()), exc.fix)]
+    except (HomingError, OSError) as exc:
+        return [_refused(name, exc)]
+    found = [ok(f"{name}.key", "It answers, and lists what is ours.")]
+    if isinstance(provider, Checked):
+        found += provider.checks()
+    return [*found, *_check_offers(provider, name, examined)]
+
+
+def _check_offers(provider: Provider, name: str, examined: Examined) -> list[Check]:
+    if examined.run is None:
+        return []
+    try:
+        offers = provider.offers(needs_of(examined.run))
+    except (HomingError, OSError) as exc:
+        return [_refused(name, exc, "offers")]
+    if offers:
+        return [ok(f"{name}.offers", f"{len(offers)} offers fit {examined.run.name}.")]
+    fix = f"homing offers --provider {name} --all-configs   then cloud.gpu, limits.rate or a smaller model"
+    make = fault if examined.providers == [name] else warning
+    return [make(f"{name}.offers", f"It has nothing now that fits {examined.run.name}.", fix, provider.page)]
+
+
+def _open(name: str, examined: Examined) -> Provider:
+    home = examined.home
+    if home.world.exists(home.path / "owner"):
+        return home.provider(name)
+    return open_provider(name, home=home.path, owner=_NOBODY, world=home.world)
+
+
+def _configure(provider: Provider, name: str, run: Run) -> None:
+    settings = run.cloud.ssh if name == "ssh" else run.cloud.settings.get(name)
+    if settings is not None:
+        provider.configure(settings)  # type: ignore[attr-defined]
+
+
+def _unset(account: Account, *, is_needed: bool) -> Check:
+    text = f"{account.title} is not set up: {' and '.join(account.keys)} not set."
+    login = f"   or {account.login}" if account.login else ""
+    fix = f"export {account.keys[0]}=...{login}, then: homing setup {account.name}"
+    return (fault if is_needed else skipped)(f"{account.name}.key", text, fix, account.key_page)
+
+
+def _refused(name: str, exc: HomingError | OSError, question: str = "key") -> Check:
+    account = ACCOUNTS.get(name)
+    text = " ".join((f"{exc.what} {exc.why}" if isinstance(exc, HomingError) else str(exc)).split())
+    fix = exc.fix if isinstance(exc, HomingError) else ""
+    page = account.key_page if account else ""
+    return fault(f"{name}.{question}", text, fix or "Try again in a minute.", page)
+
+
+def _silent(name: str, text: str) -> Check:
+    account = ACCOUNTS.get(name)
+    fix = "Look whether it is up, and whether a proxy or a firewall stands between."
+    return fault(f"{name}.key", text, fix, account.usage_page if account else "")

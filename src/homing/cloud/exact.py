@@ -1,0 +1,96 @@
+"""One exact offer, named on the command line: for scripts, which cannot be asked.
+
+    --cloud hyperstack --region canada-1 --instance-type H100     of a provider that rents out other clouds: all three
+    --region us-east-1 --instance-type g5.xlarge                  of one with machines of its own: what tells them apart
+
+What is named and not there is refused with what comes near; nothing else is taken in its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+
+from homing.cloud.plan import Plan
+from homing.cloud.providers.base import Offer
+from homing.errors import NoOffer, UsageError
+
+__all__ = ["Exact", "only", "without_spot"]
+
+_NEAR = 5
+
+
+@dataclass(frozen=True)
+class Exact:
+    cloud: str | None = None
+    region: str | None = None
+    instance_type: str | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        return any(self._pairs().values())
+
+    @property
+    def is_whole(self) -> bool:
+        return all(self._pairs().values())
+
+    def fits(self, offer: Offer) -> bool:
+        has = {
+            "--cloud": offer.cloud or offer.provider,
+            "--region": offer.region,
+            "--instance-type": offer.instance_type or offer.name,
+        }
+        return all(not wanted or wanted.lower() == has[flag].lower() for flag, wanted in self._pairs().items())
+
+    def __str__(self) -> str:
+        return " ".join(f"{flag} {wanted}" for flag, wanted in self._pairs().items() if wanted)
+
+    def _pairs(self) -> dict[str, str | None]:
+        return {"--cloud": self.cloud, "--region": self.region, "--instance-type": self.instance_type}
+
+
+def only(plan: Plan, exact: Exact) -> Plan:
+    """The plan with nothing in it but what was named."""
+    if not exact.is_asked:
+        return plan
+    rows = [row for row in plan.offers if exact.fits(row.offer)]
+    if not exact.is_whole and any(row.offer.cloud for row in rows or plan.offers):
+        example = next(row.offer for row in rows or plan.offers if row.offer.cloud)
+        raise UsageError(
+            what=f"{exact} is not enough to name one machine.",
+            why=f"{example.provider} rents out machines of several clouds: it takes all three, or none.",
+            fix=f"Such as {flags_of(example)}",
+        )
+    if not rows:
+        raise NoOffer(
+            what=f"Nobody has {exact} for {plan.run.name} now.",
+            why=f"Near it: {'; '.join(_near(plan, exact))}.",
+            fix=f"See what there is: homing plan {plan.run.name}",
+        )
+    return dataclasses.replace(plan, offers=rows)
+
+
+def without_spot(plan: Plan) -> Plan:
+    """--no-spot: the plan without what may be taken away."""
+    rows = [row for row in plan.offers if not row.offer.is_spot]
+    if not rows:
+        raise NoOffer(
+            what=f"Nobody has a machine for {plan.run.name} now that is not spot.",
+            why=f"{len(plan.offers)} offers fit, and each may be taken away.",
+            fix=f"homing launch {plan.run.name}   without --no-spot: what is taken away goes on from its checkpoint",
+        )
+    return dataclasses.replace(plan, offers=rows)
+
+
+def flags_of(offer: Offer) -> str:
+    return f"--cloud {offer.cloud or offer.provider} --region {offer.region} --instance-type {_type(offer)}"
+
+
+def _type(offer: Offer) -> str:
+    return offer.instance_type or offer.name
+
+
+def _near(plan: Plan, exact: Exact) -> list[str]:
+    said = list(dict.fromkeys(flags_of(row.offer) for row in plan.offers))
+    return difflib.get_close_matches(str(exact), said, n=_NEAR, cutoff=0.0)

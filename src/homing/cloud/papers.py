@@ -1,0 +1,180 @@
+"""What a launch writes before its create call: lines in the ledger, papers at home and in the store, and the request.
+
+    Draft -> row_of, line_of            what the ledger is told
+          -> write_home                 the run's folder here
+          -> inputs_of                  pushed to the store by their hash
+          -> request_of                 all that the provider's create call needs, with boot.json in it
+          -> push_papers, push_code     so that another home can adopt the run, or repeat it
+
+Nothing here rents anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+from homing.cloud import boot as booting
+from homing.cloud.bundle import tree_state
+from homing.cloud.draft import Draft
+from homing.cloud.furnish import furnish
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.providers.base import InputFile, Order, Request
+from homing.cloud.resume import resume_inputs
+from homing.store import Store, open_store, pace_of, run_key
+from homing.store.credentials import secrets
+from homing.store.s3 import S3Store
+from homing.wire import codec, names
+from homing.wire.boot import Boot, Input
+
+__all__ = ["inputs_of", "line_of", "push_code", "push_papers", "request_of", "row_of", "write_home"]
+
+
+def row_of(draft: Draft, home: Home) -> RunRow:
+    return RunRow(
+        id=draft.run.id,
+        name=draft.run.name,
+        state="launching",
+        created_at=home.world.now(),
+        store=draft.run.store,
+        run_file_sha256=draft.run.run_file_sha256,
+        spend_limit_usd=str(draft.spend_limit_usd),
+    )
+
+
+def line_of(draft: Draft, home: Home) -> LedgerLine:
+    offer = draft.order.offer
+    return LedgerLine(
+        mark=draft.mark,
+        run_id=draft.run.id,
+        run_name=draft.run.name,
+        attempt=draft.attempt,
+        provider=offer.provider,
+        offer=offer.name,
+        rate_usd_per_hour=str(offer.rate_usd_per_hour),
+        limit_usd=str(draft.spend_limit_usd),
+        intent_at=home.world.now(),
+    )
+
+
+def write_home(draft: Draft, home: Home) -> None:
+    folder = home.run_dir(draft.run.id)
+    home.world.mkdir(folder)
+    home.world.write(folder / names.RUN_FILE, draft.order.run_file_text.encode())
+    home.world.write(folder / names.RUN, codec.dumps(draft.run, indent=1).encode())
+    # The device beside the run: what its measured speed will be kept under.
+    note = {
+        "schema": "homing.launch/1",
+        "offer": dataclasses.asdict(draft.order.offer),
+        "is_smoke": draft.order.is_smoke,
+        "keep_on_failure_s": draft.order.keep_on_failure_s,
+        "is_one_guard_enough": draft.order.is_one_guard_enough,
+    }
+    home.world.write(folder / LAUNCH_NOTE, json.dumps(note, default=str, indent=1).encode())
+
+
+def inputs_of(draft: Draft, home: Home, store: Store, tell: Callable[[str], None]) -> list[Input]:
+    inputs = booting.prepare_inputs(
+        draft.run, draft.run.data.dir, store, home.world, run_file_text=draft.order.run_file_text
+    )
+    if not draft.order.resume:
+        return inputs
+    taken, damaged = resume_inputs(store, draft.run.id, [phase.kind for phase in draft.run.phases])
+    for problem in damaged:
+        tell(problem)
+    if not any(item.path.startswith(f"run/{names.CHECKPOINTS}/") for item in taken):
+        tell("No checkpoint is in the store yet: it starts from the beginning")
+    return inputs + taken
+
+
+def request_of(
+    draft: Draft,
+    home: Home,
+    inputs: list[Input],
+    started_at: float,
+    fence: int = 0,
+    *,
+    is_rehearsal: bool = False,
+) -> Request:
+    provider = home.provider(draft.order.offer.provider)
+    place = provider.place(draft.mark)
+    boot: Boot = booting.make_boot(
+        draft.run,
+        mark=draft.mark,
+        attempt=draft.attempt,
+        work_dir=place.work_dir,
+        inputs=inputs,
+        python=place.python,
+        end_billing=place.end_billing,
+        started_at=started_at,
+        rate_usd_per_hour=draft.order.offer.rate_usd_per_hour,
+        spend_limit_usd=draft.spend_limit_usd,
+        spent_before_usd=draft.spent_before_usd,
+        heartbeat_s=draft.order.heartbeat_s or _heartbeat_s(draft.run.store),
+    )
+    boot = dataclasses.replace(boot, fence=fence, push_s=draft.timing.push_s, home_s=draft.timing.home_s)
+    boot = dataclasses.replace(
+        boot,
+        keep_on_failure_s=draft.order.keep_on_failure_s,
+        planned_tokens_per_s=draft.timing.tokens_per_s,
+        on_divergence=draft.run.limits.on_divergence,
+        on_slow=draft.run.limits.on_slow,
+    )
+    if draft.order.trainer_argv is not None:
+        boot = dataclasses.replace(boot, trainer_argv=list(draft.order.trainer_argv))
+    is_stand_in = draft.order.trainer_argv is not None
+    boot, brought = furnish(boot, place, draft.run, draft.order.offer, home.world, is_stand_in=is_stand_in)
+    if boot.bootstrap is not None and boot.bootstrap.env_dir and not is_rehearsal:
+        boot = dataclasses.replace(boot, mailbox=_mailbox(draft, home))
+    folder = home.run_dir(draft.run.id)
+    for name, data in ({} if is_rehearsal else brought).items():
+        home.world.write(folder / name, data)
+    files = tuple(InputFile(name, str(folder / name)) for name in (booting.AGENT_ZIP, *brought))
+    # How the instance reaches the store: its environment, never a file of ours.
+    keys = secrets(draft.run.store, home.world.environment())
+    boot = dataclasses.replace(boot, secret_names=sorted(keys))
+    order = Order(draft.mark, draft.run.name, boot, files, keys)
+    # The dead-man starts a dead agent again as the provider started the first one, so that command goes into boot.json.
+    argv = list(provider.plan(draft.order.offer, order).argv)
+    order = dataclasses.replace(order, boot=dataclasses.replace(boot, agent_argv=argv))
+    return provider.plan(draft.order.offer, order)
+
+
+def push_papers(home: Home, store: Store, request: Request) -> None:
+    """All that lies in the run's folder here, beside its record: it may be adopted before its instance has spoken."""
+    run_id = request.order.boot.run_id
+    papers = {f"run/{name}": name for name in (names.RUN, names.RUN_FILE)}
+    for item in request.order.boot.inputs:
+        if item.path in papers:
+            store.put_bytes(run_key(run_id, papers[item.path]), store.read(item.key))
+    store.put_bytes(run_key(run_id, LAUNCH_NOTE), home.world.read(home.run_dir(run_id) / LAUNCH_NOTE))
+
+
+def push_code(home: Home, store: Store, request: Request, tell: Callable[[str], None]) -> None:
+    """The wheel and the versions that this run began with, by their hash: whoever repeats it can have the same."""
+    told = request.order.boot.bootstrap
+    if told is None:
+        return
+    for file in request.order.files[1:]:  # the first is the agent, which is made from the wheel's own files
+        key = f"{names.STORE_OBJECTS}/{home.world.sha256(file.source)}"
+        if not store.exists(key):
+            store.put(key, file.source)
+    commit, changed = tree_state(home.world)
+    own = f", with {len(changed)} changes that are not committed" if changed else ""
+    tell(f"Sending this homing, {commit[:12] or 'as installed'}{own}; wheel {told.code_sha256[:12]}")
+
+
+def _mailbox(draft: Draft, home: Home) -> str:
+    """Where a boot can leave its last words before anything is installed there that could push; "" where nowhere."""
+    store = open_store(draft.run.store, home.world)
+    if not isinstance(store, S3Store):
+        return ""
+    key = run_key(draft.run.id, names.LOGS, "boot.log")
+    return store.put_url(key, draft.boot_timeout_s)
+
+
+def _heartbeat_s(store: str) -> float:
+    """How often the agent speaks on its own disk; a store that takes fewer writes gets every so manieth word."""
+    return min(max(pace_of(store), 1.0), 5.0)

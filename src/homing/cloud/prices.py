@@ -1,0 +1,81 @@
+"""The only rates that were typed in by hand: for a provider that cannot be asked for its own, with date and source.
+
+An offer made from a row here carries its date (`Offer.as_of`) and says so (`Offer.rate_source`); whoever sees the rate
+sees how old it is. A rate that the provider told itself always wins.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from decimal import Decimal
+
+__all__ = ["TABLE", "Price", "find_price"]
+
+
+@dataclass(frozen=True)
+class Price:
+    provider: str
+    name: str  # as the provider calls it
+    usd_per_hour: Decimal
+    date: str  # when it was read
+    source: str  # where
+
+    @property
+    def as_of(self) -> float:
+        day = datetime.date.fromisoformat(self.date)
+        return datetime.datetime(day.year, day.month, day.day, tzinfo=datetime.UTC).timestamp()
+
+    @property
+    def text(self) -> str:
+        return f"typed in from {self.source} of {self.date}"
+
+
+def _rows(provider: str, date: str, source: str, rates: dict[str, str]) -> list[Price]:
+    return [Price(provider, name, Decimal(rate), date, source) for name, rate in rates.items()]
+
+
+# For one GPU at modal, for the whole instance at aws (Linux, shared tenancy, us-east-1, on demand).
+TABLE: list[Price] = [
+    *_rows(
+        "aws",
+        "2026-08-22",
+        "a catalogue of EC2's price list",
+        {
+            "p5.4xlarge": "6.88",
+            "p5.48xlarge": "55.04",
+            "p5en.48xlarge": "63.30",
+            "p6-b200.48xlarge": "113.93",
+            "p6-b300.48xlarge": "142.42",
+            "p4d.24xlarge": "21.96",
+            "p4de.24xlarge": "27.45",
+            "g7e.2xlarge": "3.363",
+            "g6e.xlarge": "1.861",
+            "g6.xlarge": "0.805",
+            "g5.xlarge": "1.006",
+            "g4dn.xlarge": "0.526",
+        },
+    ),
+    *_rows(
+        "modal",
+        "2026-06-27",
+        "modal.com/pricing",
+        {
+            "T4": "0.59",
+            "L4": "0.80",
+            "A10": "1.10",
+            "A10G": "1.10",
+            "L40S": "1.95",
+            "A100-40GB": "2.10",
+            "A100-80GB": "2.50",
+            "RTX-PRO-6000": "3.03",
+            "H100": "3.95",
+            "H200": "4.54",
+            "B200": "6.25",
+        },
+    ),
+]
+
+
+def find_price(provider: str, name: str) -> Price | None:
+    return next((price for price in TABLE if (price.provider, price.name) == (provider, name)), None)

@@ -1,0 +1,229 @@
+"""How the adapter speaks to AWS: boto3 writes and reads, World carries, and nothing is repeated blindly.
+
+    call    reads, and writes that may be repeated: again after no answer, throttling and 5xx, with growing pauses
+    items   a whole list, page by page; one that is not in the answer raises, it is not empty
+    once    run_instances and its like: throttling is repeated, Unsure where it may have taken effect
+
+boto3 signs, serialises and parses; its own transport and its own retries are switched off, so that every call and every
+pause goes through World, where the simulator and the kill points see them. The SDK is imported at the first call.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from homing.cloud.providers.rest import TRIES, Unsure, Unwelcome
+from homing.errors import HomingError, MissingExtra, ProviderSilent, UsageError
+from homing.world import HttpRequest, NetworkError, World
+
+__all__ = ["GLOBAL", "AwsApi", "AwsRefused"]
+
+GLOBAL = "us-east-1"  # where IAM, Budgets and the price list answer for all regions
+_TIMEOUT_S = 30.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 20.0
+# Said before anything is done: to ask again is safe whatever was asked.
+_BUSY = (
+    "RequestLimitExceeded", "Throttling", "ThrottlingException", "EC2ThrottledException", "TooManyRequestsException",
+    "RequestThrottled", "RequestThrottledException", "PriorRequestNotComplete",
+)  # fmt: skip
+# A 5xx, and yet a clear no: that there is no room comes as an error of the service.
+_CLEAR = (*_BUSY, "Insufficient", "Unfulfillable")
+_WHO = ("AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken", "RequestExpired",
+        "UnrecognizedClientException", "InvalidSignatureException", "ExpiredTokenException")  # fmt: skip
+_RIGHTS = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "OptInRequired", "PendingVerification")
+
+
+class AwsRefused(Unwelcome):
+    """AWS understood and said no; `code` is its own word for it."""
+
+    def __init__(self, what: str, why: str = "", fix: str = "", *, code: str = "", text: str = "") -> None:
+        super().__init__(what, why, fix, text=text)
+        self.code = code
+
+
+class AwsApi:
+    """One account's API in every region."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._lock = threading.Lock()  # offers are asked for side by side with those of others
+
+    @property
+    def region(self) -> str:
+        """The one that the person named, in the environment or the profile; "" where nobody did."""
+        named = self._world.environment().get("AWS_REGION", "")  # which other SDKs read, and boto3 does not
+        return named or str(self._session("").region_name or "")
+
+    def call(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:
+        problem = ""
+        for number in range(TRIES):
+            try:
+                return self._send(service, operation, region, params)
+            except AwsRefused as exc:
+                if exc.code not in _BUSY:
+                    raise
+                problem = exc.text
+            except Unsure as exc:
+                problem = str(exc)
+            if number + 1 < TRIES:
+                self._pause(number)
+        raise ProviderSilent(
+            what=f"AWS cannot be asked now: {operation} in {region} failed {TRIES} times.",
+            why=f"{problem}. So nothing is known: what was billing may bill on.",
+            fix="Try again in a minute: homing runs",
+        )
+
+    def items(self, service: str, operation: str, key: str, region: str, **params: Any) -> list[dict[str, Any]]:
+        return [item for page in self._pages(service, operation, region, params) for item in _list_in(page, key)]
+
+    def once(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:
+        for number in range(TRIES):
+            try:
+                return self._send(service, operation, region, params)
+            except AwsRefused as exc:
+                if exc.code not in _BUSY or number + 1 == TRIES:
+                    raise
+            self._pause(number)
+        raise AssertionError("the last try returns or raises")
+
+    def _pages(self, service: str, operation: str, region: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        more: dict[str, str] = {}
+        while True:
+            page = self.call(service, operation, region, **params, **more)
+            yield page
+            token = page.get("NextToken")
+            if page.get("IsTruncated"):  # IAM's way of saying it
+                more = {"Marker": str(page["Marker"])}
+            elif token:
+                more = {"NextToken": str(token)}
+            else:
+                return
+
+    def _pause(self, number: int) -> None:
+        self._world.sleep(min(_FIRST_PAUSE_S * float(2**number), _LONGEST_PAUSE_S))
+
+    def _send(self, service: str, operation: str, region: str, params: dict[str, Any]) -> dict[str, Any]:
+        """One request. AwsRefused is a clear no; Unsure is no answer, or none that says whether it took effect."""
+        from botocore import exceptions as sdk
+
+        method = getattr(self._client(service, region), operation)
+        try:
+            answer: dict[str, Any] = method(**params)
+        except sdk.ClientError as exc:
+            status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            refusal = _refused(exc, operation, region)
+            if status >= 500 and not refusal.code.startswith(_CLEAR):
+                raise Unsure(f"AWS answered {status} {refusal.text}") from exc
+            raise refusal from exc
+        except (sdk.NoCredentialsError, sdk.PartialCredentialsError, sdk.CredentialRetrievalError, sdk.ProfileNotFound,
+                sdk.TokenRetrievalError, sdk.SSOError) as exc:  # fmt: skip
+            raise _no_credentials(exc) from exc
+        except sdk.ParamValidationError as exc:
+            raise AssertionError(f"{operation}: {exc}") from exc
+        except (NetworkError, sdk.BotoCoreError) as exc:
+            raise Unsure(str(exc)) from exc
+        return answer
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:
+            if (service, region) not in self._clients:
+                self._clients[service, region] = self._open(service, region)
+            return self._clients[service, region]
+
+    def _open(self, service: str, region: str) -> Any:
+        from botocore.config import Config
+
+        config = Config(retries={"mode": "standard", "total_max_attempts": 1}, user_agent_extra="homing")
+        client = self._session(region).client(service, config=config)
+        client.meta.events.register("before-send.*", _through(self._world))
+        return client
+
+    def _session(self, region: str) -> Any:
+        try:
+            import boto3
+            import botocore.session
+        except ImportError as exc:
+            raise MissingExtra("launch", "aws", "boto3") from exc
+        inner = botocore.session.get_session()
+        inner.register_component("data_loader", _loader())
+        try:
+            return boto3.session.Session(botocore_session=inner, region_name=region or None)
+        except botocore.exceptions.ProfileNotFound as exc:
+            raise _no_credentials(exc) from exc
+
+
+@functools.cache
+def _loader() -> Any:
+    """One for all regions: the description of EC2 alone is megabytes to parse."""
+    import botocore.loaders
+
+    return botocore.loaders.create_loader()
+
+
+def _through(world: World) -> Callable[..., Any]:
+    """botocore asks its listeners before it sends; what the first of them returns is the answer."""
+
+    def send(request: Any, **_: Any) -> Any:
+        from botocore.awsrequest import AWSResponse
+        from botocore.compat import HTTPHeaders
+
+        headers = {name: _as_text(value) for name, value in request.headers.items()}
+        body = request.body or b""
+        body = body.encode() if isinstance(body, str) else bytes(body)
+        reply = world.http(HttpRequest(request.method, request.url, headers, body, _TIMEOUT_S))
+        pairs = HTTPHeaders.from_pairs(list(reply.headers.items()))
+        return AWSResponse(request.url, reply.status, pairs, _Body(reply.body))
+
+    return send
+
+
+class _Body:
+    """What botocore reads an answer from."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def stream(self, **_: Any) -> Iterator[bytes]:
+        yield self._data
+
+
+def _as_text(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def _list_in(page: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = page.get(key)
+    if not isinstance(found, list):
+        raise ProviderSilent(
+            what=f"AWS answered without {key!r}.",
+            why="What it lists is not known: what was billing may bill on.",
+            fix="Try again in a minute: homing runs",
+        )
+    return found
+
+
+def _refused(exc: Any, operation: str, region: str) -> AwsRefused:
+    error = exc.response.get("Error", {})
+    code, text = str(error.get("Code", "")), str(error.get("Message", ""))[:600]
+    why = f"It answered {code}: {text}"
+    if code in _WHO:
+        what, fix = "AWS does not accept the credentials.", "aws configure   or set AWS_ACCESS_KEY_ID again"
+    elif code in _RIGHTS:
+        what = f"The credentials for AWS may not call {operation} in {region}."
+        fix = "Give them the rights that docs/aws.md lists, or use others: AWS_PROFILE"
+    else:
+        what, fix = f"AWS refuses {operation} in {region}.", "Read its words above; its own page may say more."
+    return AwsRefused(what, why, fix, code=code, text=text)
+
+
+def _no_credentials(exc: Exception) -> HomingError:
+    return UsageError(
+        what="There are no credentials for AWS here.",
+        why=str(exc),
+        fix="aws configure   or: export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...   or AWS_PROFILE",
+    )

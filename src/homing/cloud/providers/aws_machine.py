@@ -1,0 +1,188 @@
+"""One EC2 instance as data: its user data, and the parameters of run_instances. Pure.
+
+user data     startup.sh with a timer of the operating system and the persistent volume in it; no secret
+run_instances spot with a highest price, shutdown means terminate, IMDSv2, tags on all that it makes
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from importlib import resources
+from typing import Any
+
+from homing.cloud.providers.base import Request
+from homing.errors import CreateFailed
+from homing.wire.boot import Boot
+from homing.wire.limit import PROVIDER, allowed_s, reserve_s
+
+__all__ = [
+    "MARK_TAG",
+    "RATE_TAG",
+    "SSH_TAG",
+    "Launch",
+    "client_token",
+    "ends_in_s",
+    "policy_of",
+    "prepare_text",
+    "run_parameters",
+    "tag_list",
+    "user_data",
+]
+
+MARK_TAG, RATE_TAG, SSH_TAG, RUN_TAG = "homing-mark", "homing-rate", "homing-ssh", "homing-run"
+VOLUME_WAIT_S = 300
+FOLLOW_S = 60
+_MOST_USER_DATA = 16_384
+_HOPS = 2  # one more than the machine itself, so that a container on it can ask about the machine too
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What was found out for one try in one zone."""
+
+    image: str
+    root_device: str
+    root_gb: int
+    zone: str
+    subnet: str
+    group: str
+    profile: str  # "" where the store needs no role
+    key_name: str
+    user_data: bytes
+    most_usd_per_hour: Decimal | None  # None: on demand
+    is_ssh: bool  # whether anybody may log in
+
+
+def ends_in_s(boot: Boot) -> float:
+    """Seconds from the beginning of billing to the provider's turn (wire/limit.py); infinite without a limit."""
+    limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
+    allowed = allowed_s(Decimal(boot.rate_usd_per_hour), limit, Decimal(boot.spent_before_usd), boot.time_limit_s)
+    return allowed - reserve_s(PROVIDER, allowed, boot.stop_grace_s) if math.isfinite(allowed) else math.inf
+
+
+def prepare_text(boot: Boot, *, has_volume: bool) -> str:
+    """Shell text for startup.sh: what an instance of AWS does before anybody may log in."""
+    seconds = ends_in_s(boot)
+    is_limited = math.isfinite(seconds)
+    settings = {
+        "SYSTEM_TIMER_AT": int(boot.started_at + seconds) if is_limited else 0,
+        # By its own clock, but never later than a clock that is right would allow.
+        "SYSTEM_TIMER_MAX_M": max(1, int(seconds // 60)) if is_limited else 0,
+        "FOLLOW_S": FOLLOW_S,
+        "VOLUME_WAIT_S": VOLUME_WAIT_S if has_volume else 0,
+    }
+    text = resources.files("homing.cloud.providers").joinpath("aws_prepare.sh").read_text(encoding="utf-8")
+    return text.replace("# SETTINGS\n", "".join(f"{name}={value}\n" for name, value in settings.items()))
+
+
+def user_data(script: str) -> bytes:
+    """As it is, or packed where it is too long: an address signed with a session's keys is long. cloud-init unpacks."""
+    data = script.encode()
+    if len(data) > _MOST_USER_DATA:
+        data = gzip.compress(data, mtime=0)
+    if len(data) > _MOST_USER_DATA:
+        raise CreateFailed(
+            what="The instance's first script is too long for EC2.",
+            why=f"It has {len(data):,} bytes when packed, and user data takes {_MOST_USER_DATA:,}.",
+            fix="Set cloud.aws.ssh_from, so that files travel by SSH and not by signed addresses.",
+        )
+    return data
+
+
+def client_token(mark: str, zone: str) -> str:
+    """The same for the same try. Another zone is another call: a token that comes back with other parameters is
+    refused, and so might be that of a try which failed."""
+    return hashlib.sha256(f"{mark} {zone}".encode()).hexdigest()
+
+
+def run_parameters(request: Request, launch: Launch) -> dict[str, Any]:
+    tags = {
+        "Name": request.mark,
+        MARK_TAG: request.mark,
+        RUN_TAG: request.order.run_name,
+        RATE_TAG: str(request.offer.rate_usd_per_hour),
+        SSH_TAG: "22" if launch.is_ssh else "",
+    }
+    root = {"VolumeSize": launch.root_gb, "VolumeType": "gp3", "DeleteOnTermination": True, "Encrypted": True}
+    parameters: dict[str, Any] = {
+        "ImageId": launch.image,
+        "InstanceType": request.offer.name.split("/")[1],
+        "MinCount": 1,
+        "MaxCount": 1,
+        "ClientToken": client_token(request.mark, launch.zone),
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {
+            "HttpTokens": "required",
+            "HttpEndpoint": "enabled",
+            "HttpPutResponseHopLimit": _HOPS,
+            "InstanceMetadataTags": "enabled",
+        },
+        "BlockDeviceMappings": [{"DeviceName": launch.root_device, "Ebs": root}],
+        "NetworkInterfaces": [
+            {
+                "DeviceIndex": 0,
+                "SubnetId": launch.subnet,
+                "Groups": [launch.group],
+                "AssociatePublicIpAddress": True,
+                "DeleteOnTermination": True,
+            }
+        ],
+        "UserData": launch.user_data,
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": tag_list(tags)} for kind in ("instance", "volume", "network-interface")
+        ],
+    }
+    if launch.profile:
+        parameters["IamInstanceProfile"] = {"Name": launch.profile}
+    if launch.key_name:
+        parameters["KeyName"] = launch.key_name
+    if launch.most_usd_per_hour is not None:
+        # One-time: a persistent request would rent again what we have ended.
+        spot = {
+            "SpotInstanceType": "one-time",
+            "InstanceInterruptionBehavior": "terminate",
+            "MaxPrice": str(launch.most_usd_per_hour),
+        }
+        parameters["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
+        parameters["TagSpecifications"].append({"ResourceType": "spot-instances-request", "Tags": tag_list(tags)})
+    return parameters
+
+
+def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def policy_of(bucket: str, prefix: str, partition: str = "aws") -> str:
+    """What an instance may do: read and write below one prefix of one bucket, and list there. Nothing else.
+
+    IfExists: to look whether the bucket or a key is there names no prefix, and a strict condition would turn each
+    "not found" into "forbidden".
+    """
+    arn = f"arn:{partition}:s3:::{bucket}"
+    below = [f"{prefix}*"] if prefix else ["*"]
+    statements = [
+        {
+            "Effect": "Allow",
+            "Action": ["s3:ListBucket", "s3:ListBucketMultipartUploads"],
+            "Resource": arn,
+            "Condition": {"StringLikeIfExists": {"s3:prefix": below}},
+        },
+        {
+            "Effect": "Allow",
+            "Action": [
+                "s3:GetObject",
+                "s3:PutObject",
+                "s3:DeleteObject",
+                "s3:AbortMultipartUpload",
+                "s3:ListMultipartUploadParts",
+            ],
+            "Resource": f"{arn}/{prefix}*",
+        },
+    ]
+    return json.dumps({"Version": "2012-10-17", "Statement": statements})

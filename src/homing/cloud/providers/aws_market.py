@@ -1,0 +1,329 @@
+"""What EC2 would rent in a region: types with GPUs, the zones that have them, their prices and the account's quotas.
+
+    describe_instance_types -> offerings by zone -> spot prices by zone, price list -> offers
+
+A spot offer is named by its zone, or by its region where every zone may serve it, and its rate is the most that an hour
+can cost: the price of the dearest zone it may come from, with the headroom that `MaxPrice` is set to, the root disk and
+the public address. Asked at most every few minutes. Rents nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from dataclasses import dataclass, field
+from decimal import ROUND_DOWN, ROUND_UP, Decimal
+from typing import Any
+
+from homing.cloud.prices import find_price
+from homing.cloud.providers.aws_api import GLOBAL, AwsApi, AwsRefused
+from homing.cloud.providers.base import Offer
+from homing.errors import HomingError, ProviderSilent
+from homing.gpus import GPUS, Gpu, find_gpu
+from homing.world import World
+
+__all__ = [
+    "FAMILIES",
+    "LEAST_GB",
+    "SYSTEM_GB",
+    "Market",
+    "Quota",
+    "Wish",
+    "card_of",
+    "disk_usd_per_hour",
+    "quota_code",
+    "quota_page",
+    "region_of",
+]
+
+# Cards of NVIDIA that training can use; g5g has an ARM processor, which our image has not.
+FAMILIES = ("g4dn", "g5", "g6", "g6e", "g7e", "p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
+SYSTEM_GB, LEAST_GB = 75, 100  # what the image takes, and a root disk that leaves room for an environment
+FRESH_S = 300.0
+BOOT_S = 150.0  # an image of tens of GB is slow at its first reads
+_HOURS = 730  # in a month, as AWS counts
+# gp3 and a public address, by the list of us-east-1 in 2026-08: 0.08 and 0.005. Other regions ask up to half as much
+# again for the disk, and the price list has it in a form of its own: rather too much than too little.
+_DISK_USD_PER_GB_MONTH = Decimal("0.12")
+_ADDRESS_USD_PER_HOUR = Decimal("0.005")
+_SAME_AS_LIST = ("us-east-1", "us-east-2", "us-west-2")  # regions with the list prices of us-east-1
+# As the quota page calls them, in virtual cores: (families, on demand, spot). Of p6 the spot code is not known to us.
+_QUOTAS = (
+    (("p5", "p5e", "p5en"), "L-417A185B", "L-C4BD4855"),
+    (("p6-b200", "p6-b300"), "L-417A185B", ""),
+    (("p3", "p3dn", "p4d", "p4de"), "L-417A185B", "L-7212CCBC"),
+    (("g4dn", "g5", "g6", "g6e", "g7e"), "L-DB2E81BA", "L-3819A6DF"),
+    (("c", "m", "r", "t"), "L-1216C47A", "L-34B43A08"),  # processors only: by their first letter
+)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the run file lets us look at, and what its disks cost an hour beside the machine."""
+
+    regions: tuple[str, ...]
+    types: tuple[str, ...] = ()  # as AWS's filters take them: g5.*
+    is_spot: bool = True
+    headroom: Decimal = Decimal("0.1")
+    root_gb: int = LEAST_GB
+    volume_gb: int = 0
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    device: str
+    num_gpus: int  # 0: only processors; rented when the run file names the very type
+    memory_bytes: int  # of one card, or the machine's where there is none
+    num_cores: int
+    can_spot: bool
+    zones: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Quota:
+    code: str
+    num_cores: Decimal | None  # None: it could not be asked
+
+
+@dataclass
+class Region:
+    """One region as it was when it was looked at."""
+
+    name: str
+    at: float
+    kinds: list[Kind] = field(default_factory=list)
+    spot: dict[tuple[str, str], Decimal] = field(default_factory=dict)  # (type, zone) -> dollars an hour
+    listed: dict[str, Decimal] = field(default_factory=dict)  # type -> dollars an hour on demand
+    list_problem: str = ""
+
+
+class Market:
+    def __init__(self, api: AwsApi, world: World) -> None:
+        self._api, self._world = api, world
+        self._looked: dict[tuple[str, tuple[str, ...]], Region] = {}
+        self._quotas: dict[tuple[str, str], Quota] = {}
+
+    def offers(self, wish: Wish) -> list[Offer]:
+        return [offer for name in wish.regions for offer in self._offers_of(self._region(name, wish.types), wish)]
+
+    def zones(self, offer: Offer, wish: Wish) -> list[str]:
+        """Where this offer may be started, the cheapest first: never a zone that asks for more than was offered."""
+        place, kind_name, market = offer.name.split("/")
+        region = self._region(region_of(place), wish.types, max_age_s=0.0)
+        kind = next((kind for kind in region.kinds if kind.name == kind_name), None)
+        if kind is None:
+            return []
+        if market != "spot":
+            return list(kind.zones)
+        prices = {zone: region.spot[kind.name, zone] for zone in kind.zones if (kind.name, zone) in region.spot}
+        rates = {zone: self._rate(usd, wish, is_spot=True) for zone, usd in prices.items()}
+        fitting = [zone for zone, rate in rates.items() if rate <= offer.rate_usd_per_hour]
+        return sorted(fitting, key=lambda zone: (prices[zone], zone))
+
+    def most_usd(self, offer: Offer, wish: Wish) -> Decimal:
+        """What the spot price may be at most: the rate without disks and address, which come on top of it."""
+        return offer.rate_usd_per_hour - self._beside(wish).quantize(Decimal("0.0001"), rounding=ROUND_DOWN)
+
+    def quota(self, region: str, kind: str, *, is_spot: bool) -> Quota:
+        code = quota_code(kind, is_spot=is_spot)
+        if (region, code) not in self._quotas:
+            self._quotas[region, code] = Quota(code, self._ask_quota(region, code))
+        return self._quotas[region, code]
+
+    def num_cores(self, region: str, kind: str, wish: Wish) -> int:
+        return next((each.num_cores for each in self._region(region, wish.types).kinds if each.name == kind), 0)
+
+    # --- one region ---
+
+    def _region(self, name: str, types: tuple[str, ...], max_age_s: float = FRESH_S) -> Region:
+        key, now = (name, types), self._world.monotonic()
+        known = self._looked.get(key)
+        if known is None or now - known.at >= max_age_s:
+            known = self._look(name, types, now)
+            self._looked[key] = known
+        return known
+
+    def _look(self, name: str, types: tuple[str, ...], now: float) -> Region:
+        wanted = list(types) or [f"{family}.*" for family in FAMILIES]
+        only = [{"Name": "instance-type", "Values": wanted}]
+        found = self._api.items("ec2", "describe_instance_types", "InstanceTypes", name, Filters=only)
+        by_zone = self._api.items("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings", name,
+                                  LocationType="availability-zone", Filters=only)  # fmt: skip
+        zones: dict[str, list[str]] = {}
+        for row in by_zone:
+            if re.fullmatch(f"{name}[a-z]", row["Location"]):  # not the small ones in other cities
+                zones.setdefault(row["InstanceType"], []).append(row["Location"])
+        seen = [_kind(each, zones.get(each["InstanceType"], []), types) for each in found]
+        kinds = [kind for kind in seen if kind is not None]
+        region = Region(name, now, sorted(kinds, key=lambda kind: kind.name))
+        region.spot = self._spot_prices(name, [kind.name for kind in kinds if kind.can_spot])
+        try:
+            region.listed = self._list_prices(name, types)
+        except (AwsRefused, ProviderSilent) as exc:
+            # Then the dated table stands in, and the offers made from it say so.
+            region.list_problem = exc.why or exc.what
+        return region
+
+    def _spot_prices(self, region: str, kinds: list[str]) -> dict[tuple[str, str], Decimal]:
+        if not kinds:
+            return {}
+        since = datetime.datetime.fromtimestamp(self._world.now(), tz=datetime.UTC)
+        rows = self._api.items("ec2", "describe_spot_price_history", "SpotPriceHistory", region,
+                               InstanceTypes=kinds, ProductDescriptions=["Linux/UNIX", "Linux/UNIX (Amazon VPC)"],
+                               StartTime=since)  # fmt: skip
+        # With a start of now AWS gives the last change in each zone, which is the price in force.
+        rows.sort(key=lambda row: row["Timestamp"])
+        return {(row["InstanceType"], row["AvailabilityZone"]): Decimal(row["SpotPrice"]) for row in rows}
+
+    def _list_prices(self, region: str, types: tuple[str, ...]) -> dict[str, Decimal]:
+        """All machines with cards in one question; with few types named, one for each."""
+        exact = [{"instanceType": name} for name in types if "*" not in name]
+        asked = exact if exact and len(exact) == len(types) else [{"instanceFamily": "GPU instance"}]
+        prices = {}
+        for which in asked:
+            match = {"regionCode": region, "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA",
+                     "capacitystatus": "Used", **which}  # fmt: skip
+            filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in match.items()]
+            texts: list[Any] = self._api.items("pricing", "get_products", "PriceList", GLOBAL,
+                                               ServiceCode="AmazonEC2", Filters=filters)  # fmt: skip
+            for product in (json.loads(text) for text in texts):
+                usd = _on_demand(product)
+                if usd is not None:
+                    prices[str(product["product"]["attributes"]["instanceType"])] = usd
+        return prices
+
+    def _ask_quota(self, region: str, code: str) -> Decimal | None:
+        if not code:
+            return None
+        try:
+            found = self._api.call("service-quotas", "get_service_quota", region, ServiceCode="ec2", QuotaCode=code)
+            return Decimal(str(found["Quota"]["Value"]))
+        except (HomingError, KeyError):
+            return None  # it may not be asked; EC2 itself refuses what is over it
+
+    # --- offers ---
+
+    def _offers_of(self, region: Region, wish: Wish) -> list[Offer]:
+        found = []
+        for kind in region.kinds:
+            found += self._spot_offers(region, kind, wish) if wish.is_spot and kind.can_spot else []
+            listed = self._on_demand_offer(region, kind, wish)
+            found += [listed] if listed is not None else []
+        return found
+
+    def _spot_offers(self, region: Region, kind: Kind, wish: Wish) -> list[Offer]:
+        prices = {zone: region.spot[kind.name, zone] for zone in kind.zones if (kind.name, zone) in region.spot}
+        if not prices:
+            return []
+        least, most = min(prices.values()), max(prices.values())
+        cheapest = min(prices, key=lambda zone: (prices[zone], zone))
+        offers = [self._offer(kind, region.name, "spot", self._rate(most, wish, is_spot=True), wish)]
+        if least < most:
+            offers.insert(0, self._offer(kind, cheapest, "spot", self._rate(least, wish, is_spot=True), wish))
+        return offers
+
+    def _on_demand_offer(self, region: Region, kind: Kind, wish: Wish) -> Offer | None:
+        if kind.name in region.listed:
+            return self._offer(kind, region.name, "on-demand", self._rate(region.listed[kind.name], wish), wish)
+        typed = find_price("aws", kind.name) if region.name in _SAME_AS_LIST else None
+        if typed is None:
+            return None
+        rate, why = self._rate(typed.usd_per_hour, wish), f" ({region.list_problem})" if region.list_problem else ""
+        return self._offer(kind, region.name, "on-demand", rate, wish, typed.as_of, typed.text + why)
+
+    def _rate(self, usd: Decimal, wish: Wish, *, is_spot: bool = False) -> Decimal:
+        most = usd * (1 + wish.headroom) if is_spot else usd
+        return (most + self._beside(wish)).quantize(Decimal("0.0001"), rounding=ROUND_UP)
+
+    def _beside(self, wish: Wish) -> Decimal:
+        return disk_usd_per_hour(wish.root_gb + wish.volume_gb) + _ADDRESS_USD_PER_HOUR
+
+    def _offer(
+        self,
+        kind: Kind,
+        place: str,
+        market: str,
+        rate: Decimal,
+        wish: Wish,
+        as_of: float | None = None,
+        source: str = "",
+    ) -> Offer:
+        return Offer(
+            provider="aws",
+            name=f"{place}/{kind.name}/{market}",
+            device=kind.device,
+            num_gpus=kind.num_gpus,
+            num_cores=kind.num_cores,
+            memory_bytes=kind.memory_bytes,
+            rate_usd_per_hour=rate,
+            disk_bytes=(wish.root_gb - SYSTEM_GB) * 10**9,
+            region=place,
+            instance_type=kind.name,
+            boot_s=BOOT_S,
+            is_spot=market == "spot",
+            as_of=as_of,
+            rate_source=source,
+        )
+
+
+def region_of(place: str) -> str:
+    """us-east-1a -> us-east-1; a region stays as it is."""
+    return place[:-1] if place[-1].isalpha() else place
+
+
+def disk_usd_per_hour(num_gb: int) -> Decimal:
+    return num_gb * _DISK_USD_PER_GB_MONTH / _HOURS
+
+
+def quota_code(kind: str, *, is_spot: bool) -> str:
+    family = kind.partition(".")[0]
+    codes = next(((listed, spot) for names, listed, spot in _QUOTAS if family in names or family[0] in names), ("", ""))
+    return codes[1] if is_spot else codes[0]
+
+
+def quota_page(region: str, code: str) -> str:
+    return f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
+
+
+def card_of(name: str, mebibytes: int) -> Gpu | None:
+    """Our name of it. AWS calls both kinds of A100 and of V100 by one name; the memory tells them apart."""
+    first = find_gpu(name)
+    if first is None:
+        return None
+    kin = [gpu for gpu in GPUS.values() if gpu.name.partition("-")[0] == first.name.partition("-")[0]]
+    return min(kin, key=lambda gpu: (abs(gpu.memory_gib * 1024 - mebibytes), gpu.name != first.name))
+
+
+def _kind(body: dict[str, Any], zones: list[str], types: tuple[str, ...]) -> Kind | None:
+    name, cards = str(body["InstanceType"]), body.get("GpuInfo", {}).get("Gpus", [])
+    if not zones or name.endswith(".metal") or (not cards and name not in types):
+        return None
+    device, num_gpus, mebibytes = "CPU", 0, int(body["MemoryInfo"]["SizeInMiB"])
+    if cards:
+        mebibytes = int(cards[0]["MemoryInfo"]["SizeInMiB"])
+        card = card_of(str(cards[0]["Name"]), mebibytes)
+        num_gpus = int(cards[0].get("Count", 0))
+        # A share of a card counts as none.
+        if card is None or len(cards) != 1 or cards[0].get("Manufacturer") != "NVIDIA" or not num_gpus:
+            return None
+        device = card.name
+    return Kind(
+        name=name,
+        device=device,
+        num_gpus=num_gpus,
+        memory_bytes=mebibytes * 2**20,
+        num_cores=int(body["VCpuInfo"]["DefaultVCpus"]),
+        can_spot="spot" in body.get("SupportedUsageClasses", []),
+        zones=tuple(sorted(zones)),
+    )
+
+
+def _on_demand(product: dict[str, Any]) -> Decimal | None:
+    for term in product.get("terms", {}).get("OnDemand", {}).values():
+        for dimension in term.get("priceDimensions", {}).values():
+            usd = Decimal(str(dimension.get("pricePerUnit", {}).get("USD", "0")))
+            if dimension.get("unit") == "Hrs" and usd > 0:
+                return usd
+    return None

@@ -1,0 +1,293 @@
+"""Modal as a provider: a run is a Sandbox, whose name is its mark, and which ends when its command ends.
+
+    name       unique among the running sandboxes of our app: create twice is create once, by Modal's own word
+    tags       owner, mark, rate and time of the create call: what Modal's own list does not tell
+    timeout    in the create call, from the limits; it cannot be changed afterwards, and is a day at most
+    queue      where no GPU is free Modal lets it wait; so long as the run file says, then it is taken back
+
+The account's token stays at home. By the SDK, imported on first use; see modal_api for its calls and their deadlines.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from homing.cloud.mark import owner_prefix
+from homing.cloud.providers import modal_box
+from homing.cloud.providers.base import (
+    Connection,
+    Feature,
+    Instance,
+    Needs,
+    Offer,
+    Order,
+    Place,
+    Request,
+    Resource,
+    wait_until,
+)
+from homing.cloud.providers.modal_api import ModalApi
+from homing.cloud.providers.modal_offers import Size, gpu_string, make_offers
+from homing.cloud.providers.once import Once
+from homing.cloud.providers.rest import Unsure, Unwelcome
+from homing.errors import HomingError, NoOffer, ProviderRefused, ProviderSilent
+from homing.store.modal_client import TOKEN_ENV, has_account
+from homing.units import format_duration
+from homing.world import World
+
+__all__ = ["Modal"]
+
+_DEFAULTS: dict[str, Any] = {"cores": 2.0, "memory": 16 * 2**30, "queue": 600.0, "image": "", "registry": ""}
+_OWNER, _MARK, _RATE, _CREATED, _VOLUME = (f"homing-{name}" for name in ("owner", "mark", "rate", "created", "volume"))
+_DESCRIBE_EVERY_S = 4.0  # at one sandbox; who waits for it asks several times a second
+_DELIVER_S = 120.0
+_RATES_S = 300.0  # so long a list of rates is today's
+_ENDED_BY = {124: "ended by its timeout, Modal's own guard", 137: "terminated"}
+
+
+class Modal:
+    name = "modal"
+    page = "https://modal.com/apps"
+    settle_s = 10.0
+    guard = "Modal ends a sandbox by itself at its timeout, which is set from the limits in the create call."
+    cannot: dict[Feature, str] = {  # noqa: RUF012 - as the protocol has it
+        "ssh": "A Modal sandbox is a container without SSH; `modal shell` opens one beside it.",
+        "spot": "Modal has one price for a GPU and no spot machines.",
+        "multi_node": "A Modal sandbox is one machine, with up to eight GPUs.",
+        "file_store": "A Modal sandbox cannot reach a folder on this computer.",
+    }
+
+    def __init__(self, *, home: Path, owner: str, world: World) -> None:
+        self._home, self._world, self._owner = home, world, owner
+        self._prefix = owner_prefix(owner)
+        self._api = ModalApi(world)
+        self._settings = dict(_DEFAULTS)
+        self._tags: dict[str, dict[str, str]] = {}  # by id; they are set once, in the create call
+        self._looked: dict[str, tuple[float, Instance]] = {}
+        self._rates: tuple[float, dict[str, Decimal]] | None = None
+
+    @staticmethod
+    def is_configured(home: Path, world: World) -> bool:
+        return has_account(world.environment(), world)
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        self._settings = {**_DEFAULTS, **settings}
+
+    # --- what it would rent ---
+
+    def offers(self, needs: Needs) -> list[Offer]:
+        now = self._world.monotonic()
+        if self._rates is None or now - self._rates[0] > _RATES_S:
+            self._rates = (now, self._api.rates())
+        return make_offers(needs, self._size, self._rates[1])
+
+    def place(self, mark: str) -> Place:
+        return modal_box.place(is_own_image=bool(self._settings["image"]))
+
+    def plan(self, offer: Offer, order: Order) -> Request:
+        return modal_box.told(offer, order)
+
+    def prepare(self, store: str) -> None:
+        """The image, before anything bills: built once by Modal, and found again by its content afterwards."""
+        image = modal_box.make_image(self._api.door, self._settings, store)
+        self._api.build(image, self._api.app(may_create=True))
+
+    # --- its life ---
+
+    def create(self, request: Request) -> Instance:
+        _check_secrets(request)
+        once = Once(self.name, self.settle_s, self._world, self._under, self.destroy)
+        folder = self._home / "modal" / request.mark
+        try:
+            made = once.create(request, lambda: self._post(request, folder), _refused)
+        finally:
+            self._world.rmtree(folder)
+        return self._instance(made["sandbox"])
+
+    def hand_over(self, request: Request, instance_id: str) -> None:
+        """Nothing: create carried it all."""
+
+    def describe(self, instance_id: str) -> Instance:
+        at, known = self._looked.get(instance_id, (0.0, None))
+        if known is not None and self._world.monotonic() - at < _DESCRIBE_EVERY_S:
+            return known
+        sandbox = self._find(instance_id)
+        if sandbox is None:
+            return Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="not known to Modal")
+        return self._instance(self._own(sandbox))
+
+    def list_owned(self) -> list[Instance]:
+        app = self._api.app(may_create=False)
+        self._looked.clear()  # what is no longer listed must be looked at afresh
+        if app is None:
+            return []
+        found = [self._instance(sandbox) for sandbox in self._api.list(app, {_OWNER: self._owner})]
+        return [instance for instance in found if instance.state != "gone"]
+
+    def destroy(self, instance_id: str) -> None:
+        self._looked.pop(instance_id, None)
+        sandbox = self._find(instance_id)
+        if sandbox is not None:
+            self._api.terminate(self._own(sandbox))
+
+    def log(self, instance_id: str) -> str:
+        sandbox = self._find(instance_id)
+        return "" if sandbox is None else self._api.log(sandbox)
+
+    def set_guard(self, instance_id: str, spend_limit_usd: Decimal, end_by: float | None) -> None:
+        """A timeout cannot be changed. A higher limit is used on the next sandbox: the run leaves this one in time,
+        as boot.json says. A lower one is held by the agent, the dead-man and the guard at home."""
+
+    def deliver(self, instance_id: str) -> None:
+        """What home wrote into the Volume, brought before the sandbox's eyes: it does not see it by itself."""
+        sandbox = self._find(instance_id)
+        if sandbox is None or sandbox.returncode is not None or not self._tags_of(self._own(sandbox)).get(_VOLUME):
+            return
+        problem = ""
+
+        def is_seen() -> bool:
+            nonlocal problem
+            # Fails while a file of the mount is open, which a push of a checkpoint is for a while.
+            problem = self._api.reload(sandbox)
+            return not problem
+
+        try:
+            is_told = wait_until(is_seen, timeout_s=_DELIVER_S, every_s=2.0, world=self._world)
+        finally:
+            self._api.let_go(sandbox)
+        if not is_told:
+            raise ProviderSilent(
+                what=f"What was written for {instance_id} is in the store, but it has not been told.",
+                why=f"Modal could not reload its Volume for {format_duration(_DELIVER_S)}: {problem}",
+                fix="Do the same again in a minute.",
+            )
+
+    # --- beside instances ---
+
+    def list_resources(self) -> list[Resource]:
+        return []  # a Volume is the person's store, and images cost nothing
+
+    def destroy_resource(self, resource: Resource) -> None:
+        raise AssertionError(f"nothing was listed, so there is no {resource.kind}")
+
+    def connection(self, instance_id: str) -> Connection | None:
+        return None
+
+    # --- helpers, in the order they are called ---
+
+    @property
+    def _size(self) -> Size:
+        return Size(float(self._settings["cores"]), int(self._settings["memory"]))
+
+    def _post(self, request: Request, folder: Path) -> dict[str, Any]:
+        began, queue_s = self._world.monotonic(), float(self._settings["queue"])
+        wanted = self._wanted(request, folder)
+        argv = modal_box.entry_argv(request.argv)
+        try:
+            sandbox = self._api.create(argv, queue_s, **wanted)
+        except Unwelcome as exc:
+            if exc.text == "AlreadyExistsError":
+                raise Unsure(exc.why) from exc  # by a call of ours whose answer was lost: the name is the mark
+            self._take_back(request)
+            raise
+        except Unsure as exc:
+            if self._world.monotonic() - began < queue_s:
+                raise
+            self._take_back(request)
+            raise NoOffer(
+                what=f"modal had no {request.offer.name} within {format_duration(queue_s)}.",
+                why="Modal lets a sandbox wait until a GPU is free; it was taken back.",
+                fix=f"Take another card: homing plan {request.order.run_name}   or wait longer: cloud.modal.queue",
+            ) from exc
+        return {"id": sandbox.object_id, "sandbox": sandbox}
+
+    def _wanted(self, request: Request, folder: Path) -> dict[str, Any]:
+        order, boot, offer = request.order, request.order.boot, request.offer
+        sdk, volume = self._api.door.sdk, modal_box.volume_of(order.boot.store)
+        cores, mib = self._size.of(offer.num_gpus)
+        image = modal_box.make_image(self._api.door, self._settings, boot.store)
+        tags = {_OWNER: self._owner, _MARK: request.mark, _RATE: str(offer.rate_usd_per_hour)}
+        tags[_CREATED] = str(int(self._world.now()))
+        if volume:
+            tags[_VOLUME] = volume
+        return {
+            "app": self._api.app(may_create=True),
+            "name": request.mark,
+            "tags": tags,
+            "image": modal_box.parcel(image, request, folder, self._world),
+            "env": dict(request.env),
+            "secrets": [sdk.Secret.from_dict(dict(order.secrets))] if order.secrets else [],
+            "timeout": modal_box.timeout_s(boot),
+            "gpu": gpu_string(offer),
+            # A pair is reserved and most: what is used beyond what is reserved would cost more than was said.
+            "cpu": (cores, cores),
+            "memory": (mib, mib),
+            "volumes": {modal_box.MOUNT: self._api.volume(volume)} if volume else {},
+        }
+
+    def _take_back(self, request: Request) -> None:
+        """The SDK ends what it gave up waiting for, as well as it can; here it is made sure of."""
+        sandbox = self._api.by_name(request.mark)
+        if sandbox is not None:
+            self._api.terminate(sandbox)
+
+    def _under(self, mark: str) -> list[dict[str, Any]]:
+        sandbox = self._api.by_name(mark)
+        return [] if sandbox is None else [{"id": sandbox.object_id, "sandbox": sandbox}]
+
+    def _find(self, instance_id: str) -> Any | None:
+        # What does not look like a sandbox's id was never one; Modal may call it a mistake instead of "not found".
+        return self._api.by_id(instance_id) if instance_id.startswith("sb-") else None
+
+    def _own(self, sandbox: Any) -> Any:
+        mark = self._tags_of(sandbox).get(_MARK, "")
+        if not mark.startswith(self._prefix):
+            raise ProviderRefused(
+                what=f"{sandbox.object_id} is not ours.", why=f"Ours begin with {self._prefix}", fix="homing runs"
+            )
+        return sandbox
+
+    def _tags_of(self, sandbox: Any) -> dict[str, str]:
+        sandbox_id = str(sandbox.object_id)
+        if not self._tags.get(sandbox_id):
+            self._tags[sandbox_id] = self._api.tags(sandbox)
+        return self._tags[sandbox_id]
+
+    def _instance(self, sandbox: Any) -> Instance:
+        tags, code = self._tags_of(sandbox), sandbox.returncode
+        is_over = code is not None
+        created = tags.get(_CREATED, "")
+        instance = Instance(
+            id=str(sandbox.object_id),
+            mark=tags.get(_MARK, ""),
+            provider=self.name,
+            state="gone" if is_over else "ready",
+            billing="no" if is_over else "yes",
+            rate_usd_per_hour=Decimal(tags.get(_RATE, "0")),
+            created_at=float(created) if created else None,
+            is_running=not is_over,
+            detail=_ENDED_BY.get(code, f"its command ended with {code}") if is_over else "running or in the queue",
+            page=self.page,
+        )
+        self._looked.pop(instance.id, None)
+        if not is_over:
+            self._looked[instance.id] = (self._world.monotonic(), instance)
+        return instance
+
+
+def _check_secrets(request: Request) -> None:
+    leaked = [name for name in (*request.order.secrets, *request.env) if name in TOKEN_ENV]
+    if leaked:
+        raise AssertionError(f"the account's token would travel: {leaked}")
+
+
+def _refused(exc: Unwelcome, request: Request) -> HomingError:
+    if exc.text != "ResourceExhaustedError":
+        return exc
+    return NoOffer(
+        what=f"modal cannot start {request.offer.name} now.",
+        why=exc.why,
+        fix=f"Take another offer: homing plan {request.order.run_name}   The plan's own limits: modal.com/settings",
+    )

@@ -1,0 +1,141 @@
+"""What a sandbox is given and told: image, files, its first command, its timeout, and the way to its store.
+
+image      Debian with the versions that are installed here, built by Modal once per list; or the person's own
+files      agent, wheel and boot.json, mounted as they are now; nothing of them is in the image
+command    copies them to the work folder, starts the agent, and lives until billing is to end or nobody is left
+timeout    from the limits: Modal's own guard, the last of all; never more than Modal allows
+store      a `modal:` Volume is mounted, so that no token is needed there; any other gets its keys as a Secret
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from homing.cloud import bundle
+from homing.cloud.boot import agent_argv
+from homing.cloud.providers.base import Offer, Order, Place, Request
+from homing.cloud.providers.modal_offers import LIFETIME_S
+from homing.cloud.startup import CACHE_DIR, ROOT, WORK_DIR
+from homing.cloud.startup import place as bare_place
+from homing.store.address import parse_modal
+from homing.store.modal_client import Door
+from homing.wire import codec, names
+from homing.wire.boot import Boot
+from homing.wire.limit import LAND, PROVIDER, allowed_s, reserve_s
+from homing.wire.orders import EndBilling
+from homing.world import World
+
+__all__ = ["MOUNT", "PYTHON", "entry_argv", "make_image", "parcel", "place", "timeout_s", "told", "volume_of"]
+
+MOUNT = f"{ROOT}/store"  # where the Volume lies in a sandbox
+PYTHON = "python3"
+_PYTHON_VERSION = "3.12"
+_PARCEL = f"{ROOT}/parcel"  # where the files are mounted; copied from there, because a mount may be read-only
+_OVER = f"{WORK_DIR}/over"
+_ENTRY_PID = f"{WORK_DIR}/entry.pid"
+_LEAST_S = 60  # Modal's own default is five minutes; less than this could not even boot
+_LATE_SHARE = 0.9  # of the reserve: later than the landing that the limits ask for, so that an end stays an end
+
+# The sandbox is over when this is: so it stays while the agent or the dead-man lives, and the dead-man can start a
+# crashed agent again. What it looks for is written so that it does not find itself.
+_ENTRY = f"""mkdir -p {WORK_DIR} && cp -R {_PARCEL}/. {WORK_DIR}/ || exit 1
+echo $$ > {_ENTRY_PID}
+"$@" & agent=$!
+trap 'kill -TERM $agent 2>/dev/null' TERM INT
+sleep 1
+while [ ! -e {_OVER} ] && grep -qsa '{WORK_DIR}/agent[.]zip' /proc/[0-9]*/cmdline; do sleep 1; done
+"""
+
+
+def place(*, is_own_image: bool) -> Place:
+    """Ending billing is leaving: by a word to the first command or, where the disk is full, by ending it.
+
+    The image that Modal builds for us has everything in its own Python. A person's own is a bare machine with Python,
+    where the bootstrap finds the environment that `homing image build` put there, or makes it.
+    """
+    leave = f"touch {_OVER} || kill -KILL $(cat {_ENTRY_PID})"
+    end = EndBilling(kind="command", argv=["sh", "-c", leave])
+    return bare_place(end) if is_own_image else Place(WORK_DIR, PYTHON, end, PYTHON, CACHE_DIR)
+
+
+def entry_argv(argv: tuple[str, ...]) -> list[str]:
+    return ["sh", "-c", _ENTRY, "homing", *argv]
+
+
+def told(offer: Offer, order: Order) -> Request:
+    """The request: the account's token leaves it, and the store becomes a folder where it is a Volume."""
+    boot, secrets = order.boot, dict(order.secrets)
+    if volume_of(boot.store):
+        boot = dataclasses.replace(boot, store=f"{parse_modal(boot.store).url}?mount={MOUNT}", secret_names=[])
+        secrets = {name: value for name, value in secrets.items() if not name.startswith("MODAL_")}
+    boot = dataclasses.replace(boot, leave_s=_leave_s(boot), bootstrap=_any_name(boot, offer))
+    return Request(
+        provider="modal",
+        mark=order.mark,
+        offer=offer,
+        order=dataclasses.replace(order, boot=boot, secrets=secrets),
+        argv=tuple(agent_argv(PYTHON, WORK_DIR)),
+        env={names.MARK_ENV: order.mark},
+    )
+
+
+def volume_of(store: str) -> str:
+    """The Volume that a sandbox has mounted for this store; "" where the store is no Volume."""
+    return parse_modal(store).volume if store.startswith("modal:") else ""
+
+
+def timeout_s(boot: Boot) -> int:
+    """From the nearer limit, less what the provider's guard keeps back: it acts last, and yet inside the limit."""
+    allowed = _allowed_s(boot)
+    left = allowed - reserve_s(PROVIDER, allowed, boot.stop_grace_s) if math.isfinite(allowed) else math.inf
+    return max(_LEAST_S, int(min(left, LIFETIME_S)))
+
+
+def make_image(door: Door, settings: Mapping[str, Any], store: str) -> Any:
+    sdk = door.sdk
+    if settings["image"]:
+        login = settings["registry"]
+        secret = sdk.Secret.from_name(login, client=door.client) if login else None
+        return sdk.Image.from_registry(settings["image"], secret=secret)
+    # A sandbox sees a Volume as a folder: what reaches it from outside is not needed there.
+    lock = bundle.lock("" if volume_of(store) else store)
+    return sdk.Image.debian_slim(python_version=_PYTHON_VERSION).uv_pip_install(*lock.lines, lock.torch)
+
+
+def parcel(image: Any, request: Request, folder: Path, world: World) -> Any:
+    """The image with the files mounted on it. boot.json has no other place at home, and holds no secret."""
+    world.mkdir(folder)
+    world.write(folder / names.BOOT, codec.dumps(request.order.boot, indent=1).encode())
+    image = image.add_local_file(str(folder / names.BOOT), f"{_PARCEL}/{names.BOOT}")
+    for file in request.order.files:
+        # The SDK leaves out what is not there, without a word.
+        assert world.exists(file.source), f"{file.source} is to be sent and is not there"
+        image = image.add_local_file(file.source, f"{_PARCEL}/{shlex.quote(file.path)}")
+    return image
+
+
+def _allowed_s(boot: Boot) -> float:
+    limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
+    return allowed_s(Decimal(boot.rate_usd_per_hour), limit, Decimal(boot.spent_before_usd), boot.time_limit_s)
+
+
+def _leave_s(boot: Boot) -> float:
+    """When the run must leave this sandbox: its timeout cannot be moved, also not by a limit that is raised later."""
+    end_s = float(timeout_s(boot))
+    reserve = reserve_s(LAND, end_s, boot.stop_grace_s)
+    if end_s < LIFETIME_S:
+        return end_s - _LATE_SHARE * reserve
+    return end_s - min(reserve + boot.home_s + 2 * boot.push_s, end_s / 2)
+
+
+def _any_name(boot: Boot, offer: Offer) -> Any:
+    """Modal calls one card A10 and A10G; the driver may say either."""
+    if boot.bootstrap is None or offer.device != "A10G":
+        return boot.bootstrap
+    return dataclasses.replace(boot.bootstrap, gpu_names=sorted({*boot.bootstrap.gpu_names, "a10"}))

@@ -1,0 +1,122 @@
+"""RunPod's live catalogue as offers: which card, how many on one machine, where, in what stock, at which rate.
+
+    GET /catalog/gpus?include=AVAILABILITY&product=POD&count=N&cloud=...&minCudaVersion=...   once per cloud and count
+
+An offer's name holds all that create needs to ask for it again. Stock is a hint and no reservation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlencode
+
+from homing.cloud.bundle import TORCH_CUDA
+from homing.cloud.providers.base import Offer
+from homing.cloud.providers.rest import Api
+from homing.gpus import Gpu, find_gpu
+
+__all__ = ["COUNTS", "Choice", "Wanted", "dollars", "find", "storage_rate"]
+
+COUNTS = (1, 2, 4, 8)  # asked for where any number will do
+# Storage is not in the catalogue: RunPod's price page of 2026-08, dollars per GB and month.
+_DISK_USD_PER_GB_MONTH = Decimal("0.10")
+_HOURS_PER_MONTH = Decimal(730)
+_ROUND = Decimal("0.0001")  # their numbers are 32-bit floats: 3.29 comes as 3.2899999618530273
+_BOOT_S = 240.0  # image pulled, environment made, inputs fetched
+_LEAST_CAPABILITY = (7, 5)  # the wheels for this CUDA have no kernels for older cards
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the catalogue is asked for."""
+
+    counts: tuple[int, ...]
+    clouds: tuple[str, ...]  # secure, community
+    disk_gb: int  # of the container, in the rate
+    free_bytes: int  # of it, for a run
+    data_centers: tuple[str, ...] = ()  # only there; (): anywhere
+    min_cuda: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An offer's name, taken apart."""
+
+    gpu_id: str
+    count: int
+    cloud: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.gpu_id} x{self.count} {self.cloud}"
+
+    @classmethod
+    def of(cls, name: str) -> Choice:
+        found = re.fullmatch(r"(.+) x(\d+) (secure|community)", name)
+        assert found is not None, f"{name!r} is no offer of runpod"
+        return cls(found[1], int(found[2]), found[3])
+
+
+def find(api: Api, wanted: Wanted) -> list[Offer]:
+    return [
+        offer
+        for cloud in wanted.clouds
+        for count in wanted.counts
+        for body in api.items(_query(wanted, cloud, count), "gpus")
+        for offer in _offers(body, wanted, cloud, count)
+    ]
+
+
+def dollars(amount: Any) -> Decimal:
+    return Decimal(str(amount)).quantize(_ROUND)
+
+
+def storage_rate(num_gb: int) -> Decimal:
+    """Dollars an hour for so much container disk; the rate that the API tells leaves it out."""
+    return (num_gb * _DISK_USD_PER_GB_MONTH / _HOURS_PER_MONTH).quantize(_ROUND)
+
+
+def _query(wanted: Wanted, cloud: str, count: int) -> str:
+    asked = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": cloud.upper()}
+    return "/catalog/gpus?" + urlencode({**asked, "minCudaVersion": wanted.min_cuda or TORCH_CUDA})
+
+
+def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Iterator[Offer]:
+    """None or one. What cannot be had now, or could not run our torch, is no offer."""
+    rate, stock = dollars(body["price"][cloud]), str(body.get("availability", "NONE"))
+    places = [place["id"] for place in body.get("dataCenters") or () if place["availability"] != "NONE"]
+    card = _card(body)
+    if not body[cloud] or stock == "NONE" or rate <= 0 or count > body["maxCount"][cloud]:
+        return
+    if body["manufacturer"] != "NVIDIA" or (card is not None and card.compute_capability < _LEAST_CAPABILITY):
+        return
+    if wanted.data_centers:
+        places = [place for place in places if place in wanted.data_centers]
+        if not places:
+            return
+    yield Offer(
+        provider="runpod",
+        name=Choice(str(body["id"]), count, cloud).name,
+        device=card.name if card else str(body["name"]),
+        num_gpus=count,
+        num_cores=0,  # not told before it runs
+        memory_bytes=min(int(body["memory"]), card.memory_gib if card else 10**6) * 2**30,
+        rate_usd_per_hour=rate * count + storage_rate(wanted.disk_gb),
+        disk_bytes=wanted.free_bytes,
+        region=" ".join(places),
+        boot_s=_BOOT_S,
+        cloud=cloud,
+        stock=stock.lower(),
+    )
+
+
+def _card(body: dict[str, Any]) -> Gpu | None:
+    """Our own card of that name, if its memory agrees: names may hold each other (A40 and A4000)."""
+    card = find_gpu(str(body["id"]))
+    if card is None or abs(card.memory_gib - int(body["memory"])) > 0.1 * card.memory_gib:
+        return None
+    return card

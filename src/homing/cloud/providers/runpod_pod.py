@@ -1,0 +1,165 @@
+"""A pod as RunPod's API has it, and what it is told: the create call's body, its first command, how it ends itself.
+
+    args       bash -c '...': the startup script, packed; RunPod runs it through the image's entrypoint
+    may_end    written by the pod at boot: whether the key that RunPod gave it can see this pod at all
+    end        DELETE with that key, which is the pod's own; else GraphQL, else runpodctl, else at least a stop
+
+Pure: nothing here asks anybody.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import shlex
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from homing.cloud.providers.base import Instance, InstanceState
+from homing.cloud.providers.runpod_catalogue import Choice, dollars, storage_rate
+from homing.cloud.startup import ROOT
+from homing.wire.boot import EndBilling
+
+__all__ = [
+    "KEY_ENV",
+    "MAY_END",
+    "POD_ENV",
+    "args_of",
+    "body_of",
+    "end_billing",
+    "end_command",
+    "instance_of",
+    "probe_command",
+]
+
+KEY_ENV, POD_ENV = "RUNPOD_API_KEY", "RUNPOD_POD_ID"  # RunPod puts both into every pod; the key is the pod's own
+MAY_END = f"{ROOT}/may_end"
+_STATES: dict[str, InstanceState] = {
+    "PROVISIONING": "requested",
+    "STARTING": "booting",
+    "RUNNING": "ready",
+    "EXITED": "preempted",  # its card is given back, its program is gone; what is left of it is a disk that bills
+    "TERMINATED": "gone",
+}
+_SAID = {
+    "EXITED": "it was stopped or lost its host (EXITED)",
+    "ERROR": "its container cannot go on (ERROR)",
+}
+# Python, because the agent needs it anyway and a bare image may lack curl. No single quote: it stands in one.
+_ASK = """
+import json, os, urllib.error, urllib.request
+key, pod = os.environ["RUNPOD_API_KEY"], os.environ["RUNPOD_POD_ID"]
+def ask(method, url, body=None):
+    head = {"authorization": "Bearer " + key, "content-type": "application/json", "user-agent": "homing"}
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, head, method=method), timeout=20) as reply:
+            return "" if b"\\"errors\\"" not in reply.read() else "refused"
+    except urllib.error.HTTPError as exc:
+        return "%d %s" % (exc.code, exc.read(200).decode("utf-8", "replace"))
+    except Exception as exc:
+        return "no answer: %s" % exc
+"""
+_END = """
+problem = ask("DELETE", URL + "/pods/" + pod)
+for verb in ("podTerminate", "podStop"):
+    if problem:
+        print(verb + " after: " + problem)
+        text = "mutation { " + verb + "(input: {podId: \\"" + pod + "\\"}) FIELDS}"
+        text = text.replace("FIELDS", "{ id } " if verb == "podStop" else "")
+        problem = ask("POST", GRAPHQL, {"query": text})
+raise SystemExit(bool(problem))
+"""
+_PROBE = """
+import time
+for number in range(10):
+    problem = ask("GET", URL + "/pods/" + pod)
+    if not problem or problem[:3] in ("401", "403", "404"):
+        break
+    time.sleep(3)
+print("yes" if not problem else "no: " + problem)
+"""
+
+
+def end_command(url: str) -> str:
+    """Shell text that ends the billing of the pod it runs in; its exit code says whether that was accepted."""
+    pod = f'"${POD_ENV}"'
+    others = " || ".join(f"runpodctl {verb} {pod}" for verb in ("pod delete", "remove pod", "stop pod"))
+    return f"{_python(url, _END)} || {others}"
+
+
+def end_billing(url: str) -> EndBilling:
+    # The header is not sent from here; naming its variable keeps the key from the trainer and from sync.
+    return EndBilling(kind="command", argv=["bash", "-c", end_command(url)], header_env={"authorization": KEY_ENV})
+
+
+def probe_command(url: str) -> str:
+    """Shell text that finds out, beside all else, whether the pod's own key can see its pod, and leaves word of it."""
+    return f"{{ {_python(url, _PROBE)} | tee {MAY_END}.new; mv {MAY_END}.new {MAY_END}; }} &\n"
+
+
+def args_of(startup: str) -> str:
+    """The pod's first command as the one string that the API takes."""
+    packed = base64.b64encode(gzip.compress(startup.encode(), mtime=0)).decode()
+    # Through a file: a script on stdin would be eaten by whatever in it reads.
+    return f"bash -c 'f=$(mktemp) && echo {packed} | base64 -d | gzip -d > $f && exec bash $f'"
+
+
+def body_of(mark: str, choice: Choice, told: dict[str, Any], *, args: str, min_cuda: str) -> dict[str, Any]:
+    """`told`: image, template, registry, disk_gb, env, ports, data_centers, volume (id, path), global_networking."""
+    body: dict[str, Any] = {
+        "name": mark,
+        "cloud": choice.cloud.upper(),
+        "gpu": {"id": choice.gpu_id, "count": choice.count, "minCudaVersion": min_cuda},
+        "args": args,
+        "disk": told["disk_gb"],
+        "env": told["env"],
+        "ports": ["22/tcp", *(port for port in told["ports"] if port != "22/tcp")],
+    }
+    optional = {
+        "image": told["image"],
+        "templateId": told["template"],
+        "registry": told["registry"],
+        "dataCenterIds": told["data_centers"],
+        "globalNetworking": told["global_networking"],
+    }
+    body.update({name: value for name, value in optional.items() if value})
+    if told["volume_id"]:
+        body["mounts"] = {"network": [{"volumeId": told["volume_id"], "path": told["volume_path"]}]}
+    return body
+
+
+def instance_of(pod: dict[str, Any], *, page: str, spend_usd: Decimal | None = None) -> Instance:
+    """What RunPod says about a pod, in our words. RUNNING without a runtime is a host that has not begun."""
+    status = str(pod["status"])
+    state: InstanceState = _STATES.get(status, "unknown")
+    if status == "RUNNING" and pod.get("runtime") is None:
+        state = "booting"
+    return Instance(
+        id=str(pod["id"]),
+        mark=str(pod["name"]),
+        provider="runpod",
+        state=state,
+        billing="no" if state == "gone" else "yes",
+        rate_usd_per_hour=dollars(pod["cost"]) + storage_rate(int(pod["disk"])),
+        created_at=_moment(pod.get("createdAt")),
+        spend_usd=spend_usd,
+        is_running=status not in ("EXITED", "ERROR", "TERMINATED"),
+        detail=_SAID.get(status, status),
+        page=page,
+    )
+
+
+def _python(url: str, program: str) -> str:
+    graphql = url.removesuffix("/v2") + "/graphql"
+    head = f"URL, GRAPHQL = {json.dumps(url)}, {json.dumps(graphql)}\n"
+    return f"python3 -I -c {shlex.quote((_ASK + head + program).strip())}"
+
+
+def _moment(text: Any) -> float | None:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None

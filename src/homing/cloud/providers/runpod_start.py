@@ -1,0 +1,113 @@
+"""From a pod that was made to one that has its files: until it is reached by SSH, what is wrong with it, its rights.
+
+    PROVISIONING -> STARTING -> RUNNING -> an address for port 22 -> our sshd -> files and secrets -> may it end itself?
+
+A host may be bad: the pod then stays where it is for ever. Every wait here ends, and says what the pod was doing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from homing.cloud import startup
+from homing.cloud.providers.base import Connection, Instance, Request, wait_until
+from homing.cloud.providers.runpod_pod import MAY_END
+from homing.cloud.providers.ssh_host import ssh_argv
+from homing.errors import CreateFailed, StartTimeout
+from homing.units import format_duration
+from homing.world import World
+
+__all__ = ["EVERY_S", "Start"]
+
+log = logging.getLogger(__name__)
+EVERY_S = 3.0
+_RIGHT_S = 60.0  # for the pod to find out what its own key may do
+
+Pod = dict[str, Any]
+
+
+class Start:
+    def __init__(self, request: Request, instance_id: str, limit_s: float, world: World, page: str) -> None:
+        self.request, self.id, self.limit_s, self.page = request, instance_id, limit_s, page
+        self._world = world
+        self._until = world.monotonic() + limit_s
+        self._run = request.order.run_name
+
+    def reach(self, find: Callable[[], Pod | None], read: Callable[[Pod], Instance]) -> Pod:
+        """The pod, once it has an address. Raises at once what no waiting will mend."""
+        found: list[Pod | None] = [None]
+
+        def is_reached() -> bool:
+            found[0] = find()
+            self._check(None if found[0] is None else read(found[0]))
+            return found[0] is not None and found[0]["ssh"]["direct"] is not None
+
+        if not wait_until(is_reached, timeout_s=self.limit_s, every_s=EVERY_S, world=self._world):
+            raise self._unreached(found[0])
+        assert found[0] is not None
+        return found[0]
+
+    def hand_over(self, connection: Connection) -> None:
+        left_s = max(1.0, self._until - self._world.monotonic())
+        startup.hand_over(connection, self.request, world=self._world, timeout_s=left_s)
+
+    def check_right(self, connection: Connection, *, must_end_itself: bool) -> None:
+        """A pod that cannot even look at itself cannot end itself, and no guard of RunPod's stands behind it."""
+        known_hosts = Path(self.request.order.files[0].source).with_name("known_hosts")  # as hand_over has written it
+        to = f"{connection.user}@{connection.host}"
+        argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", to, f"cat {MAY_END}"]
+        said = [""]
+
+        def has_said() -> bool:
+            said[0] = (self._world.run(argv, 30.0).out.strip().splitlines() or [""])[-1]
+            return bool(said[0])
+
+        wait_until(has_said, timeout_s=_RIGHT_S, every_s=EVERY_S, world=self._world)
+        if said[0] == "yes":
+            return
+        mark, why = self.request.mark, f"With its own key RunPod answered it: {said[0] or 'nothing, for a minute'}"
+        if must_end_itself:
+            raise CreateFailed(
+                what=f"{mark} may not end itself, so neither the agent nor the dead-man could hold the limit.",
+                why=why,
+                fix="Keep `homing guard` on duty and set cloud.runpod.must_end_itself: false   or use another provider",
+                instance_id=self.id,
+            )
+        log.warning("%s may not end itself: only the guard at home can. %s", mark, why)
+
+    # --- helpers, in the order they are called ---
+
+    def _check(self, instance: Instance | None) -> None:
+        offered = self.request.offer.rate_usd_per_hour
+        if instance is None:
+            raise StartTimeout(
+                what=f"{self.id} is gone before it could be reached.",
+                why="RunPod does not know the pod any more: somebody ended it, or it lost its host.",
+                fix=f"Try again: homing launch {self._run}",
+            )
+        if not instance.is_running:
+            raise StartTimeout(
+                what=f"{self.id} ended before it could be reached.",
+                why=f"RunPod says: {instance.detail}.",
+                fix=f"homing logs {self._run}   See {self.page}",
+            )
+        if instance.rate_usd_per_hour > offered:
+            raise CreateFailed(
+                what=f"runpod started {self.id} at ${instance.rate_usd_per_hour}/h; it had offered ${offered}/h.",
+                fix=f"See the offers of now: homing plan {self._run}",
+                instance_id=self.id,
+            )
+
+    def _unreached(self, pod: Pod | None) -> StartTimeout:
+        status = str(pod["status"]) if pod is not None else "gone"
+        why = f"It is {status}: a bad host, or an image that is too large or cannot be pulled."
+        if status == "RUNNING":
+            why = "It is RUNNING without a public address for port 22; some community machines have none."
+        return StartTimeout(
+            what=f"{self.id} could not be reached within {format_duration(self.limit_s)}.",
+            why=why,
+            fix=f"Try again, or: cloud.runpod.cloud: secure   cloud.runpod.start_limit: 30m   See {self.page}",
+        )

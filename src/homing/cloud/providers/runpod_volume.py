@@ -1,0 +1,106 @@
+"""RunPod's network volumes: disks that outlive pods, in one data center, and bill until they are deleted.
+
+ours       homing-<owner6>-NAME: made on demand, listed, and ended when a person says so; never with a pod
+others'    by id or name: mounted, and never touched
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from homing.cloud.providers.base import Resource
+from homing.cloud.providers.rest import Api, Unsure
+from homing.cloud.providers.runpod_refusals import CONSOLE
+from homing.errors import CreateFailed, UsageError
+from homing.units import format_bytes, format_usd
+
+__all__ = ["Volume", "check_volume", "find_volume", "list_volumes", "make_volume", "monthly_usd", "resource"]
+
+# RunPod's price page of 2026-08, dollars per GB and month: up to 1 TB, and what lies above.
+_USD_PER_GB_MONTH = (Decimal("0.07"), Decimal("0.05"))
+# The API tells no price of a high-performance volume: twice the standard one is assumed. None of ours is one.
+_HIGH_PERFORMANCE = 2
+_FIRST_GB = 1000
+_HOURS_PER_MONTH = Decimal(730)
+_LOOKS = 3
+
+
+@dataclass(frozen=True)
+class Volume:
+    id: str
+    name: str
+    num_gb: int
+    data_center: str
+    kind: str
+
+
+def list_volumes(api: Api) -> list[Volume]:
+    return [_volume(body) for body in api.items("/network-volumes", "networkVolumes")]
+
+
+def find_volume(volumes: list[Volume], wanted: str, prefix: str) -> Volume | None:
+    """By id, by its full name, or by the name that the run file gave one of ours. Two of one name are refused."""
+    found = [each for each in volumes if wanted in (each.id, each.name) or each.name == f"{prefix}{wanted}"]
+    if len(found) > 1:
+        ids = ", ".join(f"{each.id} in {each.data_center}" for each in found)
+        raise UsageError(
+            what=f"There is more than one network volume {wanted!r}.",
+            why=f"At runpod: {ids}.",
+            fix="cloud.runpod.volume: ID",
+        )
+    return found[0] if found else None
+
+
+def make_volume(api: Api, name: str, num_gb: int, data_center: str, settle_s: float) -> Volume:
+    """One, whatever the line does: the API does not deduplicate by name, so after a lost answer we look first."""
+    # Named, because a data center's own default may be the dearer kind.
+    body = {"name": name, "size": num_gb, "dataCenter": data_center, "type": "STANDARD"}
+    try:
+        return _volume(api.post("/network-volumes", body))
+    except Unsure as exc:
+        for look in range(_LOOKS):
+            if look:
+                api.world.sleep(settle_s / (_LOOKS - 1))
+            made = next((each for each in list_volumes(api) if each.name == name), None)
+            if made is not None:
+                return made
+        raise CreateFailed(
+            what=f"Whether runpod made the network volume {name} is not known.",
+            why=f"{exc}. Its list shows none.",
+            fix="homing reconcile   shows it as soon as the provider does; then launch again",
+        ) from exc
+
+
+def resource(volume: Volume) -> Resource:
+    month = monthly_usd(volume.num_gb, volume.kind)
+    text = f"{volume.num_gb} GB in {volume.data_center}, {format_usd(month)} a month until it is deleted"
+    rate = month / _HOURS_PER_MONTH
+    return Resource("volume", volume.id, volume.name, "runpod", rate, detail=text, is_kept=True)
+
+
+def monthly_usd(num_gb: int, kind: str = "STANDARD") -> Decimal:
+    first, more = _USD_PER_GB_MONTH
+    usd = min(num_gb, _FIRST_GB) * first + max(0, num_gb - _FIRST_GB) * more
+    return usd * (_HIGH_PERFORMANCE if kind == "HIGH_PERFORMANCE" else 1)
+
+
+def check_volume(volume: Volume, told: dict[str, Any]) -> None:
+    places = told["data_centers"]
+    if places and volume.data_center not in places:
+        raise UsageError(
+            what=f"The network volume {volume.name} lies in {volume.data_center}.",
+            why=f"cloud.runpod.data_centers allows {', '.join(places)}, and a pod must be where its volume is.",
+            fix=f"cloud.runpod.data_centers: [{volume.data_center}]",
+        )
+    if volume.num_gb * 10**9 < told["volume_size"]:
+        raise UsageError(
+            what=f"The network volume {volume.name} has {volume.num_gb} GB.",
+            why=f"cloud.runpod.volume_size asks for {format_bytes(told['volume_size'])}; none that exists is changed.",
+            fix=f"Let it grow at {CONSOLE}/user/storage, or lower cloud.runpod.volume_size",
+        )
+
+
+def _volume(body: dict[str, Any]) -> Volume:
+    return Volume(str(body["id"]), str(body["name"]), int(body["size"]), str(body["dataCenter"]), str(body["type"]))

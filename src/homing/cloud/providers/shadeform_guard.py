@@ -1,0 +1,114 @@
+"""Shadeform's own guard: the sum and the moment at which it deletes an instance by itself, as it wants them written.
+
+    boot.json, rate, their clock -> Thresholds -> auto_delete {spend_threshold: "3.14", date_threshold: RFC 3339}
+                                               -> alert, the same at a share of both: an e-mail, nothing is deleted
+
+It is the last of all guards and yet inside the limit (the PROVIDER share of wire/limit.py). How late it strikes is not
+documented. What was sent is read back and compared; what is not as sent is no guard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import re
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any
+
+from homing.cloud import meter
+from homing.errors import UsageError
+from homing.wire.boot import Boot
+from homing.wire.limit import PROVIDER, allowed_s, reserve_s
+
+__all__ = ["Thresholds", "moment_of", "thresholds_of"]
+
+ALERT_SHARE = Decimal("0.6")
+_CENT = Decimal("0.01")
+_SAME_S = 1.0  # a moment may come back without its fraction
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """In dollars of this instance, and in unix seconds by their clock."""
+
+    spend_usd: Decimal
+    date: float
+    began: float
+
+    def auto_delete(self) -> dict[str, str]:
+        return {"spend_threshold": str(self.spend_usd), "date_threshold": _written(self.date)}
+
+    def alert(self) -> dict[str, str]:
+        spend = max(_CENT, _cents(self.spend_usd * ALERT_SHARE))
+        date = self.began + float(ALERT_SHARE) * (self.date - self.began)
+        return {"spend_threshold": str(spend), "date_threshold": _written(date)}
+
+    def by(self, date: float) -> Thresholds:
+        """The same, at the latest then."""
+        return dataclasses.replace(self, date=min(self.date, date))
+
+    def why_not(self, shown: Any, *, is_earlier_fine: bool = False) -> str:
+        """In what the guard that the instance shows differs from this one; "" where it does not."""
+        shown = shown if isinstance(shown, dict) else {}
+        spend, date = _dollars(shown.get("spend_threshold")), moment_of(shown.get("date_threshold"))
+        if spend != self.spend_usd:
+            return f"spend_threshold is {shown.get('spend_threshold')!r} and should be {str(self.spend_usd)!r}"
+        is_late = date is None or date > self.date + _SAME_S
+        if is_late or (not is_earlier_fine and date is not None and date < self.date - _SAME_S):
+            return f"date_threshold is {shown.get('date_threshold')!r} and should be {_written(self.date)!r}"
+        return ""
+
+
+def thresholds_of(boot: Boot, rate_usd_per_hour: Decimal, skew_s: float) -> Thresholds:
+    """For a launch. The sum and the moment are the same point on two clocks: whichever of theirs works, it holds."""
+    assert boot.spend_limit_usd is not None, "nobody rents without a spend limit"
+    limit, before = Decimal(boot.spend_limit_usd), Decimal(boot.spent_before_usd)
+    allowed = allowed_s(rate_usd_per_hour, limit, before, boot.time_limit_s)
+    return thresholds(rate_usd_per_hour, limit - before, boot.started_at + skew_s, boot.started_at + skew_s + allowed)
+
+
+def thresholds(rate_usd_per_hour: Decimal, left_usd: Decimal, began: float, until: float) -> Thresholds:
+    """Before the sum is spent and the moment has come, by what belongs to the last guard."""
+    allowed = min(allowed_s(rate_usd_per_hour, left_usd, Decimal(0), 0.0), until - began)
+    kept_s = reserve_s(PROVIDER, allowed)
+    # At a low rate a cent is a minute, and rounding down would strike before the guards that save something: so up,
+    # but not over the limit. The date is exact to the second.
+    spend = (left_usd - meter.cost(rate_usd_per_hour, kept_s)).quantize(_CENT, rounding=ROUND_CEILING)
+    spend = min(spend, _cents(left_usd))
+    if spend < _CENT:
+        raise UsageError(
+            what=f"{meter.show_usd(left_usd)} is too little for Shadeform to guard.",
+            why="It counts in cents, and less than one would be left.",
+            fix="Raise --spend-limit.",
+        )
+    return Thresholds(spend, math.floor(began + allowed - kept_s), began)
+
+
+def moment_of(text: Any) -> float | None:
+    """Unix seconds of an RFC 3339 time; None where there is none. The zero date is how Go writes "not yet"."""
+    if not isinstance(text, str) or not text or text.startswith("0001-"):
+        return None
+    # Fractions have up to nine digits there, and Python reads six.
+    plain = re.sub(r"(\.\d{6})\d+", r"\1", text.strip().replace("Z", "+00:00").replace("z", "+00:00"))
+    try:
+        at = datetime.datetime.fromisoformat(plain)
+    except ValueError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def _written(moment: float) -> str:
+    return datetime.datetime.fromtimestamp(moment, tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _cents(amount: Decimal) -> Decimal:
+    return amount.quantize(_CENT, rounding=ROUND_FLOOR)
+
+
+def _dollars(text: Any) -> Decimal | None:
+    try:
+        return Decimal(text) if isinstance(text, str) else None
+    except ArithmeticError:
+        return None

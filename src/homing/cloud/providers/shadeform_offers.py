@@ -1,0 +1,149 @@
+"""Shadeform's catalogue in our words: one offer for each machine type, region and way of renting it.
+
+    instance type x availability (region, on_demand | spot) -> Offer | left out, with the reason
+
+The price of a type is whole cents; that of a spot entry is a string of dollars. Names are open strings: the card is
+told by gpu_type, its memory and how it is wired, never by taking a type's name apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from homing.cloud.providers.base import Offer
+from homing.gpus import GPUS, Gpu, find_gpu
+
+__all__ = ["ON_DEMAND", "SPOT", "Catalogue", "Choice", "choose_os", "offer_name", "rate_of", "read_catalogue"]
+
+ON_DEMAND, SPOT = "on_demand", "spot"
+_BOOT_S = 600.0  # where the type does not say; 3 to 20 minutes are usual
+_HAND_OVER_S = 60.0
+_MEMORY_OFF = 0.1  # by which a card's memory may differ from the table's: 192 GB are sold as 180
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the run file wants of the catalogue."""
+
+    clouds: tuple[str, ...] = ()
+    is_spot_fine: bool = False
+    os: str = ""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    offers: list[Offer] = field(default_factory=list)
+    left_out: list[tuple[Offer, str]] = field(default_factory=list)  # and why, in a few words
+    types: dict[str, dict[str, Any]] = field(default_factory=dict)  # offer's name -> the type's own entry
+
+
+def read_catalogue(types: list[dict[str, Any]], provider: str, choice: Choice) -> Catalogue:
+    found = Catalogue()
+    for body in types:
+        why_not = _unfit(body, choice)
+        for entry in _entries(body):
+            rental = str(entry.get("rental_type") or ON_DEMAND)
+            name = offer_name(body["cloud"], entry["region"], body["shade_instance_type"], rental)
+            if rental == SPOT and not choice.is_spot_fine:
+                continue  # nobody asked for them
+            offer, reason = _offer(provider, name, body, entry, rental), why_not or _unfit_entry(entry, rental)
+            if reason:
+                found.left_out.append((offer, reason))
+                continue
+            found.offers.append(offer)
+            found.types[name] = body
+    return found
+
+
+def offer_name(cloud: str, region: str, instance_type: str, rental: str) -> str:
+    return f"{cloud}/{region}/{instance_type}" + (f"/{SPOT}" if rental == SPOT else "")
+
+
+def rate_of(cents: Any, dollars: Any = None) -> Decimal:
+    """Dollars an hour: from a string of them where there is one, else from whole cents."""
+    return Decimal(dollars) if isinstance(dollars, str) and dollars else Decimal(int(cents)) / 100
+
+
+def choose_os(options: list[str], wanted: str = "") -> str:
+    """The wanted one, else the newest Ubuntu with drivers, Shadeform's own image before any other; "" for no choice."""
+    if wanted:
+        return wanted if wanted in options else ""
+    ubuntu = [option for option in options if option.startswith("ubuntu")]
+    return max(ubuntu or options, key=_os_rank, default="")
+
+
+def _os_rank(option: str) -> tuple[bool, list[int]]:
+    return option.endswith("_shade_os"), [int(number) for number in re.findall(r"\d+", option)]
+
+
+def _entries(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One for each (region, rental type): the same region stands there twice where spot exists."""
+    seen = set()
+    for entry in body.get("availability") or []:
+        key = (entry["region"], entry.get("rental_type") or ON_DEMAND)
+        if entry.get("available") and key not in seen:
+            seen.add(key)
+            yield entry
+
+
+def _unfit(body: dict[str, Any], choice: Choice) -> str:
+    has = body["configuration"]
+    gpu_type, maker = str(has["gpu_type"]), str(has.get("gpu_manufacturer") or "nvidia").lower()
+    if choice.clouds and body["cloud"] not in choice.clouds:
+        return f"is of {body['cloud']}, and cloud.shadeform.clouds does not name it"
+    if re.match(r"(?i)g[hb]\d", gpu_type):
+        return f"has arm64 processors ({gpu_type}), for which there are no wheels of ours"
+    if maker != "nvidia":
+        return f"has cards of {maker}, and training here needs CUDA"
+    if not has["num_gpus"]:
+        return "has no card"
+    if body["deployment_type"] == "container":
+        return "is a container, in which Shadeform runs no startup script"
+    if not choose_os(list(has.get("os_options") or []), choice.os):
+        return f"cannot have {choice.os}" if choice.os else "names no operating system"
+    return ""
+
+
+def _unfit_entry(entry: dict[str, Any], rental: str) -> str:
+    if rental not in (ON_DEMAND, SPOT):
+        return f"is rented out as {rental!r}"
+    if rental == SPOT and not isinstance(entry.get("hourly_price"), str):
+        return "has no spot price"
+    return ""
+
+
+def _offer(provider: str, name: str, body: dict[str, Any], entry: dict[str, Any], rental: str) -> Offer:
+    has, boot = body["configuration"], body.get("boot_time") or {}
+    card = _card(str(has["gpu_type"]), int(has["vram_per_gpu_in_gb"]), str(has.get("interconnect") or ""))
+    return Offer(
+        provider=provider,
+        name=name,
+        device=card.name if card else str(has["gpu_type"]),
+        num_gpus=int(has["num_gpus"]),
+        num_cores=int(has["vcpus"]),
+        memory_bytes=int(has["vram_per_gpu_in_gb"]) * 2**30,
+        rate_usd_per_hour=rate_of(body["hourly_price"], entry.get("hourly_price") if rental == SPOT else None),
+        disk_bytes=int(has["storage_in_gb"]) * 10**9,
+        region=str(entry["region"]),
+        boot_s=float(boot.get("max_boot_in_sec") or _BOOT_S) + _HAND_OVER_S,
+        cloud=str(body["cloud"]),
+        instance_type=str(body["shade_instance_type"]),
+        nvlink=has.get("nvlink") if isinstance(has.get("nvlink"), bool) else None,
+        is_spot=rental == SPOT,
+    )
+
+
+def _card(gpu_type: str, memory_gb: int, interconnect: str) -> Gpu | None:
+    """The card of our table with that name and memory. `A4000` holds the name of an A40, and is none."""
+    named = find_gpu(gpu_type)
+    if named is None:
+        return None
+    family = [gpu for gpu in GPUS.values() if gpu.name.split("-")[0] == named.name.split("-")[0]]
+    fitting = [gpu for gpu in family if abs(gpu.memory_gib - memory_gb) <= _MEMORY_OFF * memory_gb]
+    is_pcie = "pcie" in interconnect.lower()
+    # Two of one memory differ by how they are wired: an H100 on PCIe is a slower card than one on SXM.
+    return min(fitting, key=lambda gpu: ("pcie" in gpu.name.lower()) != is_pcie, default=None)

@@ -1,0 +1,110 @@
+"""The first-time steps of a provider, each of which may be repeated: what is there already is left as it is.
+
+    home and owner -> a key for SSH, where its machines are reached so -> the store, if one was named
+                   -> whatever the provider itself adds by an optional method, setup_steps()
+
+Steps are data until they are done: whoever asks sees them all first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from homing.cloud.home import Home
+from homing.cloud.ssh_keys import login_key
+from homing.errors import StoreError
+from homing.store import open_store
+from homing.store.address import parse_s3, scheme_of
+from homing.store.preflight import preflight
+
+__all__ = ["SetUp", "Step", "steps_for", "write_key"]
+
+
+@dataclass(frozen=True)
+class Step:
+    text: str  # what it makes, and where
+    is_done: bool
+    do: Callable[[], None]
+    costs: str = ""  # what it may cost to keep; "": nothing
+
+
+@runtime_checkable
+class SetUp(Protocol):
+    """A provider that needs something made once in the account: a role, a volume, an alert."""
+
+    def setup_steps(self) -> list[Step]: ...
+
+
+def steps_for(name: str, home: Home, store: str = "") -> list[Step]:
+    provider = home.provider(name)
+    steps = []
+    if "ssh" not in provider.cannot and name != "ssh":
+        path = home.path / "keys" / "login" / "key"
+        steps.append(
+            Step(
+                f"a key for SSH to rented machines, {path} (mode 600); only its public half leaves this computer",
+                home.world.exists(path),
+                lambda: _make_key(home),
+            )
+        )
+    if store:
+        steps.append(_store_step(store, home))
+    if isinstance(provider, SetUp):
+        steps += provider.setup_steps()
+    return steps
+
+
+def write_key(path: Path, name: str, value: str, home: Home) -> None:
+    """NAME=VALUE into .env, in the place of an earlier one; for its owner alone."""
+    world = home.world
+    lines = world.read(path).decode("utf-8").splitlines() if world.exists(path) else []
+    kept = [line for line in lines if line.partition("=")[0].strip().removeprefix("export ") != name]
+    world.write(path, ("\n".join([*kept, f"{name}={value}"]) + "\n").encode(), mode=0o600)
+
+
+def _make_key(home: Home) -> None:
+    login_key(home.path, home.world)
+
+
+def _store_step(url: str, home: Home) -> Step:
+    scheme = scheme_of(url)
+    costs = {"s3": "kept gigabytes are billed by the bucket's owner", "modal": "Volumes are billed by size"}
+    return Step(f"the store {url}", _is_there(url, home), lambda: _make_store(url, home), costs.get(scheme, ""))
+
+
+def _is_there(url: str, home: Home) -> bool:
+    try:
+        notes = preflight(url, home.world, needs_write=False, create=False)
+    except StoreError:
+        return False
+    if url.startswith("file:"):
+        return home.world.exists(url.removeprefix("file:"))
+    return not any("a launch would make it" in note for note in notes)
+
+
+def _make_store(url: str, home: Home) -> None:
+    """And tries it out: a bucket that cannot be written is none."""
+    if scheme_of(url) == "s3":
+        _make_bucket(url)
+    elif scheme_of(url) == "file":
+        open_store(url, home.world, create=True)
+    preflight(url, home.world)
+
+
+def _make_bucket(url: str) -> None:
+    from homing.store.s3_client import is_s3_failure, open_door, region_of
+
+    address = parse_s3(url)
+    door = open_door(address)
+    region = address.region or region_of(address)
+    # Amazon's first region is the one that may not be named.
+    where = {} if region in ("", "us-east-1") else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    try:
+        door.client.create_bucket(Bucket=address.bucket, **where)
+    except Exception as exc:
+        if not is_s3_failure(exc):
+            raise
+        raise door.error(exc, "made") from exc

@@ -1,0 +1,161 @@
+"""The `swift` family: the most quality per dollar in short runs. It opens in homing; `stock` opens anywhere.
+
+    ids -> embedding -> norm -> + some of the token before ("smear") = x0
+        -> [ a x + b x0 -> x + attention(norm x) -> x + relu(up(norm x))^2 down ] per layer, a and b learned
+        -> - some of the middle layer's x ("backout") -> norm -> head, its logits held inside +-15
+
+Against `stock`: norms have no weights; queries and keys are normed and sharpened; every second layer adds to its values
+a vector learned per token of the vocabulary ("value embedding"), through a gate. The ideas are those of modded-nanogpt
+and nanochat; docs/log.md has what each was worth here.
+
+Shapes: B batch, T positions, D width, H query heads, G KV heads, K head size, L layers, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from homing.lm.model.attend import KVCache, attend
+from homing.lm.model.fused import has_kernels, turn
+from homing.lm.model.layers import Embedding, Linear, Rope, joined, look_up
+from homing.lm.model.shape import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, has_value_embedding, padded_vocab
+from homing.wire.run import Model
+
+__all__ = ["SHARPNESS", "SOFTCAP", "SwiftStack"]
+
+SOFTCAP = 15.0
+SHARPNESS = 1.2  # of queries and of keys after their norm
+MOST_VALUE = 3.0  # the gate's range is 0 to this
+
+
+class SwiftAttention(nn.Module):
+    def __init__(self, shape: Model, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_size, self.eps = shape.head_size, shape.norm_eps
+        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
+        q_width, kv_width = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+        self.q_proj = Linear(shape.width, q_width)
+        self.k_proj = Linear(shape.width, kv_width)
+        self.v_proj = Linear(shape.width, kv_width)
+        self.o_proj = Linear(q_width, shape.width)
+        self.has_values = has_value_embedding(shape, layer)
+        if self.has_values:
+            self.value_embed = Embedding(padded_vocab(shape), kv_width)
+            self.value_gate = Linear(VALUE_GATE_CHANNELS, shape.num_kv_heads)
+
+    def forward(
+        self, x_BTD: Tensor, cos: Tensor, sin: Tensor, values_BTC: Tensor | None, cache: KVCache | None
+    ) -> Tensor:
+        B, T, _ = x_BTD.shape
+        q_BHTK, k_BGTK, v_BGTK = self._heads(x_BTD, cos, sin)
+        if values_BTC is not None:
+            gate_BTG = MOST_VALUE * torch.sigmoid(self.value_gate(x_BTD[..., :VALUE_GATE_CHANNELS]))
+            learned = values_BTC.view(B, T, self.num_kv_heads, self.head_size) * gate_BTG.unsqueeze(-1)
+            v_BGTK = v_BGTK + learned.transpose(1, 2)
+        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, cache)
+        return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+
+    def _heads(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if has_kernels(x_BTD, self.head_size):
+            return turn(
+                joined(x_BTD, self.q_proj, self.k_proj, self.v_proj), cos, sin, None, num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads, has_norm=True, scale=SHARPNESS, eps=self.eps,
+            )  # fmt: skip
+        B, T, _ = x_BTD.shape
+        heads = (B, T, -1, self.head_size)
+        q, k, v = (proj(x_BTD).view(heads).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = (F.rms_norm(part, (self.head_size,), eps=self.eps) * SHARPNESS for part in (q, k))
+        return Rope.turn(q, cos, sin), Rope.turn(k, cos, sin), v
+
+
+class ReluSquared(nn.Module):
+    def __init__(self, width: int, ffn_width: int) -> None:
+        super().__init__()
+        self.up_proj = Linear(width, ffn_width)
+        self.down_proj = Linear(ffn_width, width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down_proj(F.relu(self.up_proj(x_BTD)).square())
+
+
+class SwiftBlock(nn.Module):
+    def __init__(self, shape: Model, layer: int) -> None:
+        super().__init__()
+        self.eps = shape.norm_eps
+        self.self_attn = SwiftAttention(shape, layer)
+        self.mlp = ReluSquared(shape.width, shape.ffn_width)
+
+    def forward(
+        self, x_BTD: Tensor, first_BTD: Tensor, keep: Tensor, add: Tensor, values_BTC: Tensor | None,
+        cos: Tensor, sin: Tensor, cache: KVCache | None,
+    ) -> Tensor:  # fmt: skip
+        x_BTD = keep.to(x_BTD.dtype) * x_BTD + add.to(x_BTD.dtype) * first_BTD
+        x_BTD = x_BTD + self.self_attn(_norm(x_BTD, self.eps), cos, sin, values_BTC, cache)
+        return x_BTD + self.mlp(_norm(x_BTD, self.eps))
+
+
+    def value_table(self) -> Tensor | None:
+        """(V, G K), or None in a layer without value embedding."""
+        return self.self_attn.value_embed.weight if self.self_attn.has_values else None
+
+
+class SwiftStack(nn.Module):
+    """Everything but the head."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = Embedding(padded_vocab(shape), shape.width)
+        self.smear_gate = Linear(SMEAR_GATE_CHANNELS, 1)
+        self.smear_scale = nn.Parameter(torch.empty(1))
+        self.keep_scales = nn.Parameter(torch.empty(shape.num_layers))
+        self.first_scales = nn.Parameter(torch.empty(shape.num_layers))
+        self.backout_scale = nn.Parameter(torch.empty(1))
+        self.layers = nn.ModuleList(SwiftBlock(shape, layer) for layer in range(shape.num_layers))
+        self.rope = Rope(shape.head_size, shape.context, shape.rope_base)
+        self.compiled: dict[str, Callable[..., Tensor]] = {}  # by part, in training only; see Decoder.compile_blocks
+
+    def forward(
+        self, ids_BT: Tensor, positions: Tensor | slice, cache: KVCache | None, compute_dtype: torch.dtype
+    ) -> Tensor:
+        compiled = self.compiled if torch.is_grad_enabled() and cache is None else {}
+        run, look = compiled.get("block", SwiftBlock.forward), compiled.get("look_up", look_up)
+        begin, end = compiled.get("begin", SwiftStack.begin), compiled.get("end", SwiftStack.end)
+        first = begin(self, look(ids_BT, self.embed_tokens.weight, compute_dtype), cache)
+        cos, sin = self.rope.at(positions)
+        x_BTD = middle = first
+        scales = zip(self.keep_scales.unbind(), self.first_scales.unbind(), strict=True)
+        for layer, (block, (keep, add)) in enumerate(zip(self.blocks(), scales, strict=True)):
+            table = block.value_table()
+            values = None if table is None else look(ids_BT, table, compute_dtype)
+            x_BTD = run(block, x_BTD, first, keep, add, values, cos, sin, cache)
+            if layer == self.shape.num_layers // 2:
+                middle = x_BTD
+        return end(self, x_BTD, middle)
+
+    def blocks(self) -> list[SwiftBlock]:
+        return [block for block in self.layers if isinstance(block, SwiftBlock)]
+
+    def begin(self, x_BTD: Tensor, cache: KVCache | None) -> Tensor:
+        """The normed embedding, with some of the token before."""
+        x_BTD = _norm(x_BTD, self.shape.norm_eps)
+        before = cache.embedded_B1D if cache is not None else None
+        if before is None:
+            before = torch.zeros_like(x_BTD[:, :1])
+        if cache is not None:
+            cache.embedded_B1D = x_BTD[:, -1:]
+        shifted = torch.cat((before, x_BTD[:, :-1]), dim=1)
+        gate_BT1 = self.smear_scale.to(x_BTD.dtype) * torch.sigmoid(self.smear_gate(x_BTD[..., :SMEAR_GATE_CHANNELS]))
+        return x_BTD + gate_BT1 * shifted
+
+    def end(self, x_BTD: Tensor, middle_BTD: Tensor) -> Tensor:
+        return _norm(x_BTD - self.backout_scale.to(x_BTD.dtype) * middle_BTD, self.shape.norm_eps)
+
+
+def _norm(x: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=eps)

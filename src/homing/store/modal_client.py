@@ -1,0 +1,125 @@
+"""The door to Modal: who we are there, one call with a deadline, and what its refusals mean in our words.
+
+    open_door     MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, else the profile that `modal setup` wrote
+    door.call     one call of the SDK; none of its own has an end, so each gets one here
+    kind_of       what an exception of the SDK means: absent, exists, busy, refused, silent
+
+The store and the provider share it. The SDK is loaded on first use and does its own network, on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from homing.errors import MissingExtra, UsageError
+from homing.world import World
+
+__all__ = ["PROFILE_PATH", "TOKEN_ENV", "Door", "Kind", "failures", "has_account", "kind_of", "open_door", "text_of"]
+
+T = TypeVar("T")
+Kind = Literal["absent", "exists", "busy", "refused", "silent"]
+
+TOKEN_ENV = ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")
+PROFILE_PATH = "~/.modal.toml"
+TIMEOUT_S = 60.0
+_NO_MORE_TEXT = 300
+# One client for one account and server: each has a connection and a thread's attention of its own.
+_CLIENTS: dict[tuple[str, str], Any] = {}
+
+
+@dataclass(frozen=True)
+class Door:
+    sdk: Any
+    client: Any
+    who: str  # for people: which token, masked
+
+    def call(self, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
+        """`make` gives the SDK's own coroutine (`.aio`): only that can be cancelled, and it tidies up when it is."""
+        return asyncio.run(_within(make, timeout_s))
+
+
+def has_account(environment: Mapping[str, str], world: World) -> bool:
+    """Whether there is a token at all; asked without the SDK and without the network."""
+    if all(environment.get(name) for name in TOKEN_ENV):
+        return True
+    return world.exists(os.path.expanduser(environment.get("MODAL_CONFIG_PATH", "") or PROFILE_PATH))
+
+
+def open_door(world: World, verb: str = "launch") -> Door:
+    environment = world.environment()
+    if not has_account(environment, world):
+        raise UsageError(
+            what="There is no Modal account here.",
+            why=f"Neither {' and '.join(TOKEN_ENV)} are set, nor is there a {PROFILE_PATH}.",
+            fix="modal setup   or, with a token from modal.com/settings/tokens: export MODAL_TOKEN_ID=ak-... "
+            "MODAL_TOKEN_SECRET=as-...",
+        )
+    try:
+        import modal
+        import modal.config
+    except ImportError as exc:
+        raise MissingExtra(verb, "modal", str(exc.name)) from exc
+    token_id, token_secret = (environment.get(name, "") for name in TOKEN_ENV)
+    key = (str(modal.config.config.get("server_url")), token_id)
+    if key not in _CLIENTS:
+        # By its own token, not by the SDK's one client per process: the environment may name another account later.
+        opened = (
+            modal.Client.from_credentials(token_id, token_secret) if token_id and token_secret else _by_profile(modal)
+        )
+        _CLIENTS[key] = opened
+    who = f"MODAL_TOKEN_ID {token_id[:3]}...{token_id[-2:]}" if token_id else "the token of the Modal profile"
+    return Door(modal, _CLIENTS[key], who)
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """What a call through the door may raise because of Modal, the network, or the deadline."""
+    import aiohttp
+    import grpclib.exceptions
+    import modal.exception
+
+    theirs = (modal.exception.Error, grpclib.exceptions.GRPCError, grpclib.exceptions.StreamTerminatedError)
+    return (*theirs, aiohttp.ClientError, OSError, asyncio.TimeoutError)
+
+
+def kind_of(exc: BaseException) -> Kind:
+    """Whatever is not known to be a clear answer is silence: nobody knows whether it took effect."""
+    from modal import exception as said
+
+    if isinstance(exc, (said.NotFoundError, FileNotFoundError)):
+        return "absent"
+    if isinstance(exc, (said.AlreadyExistsError, FileExistsError)):
+        return "exists"
+    if isinstance(exc, said.ResourceExhaustedError):
+        return "busy"
+    refusals = (
+        said.AuthError,
+        said.PermissionDeniedError,
+        said.InvalidError,
+        said.VersionError,
+        said.UnimplementedError,
+        said.RequestSizeError,
+        said.ImageBuildError,
+    )
+    return "refused" if isinstance(exc, refusals) else "silent"
+
+
+def text_of(exc: BaseException) -> str:
+    """The SDK's own words, short."""
+    return (str(exc).strip() or type(exc).__name__)[:_NO_MORE_TEXT]
+
+
+async def _within(make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    return await asyncio.wait_for(make(), timeout_s)
+
+
+def _by_profile(modal: Any) -> Any:
+    try:
+        return modal.Client.from_env()
+    except modal.exception.AuthError as exc:
+        raise UsageError(
+            what="The Modal profile has no token.", why=text_of(exc), fix="modal setup   makes one"
+        ) from exc

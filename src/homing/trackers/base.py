@@ -1,0 +1,75 @@
+"""One way to tell a tracker: open -> log, one metric after another -> rewind after a fall back -> flush -> close.
+
+A sink raises whatever its package raises; the follower catches it, opens the sink anew and tells it again. So telling
+the same twice must do no harm beyond a point that is drawn twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from homing.errors import MissingExtra, UsageError
+from homing.wire.event import Metric
+
+__all__ = ["TRACKERS", "Sink", "What", "check_tracker", "open_sink", "values_of"]
+
+# name -> (module:class, the package that must be installed)
+TRACKERS: dict[str, tuple[str, str]] = {
+    "mlflow": ("homing.trackers.to_mlflow:ToMlflow", "mlflow"),
+    "tensorboard": ("homing.trackers.to_tensorboard:ToTensorBoard", "tensorboard"),
+    "trackio": ("homing.trackers.to_trackio:ToTrackio", "trackio"),
+    "wandb": ("homing.trackers.to_wandb:ToWandb", "wandb"),
+}
+
+
+@dataclass(frozen=True)
+class What:
+    """The run as a tracker shows it."""
+
+    run_id: str
+    name: str
+    folder: Path  # where a tracker may keep files of its own
+    project: str = "homing"
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+class Sink(Protocol):
+    def __init__(self, what: What) -> None: ...
+
+    def log(self, metric: Metric) -> None: ...
+
+    def rewind(self, metric: Metric) -> None: ...  # training fell back: from this step on all is told anew
+
+    def flush(self) -> None: ...  # what was logged is safe when this returns
+
+    def close(self, state: str) -> None: ...  # done | failed | stopped; "": it may go on
+
+
+def open_sink(name: str, what: What) -> Sink:
+    module_name, class_name = TRACKERS[name][0].split(":")
+    return cast(Sink, getattr(importlib.import_module(module_name), class_name)(what))
+
+
+def check_tracker(name: str, *, verb: str) -> None:
+    """Before anything is started: is there such a tracker, and is it installed?"""
+    if name not in TRACKERS:
+        raise UsageError(
+            what=f"There is no tracker {name!r}.", why=f"Known: {', '.join(TRACKERS)}.", fix="--tracker tensorboard"
+        )
+    if find_spec(TRACKERS[name][1]) is None:
+        raise MissingExtra(f"{verb} --tracker {name}", "trackers", TRACKERS[name][1])
+
+
+def values_of(metric: Metric) -> dict[str, float]:
+    """Its figures by name, those that there are; phase, step and time tell where they belong and are no figures."""
+    found = dataclasses.asdict(metric)
+    return {name: float(value) for name, value in found.items() if name not in _PLACE and value is not None}
+
+
+_PLACE = ("t", "phase", "step")

@@ -1,0 +1,170 @@
+"""Follows a run's metrics and tells one tracker, for as long as the run lives. Never gives up, never in the way.
+
+    source -> lines that were not told yet -> sink.log ... -> flush -> what was told, written down -> wait -> again
+
+What was told is a list of short hashes, one per line. When training falls back to a checkpoint the end of metrics.jsonl
+is cut and written anew: the first line that differs from the list is where the sink is rewound to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from homing.store import open_store, run_key
+from homing.trackers.base import Sink, What, open_sink
+from homing.wire import codec, names
+from homing.wire.codec import WireError
+from homing.wire.event import Metric, Outcome
+from homing.world import World
+
+__all__ = ["FolderSource", "Follower", "Source", "StoreSource"]
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+_LONGEST_PAUSE_S = 300.0
+# A run that says nothing for so long has no end that anybody will hear of; telling can be begun again at any time.
+SILENT_S = 86400.0
+
+
+class Source:
+    """Where the metrics are. `read` gives b"" where there are none yet; what cannot be read raises."""
+
+    def read(self, name: str) -> bytes:
+        raise NotImplementedError
+
+
+@dataclass
+class FolderSource(Source):
+    run_dir: Path
+    world: World
+
+    def read(self, name: str) -> bytes:
+        try:
+            return self.world.read(self.run_dir / name)
+        except FileNotFoundError:
+            return b""
+
+
+@dataclass
+class StoreSource(Source):
+    url: str
+    run_id: str
+    world: World
+
+    def read(self, name: str) -> bytes:
+        store = open_store(self.url, self.world, create=False)
+        key = run_key(self.run_id, name)
+        return store.read(key) if store.exists(key) else b""
+
+
+@dataclass
+class Follower:
+    tracker: str
+    what: What
+    source: Source
+    world: World
+    state_path: Path  # what was told, so that a follower that starts again goes on there
+    open_: Callable[[str, What], Sink] = open_sink
+    told: list[str] = field(default_factory=list)
+    sink: Sink | None = None
+    num_failed: int = 0  # in a row
+
+    def __post_init__(self) -> None:
+        self.told = _load(self.state_path, self.world)
+
+    def follow(self, every_s: float = EVERY_S) -> str:
+        """Until the run has an outcome and all is told; returns its state, "" when nothing came for a day."""
+        heard_at = self.world.monotonic()
+        while True:
+            # Asked before the lines are: what comes after the outcome would be lost otherwise.
+            state = self._outcome()
+            num_before = len(self.told)
+            is_done = self.catch_up()
+            if len(self.told) != num_before:
+                heard_at = self.world.monotonic()
+            is_silent = self.world.monotonic() - heard_at > SILENT_S
+            if (is_done and state) or is_silent:
+                self._close(state)
+                return state
+            self.world.sleep(min(every_s * 2**self.num_failed, _LONGEST_PAUSE_S) if self.num_failed else every_s)
+
+    def catch_up(self) -> bool:
+        """Tells what was not told yet; False where source or tracker failed, and it must be tried again."""
+        try:
+            lines = self._lines()
+            num_same = _num_same(self.told, [short for short, _ in lines])
+            fresh = [metric for _, metric in lines[num_same:] if metric is not None]
+            if fresh:
+                self._tell(fresh, has_fallen_back=num_same < len(self.told))
+            self.told = [short for short, _ in lines] if lines else self.told
+            _save(self.state_path, self.told, self.world)
+        except Exception as exc:
+            # Whatever a package of somebody else's does: said, and tried again with a new one.
+            log.warning("%s failed and is tried again: %s: %s", self.tracker, type(exc).__name__, exc)
+            self.sink = None
+            self.num_failed = min(self.num_failed + 1, 10)
+            return False
+        self.num_failed = 0
+        return True
+
+    def _lines(self) -> list[tuple[str, Metric | None]]:
+        """Whole lines only; one that cannot be read is kept by its hash and told to nobody."""
+        data = self.source.read(names.METRICS)
+        whole = data[: data.rfind(b"\n") + 1]
+        return [(hashlib.sha256(line).hexdigest()[:12], _parse(line)) for line in whole.splitlines()]
+
+    def _tell(self, metrics: list[Metric], *, has_fallen_back: bool) -> None:
+        if self.sink is None:
+            self.sink = self.open_(self.tracker, self.what)
+        if has_fallen_back:
+            self.sink.rewind(metrics[0])
+        for metric in metrics:
+            self.sink.log(metric)
+        self.sink.flush()
+
+    def _outcome(self) -> str:
+        try:
+            data = self.source.read(names.OUTCOME)
+            return codec.loads(Outcome, data).state if data else ""
+        except Exception as exc:  # not known is not over
+            log.warning("whether the run is over is not known: %s", exc)
+            return ""
+
+    def _close(self, state: str) -> None:
+        try:
+            if self.sink is not None:
+                self.sink.close(state)
+        except Exception as exc:
+            log.warning("%s did not close: %s", self.tracker, exc)
+
+
+def _parse(line: bytes) -> Metric | None:
+    try:
+        return codec.loads(Metric, line)
+    except WireError:
+        return None
+
+
+def _num_same(old: list[str], new: list[str]) -> int:
+    number = 0
+    while number < min(len(old), len(new)) and old[number] == new[number]:
+        number += 1
+    return number
+
+
+def _load(path: Path, world: World) -> list[str]:
+    try:
+        return [str(each) for each in json.loads(world.read(path))["told"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # told from the beginning
+
+
+def _save(path: Path, told: list[str], world: World) -> None:
+    world.mkdir(path.parent)
+    world.write(path, json.dumps({"schema": "homing.tracker/1", "told": told}).encode())

@@ -1,0 +1,194 @@
+"""World: what a machine gives, and beside it what only home and the store need. An agent does without."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import shutil
+import sqlite3
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from homing.world.machine import (
+    HttpRequest,
+    HttpResponse,
+    Machine,
+    NetworkError,
+    PathLike,
+    opener,
+    sync_folder_of,
+    whole,
+)
+
+__all__ = ["Database", "World"]
+
+_PIECE = 1 << 20
+
+
+class World(Machine):
+    def random_hex(self, num_chars: int) -> str:
+        return uuid.uuid4().hex[:num_chars]
+
+    # --- disk ---
+
+    def create(self, path: PathLike, data: bytes) -> bool:
+        """True if this call made the file, False if it was there: the O_EXCL lease. Whole or absent, like write."""
+        try:
+            # link(2) is the one call that both refuses an existing name and shows only a finished file.
+            with whole(path, os.link) as file:
+                file.write(data)
+        except FileExistsError:
+            return False
+        return True
+
+    def copy(self, source: PathLike, target: PathLike) -> str:
+        """Copies a file whole or not at all; returns the sha256 of the bytes that were read."""
+        digest = hashlib.sha256()
+        with open(source, "rb") as src, whole(target, os.replace) as dst:
+            for piece in iter(lambda: src.read(_PIECE), b""):
+                digest.update(piece)
+                dst.write(piece)
+        return digest.hexdigest()
+
+    def link(self, source: PathLike, target: PathLike) -> None:
+        """A second name for a file that nobody writes to any more; a copy where the disk has no such thing."""
+        try:
+            os.link(source, target)
+        except OSError:
+            self.copy(source, target)
+
+    def sha256(self, path: PathLike) -> str:
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            for piece in iter(lambda: file.read(_PIECE), b""):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def exists(self, path: PathLike) -> bool:
+        return os.path.exists(path)
+
+    def is_dir(self, path: PathLike) -> bool:
+        return os.path.isdir(path)
+
+    def mode(self, path: PathLike) -> int:
+        """Its permission bits, such as 0o600."""
+        return os.stat(path).st_mode & 0o777
+
+    def may_write(self, path: PathLike) -> bool:
+        """Whether this process could write it, or into it, without trying."""
+        return os.access(path, os.W_OK)
+
+    def modified_at(self, path: PathLike) -> float:
+        return os.path.getmtime(path)
+
+    def listdir(self, path: PathLike) -> list[str]:
+        """Sorted names; an absent folder raises, it is not empty."""
+        return sorted(os.listdir(path))
+
+    def walk(self, path: PathLike) -> list[str]:
+        """Relative paths of all files below, sorted, with forward slashes; a folder that cannot be listed raises."""
+        root = os.fspath(path)
+        tree = os.walk(root, onerror=_unless_gone)
+        found = [os.path.relpath(os.path.join(base, name), root) for base, _, names in tree for name in names]
+        return sorted(name.replace(os.sep, "/") for name in found)
+
+    def rename(self, source: PathLike, target: PathLike) -> None:
+        os.replace(source, target)
+        sync_folder_of(target)
+
+    def rmtree(self, path: PathLike) -> None:
+        if os.path.exists(path):
+            shutil.rmtree(path)
+
+    def free_bytes(self, path: PathLike) -> int:
+        return shutil.disk_usage(path).free
+
+    def database(self, path: PathLike) -> Database:
+        return Database(path)
+
+    # --- several things at once ---
+
+    def together(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
+        """What each call returned or raised, in their order; TimeoutError for one that is late, which is left alone."""
+        answers: list[Any] = [TimeoutError(f"no answer within {timeout_s:g} s") for _ in calls]
+
+        def make(index: int, call: Callable[[], Any]) -> None:
+            try:
+                answers[index] = call()
+            except Exception as exc:
+                answers[index] = exc
+
+        threads = [threading.Thread(target=make, args=pair, daemon=True) for pair in enumerate(calls)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return list(answers)  # a copy: what comes late changes nothing
+
+    # --- network ---
+
+    def stream(self, request: HttpRequest, seconds: float) -> HttpResponse:
+        """An answer that may never end: what came until it was quiet for the request's timeout, at most `seconds`."""
+        deadline, pieces = time.monotonic() + seconds, list[bytes]()
+        req = urllib.request.Request(request.url, request.body or None, request.headers, method=request.method)
+        try:
+            with opener.open(req, timeout=request.timeout_s) as reply:
+                with contextlib.suppress(TimeoutError):  # quiet: it has said all there is for now
+                    while time.monotonic() < deadline and (piece := reply.read1(_PIECE)):
+                        pieces.append(piece)
+                return HttpResponse(reply.status, {k.lower(): v for k, v in reply.headers.items()}, b"".join(pieces))
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return HttpResponse(exc.code, {k.lower(): v for k, v in exc.headers.items()}, exc.read())
+        except (OSError, ValueError, http.client.HTTPException) as exc:
+            raise NetworkError(f"{request.method} {request.url.split('?')[0]}: {exc}") from exc
+
+    # --- this process ---
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def host(self) -> str:
+        return os.uname().nodename
+
+    def python(self) -> str:
+        return sys.executable
+
+
+class Database:
+    """SQLite, one durable transaction per call. Opened per call: no handle to leak into a forked or killed process."""
+
+    def __init__(self, path: PathLike) -> None:
+        self._path = os.fspath(path)
+
+    def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
+        """Runs the statements in one transaction; returns the rows of the last. What SQLite refuses is an OSError."""
+        try:
+            # Closing rolls back what was not committed.
+            with contextlib.closing(sqlite3.connect(self._path, timeout=30.0, isolation_level=None)) as connection:
+                connection.row_factory = sqlite3.Row
+                with contextlib.suppress(sqlite3.OperationalError):  # another process is switching it at this moment
+                    connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
+                connection.execute("BEGIN IMMEDIATE")
+                rows: list[dict[str, Any]] = []
+                for sql, params in statements:
+                    rows = [dict(row) for row in connection.execute(sql, params)]
+                connection.execute("COMMIT")
+                return rows
+        except sqlite3.Error as exc:
+            raise OSError(f"{self._path}: {exc}") from exc
+
+
+def _unless_gone(exc: OSError) -> None:
+    if not isinstance(exc, FileNotFoundError):  # a folder may be removed while we walk; anything else hides files
+        raise exc

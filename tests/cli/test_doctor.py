@@ -1,0 +1,79 @@
+"""`homing doctor`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, lay_out, typing
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Homing:
+    lay_out(tmp_path, monkeypatch, steps=1, step_s=0.0)
+    # The real one loads torch, which takes seconds; that path is walked once, below.
+    quick = '{"version": "2.13.0", "cuda": null, "cards": 0}'
+    monkeypatch.setattr("homing.cloud.doctor_here._TORCH", f"print({quick!r})  # torch")
+    for name in ("HF_TOKEN", "RUNPOD_API_KEY", "SHADEFORM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return typing(capsys, monkeypatch)
+
+
+def test_a_healthy_home_says_so_in_two_lines_and_creates_nothing(cli: Homing, homing_home: Path) -> None:
+    said = cli("doctor")
+    assert said.code == 0, said.out
+    assert said.out == ""
+    assert "0 faults" in said.err
+    assert not homing_home.exists()
+
+
+def test_all_shows_what_is_well_and_json_has_every_check(cli: Homing) -> None:
+    said = cli("doctor", "--all")
+    assert "python.version" in said.out
+    assert "ssh.client" in said.out
+    document = cli("doctor", "--json").json
+    assert document["schema"] == "homing.doctor/1"
+    assert len(document["checks"]) >= 20
+    assert document["num_faults"] == 0
+
+
+def test_a_fault_exits_1_with_its_fix_and_its_page(cli: Homing) -> None:
+    said = cli("doctor", "--provider", "shadeform")
+    assert said.code == 1
+    assert "fault    shadeform.key" in said.out
+    assert "export SHADEFORM_API_KEY=" in said.out
+    assert "https://platform.shadeform.ai" in said.out
+
+
+def test_a_run_is_looked_at_as_it_is_written_also_when_it_does_not_resolve(cli: Homing) -> None:
+    assert cli("doctor", "moss", "--json").json["num_faults"] == 0
+    path = Path("runs/moss.yaml")
+    path.write_text(path.read_text() + "store: s3://YOUR_BUCKET/moss\n")
+    said = cli("doctor", "moss", "--json")
+    found = {check["name"]: check for check in said.json["checks"] if check["state"] == "fault"}
+    assert "YOUR_BUCKET" in found["run.placeholders"]["text"]
+    assert "line 9" in found["run.placeholders"]["text"]
+
+
+def test_keys_are_never_printed(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", " YOUR_secret_canary ")
+    monkeypatch.setenv("RUNPOD_API_URL", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
+    said = cli("doctor", "--all")
+    assert "RUNPOD_API_KEY" in said.out
+    assert "secret_canary" not in said.out + said.err
+    assert "secret_canary" not in json.dumps(cli("doctor", "--json").json)
+
+
+@pytest.mark.slow
+def test_the_real_questions_are_answered_by_the_real_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checks = typing(capsys, monkeypatch)("doctor", "--json").json["checks"]
+    texts = {check["name"]: check["text"] for check in checks}
+    assert texts["torch.loads"].startswith("torch 2.")
+    assert texts["packages.lm"].endswith("all in range.")

@@ -1,0 +1,888 @@
+"""The adapter of RunPod, on a double of its API and a virtual clock: every gotcha of that API, one at a time."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import http.server
+import json
+import os
+import subprocess
+import threading
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contracts.providers import SECRET, ProviderContract
+from tests.doubles.openapi import FOLDER_ENV, OpenApi, Unlike
+from tests.doubles.runpod import GPUS, NO_CAPACITY, NO_DISK, Gpu
+from tests.doubles.runpod_world import KEY, URL, RunpodWorld
+
+from homing.cloud.bundle import TORCH_CUDA
+from homing.cloud.mark import make_mark
+from homing.cloud.providers.base import Instance, Needs, Provider, Request, Resource
+from homing.cloud.providers.fake_faults import Faults, Strike
+from homing.cloud.providers.fake_things import Settings
+from homing.cloud.providers.registry import configured, open_provider
+from homing.cloud.providers.runpod import KEY_ENV, Runpod
+from homing.cloud.providers.runpod_catalogue import storage_rate
+from homing.cloud.providers.runpod_pod import MAY_END, end_command
+from homing.config.clouds.runpod import IMAGE, RunpodCloud
+from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
+from homing.world import HttpRequest, HttpResponse
+
+OWNER = "abc123"
+MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
+
+
+class TestRunpod(ProviderContract):
+    @pytest.fixture
+    def world(self) -> RunpodWorld:
+        return RunpodWorld()
+
+    @pytest.fixture
+    def provider(self, owner: str, world: RunpodWorld, homing_home: Path) -> Provider:
+        return Runpod(home=homing_home, owner=owner, world=world)
+
+    @pytest.fixture
+    def stranger(self, world: RunpodWorld, homing_home: Path) -> Provider:
+        return Runpod(home=homing_home, owner="zzz999", world=world)
+
+
+class Rig:
+    """The provider on a RunPod with these faults, and the request that launch would make."""
+
+    def __init__(self, tmp_path: Path, *strikes: Strike, settings: Settings | None = None, **told: Any) -> None:
+        faults = {name: told.pop(name) for name in list(told) if name in Faults.__dataclass_fields__}
+        self.world = RunpodWorld(Faults(strikes=strikes, **faults), settings)
+        self.cloud = self.world.cloud
+        self.home = tmp_path / "home"
+        self.provider = Runpod(home=self.home, owner=OWNER, world=self.world)
+        if told:
+            self.provider.configure(settings_of(**told))
+        self.tmp_path = tmp_path
+
+    @property
+    def request(self) -> Request:
+        request = ProviderContract().make_request(self.provider, MARK, self.tmp_path)
+        self.world.requests.clear()
+        return request
+
+    def create(self) -> Instance:
+        return self.provider.create(self.request)
+
+    def body(self) -> dict[str, Any]:
+        """Of the one pod that was asked for."""
+        sent = [json.loads(each.body) for each in self.world.requests if each.method == "POST"]
+        assert len(sent) == 1
+        return dict(sent[0])
+
+    @property
+    def num_living(self) -> int:
+        return sum(self.cloud.live().values())
+
+
+def settings_of(**told: Any) -> dict[str, Any]:
+    """As the run file's section reaches the adapter."""
+    return RunpodCloud(**told).model_dump()
+
+
+def script_of(args: str) -> str:
+    """What a pod's first command unpacks."""
+    packed = args.split("echo ")[1].split(" |")[0]
+    return gzip.decompress(base64.b64decode(packed)).decode()
+
+
+# --- offers ---
+
+
+def test_offers_are_the_live_catalogue_with_stock_rate_and_place_of_both_clouds(tmp_path: Path) -> None:
+    offers = {offer.name: offer for offer in Rig(tmp_path).provider.offers(Needs())}
+    h100 = offers["NVIDIA H100 80GB HBM3 x1 secure"]
+    assert (h100.device, h100.num_gpus, h100.memory_bytes, h100.stock, h100.cloud) == (
+        "H100",
+        1,
+        80 << 30,
+        "low",
+        "secure",
+    )
+    assert h100.rate_usd_per_hour == Decimal("3.29") + storage_rate(20)
+    assert h100.region == "EU-RO-1 US-KS-2"
+    assert offers["NVIDIA H100 80GB HBM3 x1 community"].rate_usd_per_hour < h100.rate_usd_per_hour
+
+
+def test_what_is_sold_out_or_could_not_run_our_torch_is_no_offer(tmp_path: Path) -> None:
+    names = " ".join(offer.name for offer in Rig(tmp_path).provider.offers(Needs()))
+    assert "L40" not in names  # no stock
+    assert "MI300X" not in names  # AMD
+    assert "A40 " not in names  # its hosts have an older driver than the wheels need
+    assert "A4000" in names
+
+
+def test_the_catalogue_is_asked_for_hosts_that_know_the_cuda_of_our_torch(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.provider.offers(Needs())
+    assert all(f"minCudaVersion={TORCH_CUDA}" in each.url for each in rig.world.requests)
+    rig = Rig(tmp_path, min_cuda="12.4")
+    assert any("A40 " in offer.name for offer in rig.provider.offers(Needs()))
+
+
+def test_a_card_whose_name_holds_another_ones_is_not_taken_for_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.cloud.gpus = (Gpu("NVIDIA A40-12Q", "A40 slice", 12, 0.2),)
+    (offer, *_) = rig.provider.offers(Needs())
+    assert offer.device == "A40 slice"
+    assert offer.memory_bytes == 12 << 30
+
+
+def test_a_run_takes_other_peoples_machines_only_where_it_says_so(tmp_path: Path) -> None:
+    def clouds(**told: Any) -> set[str]:
+        return {offer.cloud for offer in Rig(tmp_path, **told).provider.offers(Needs())}
+
+    assert clouds() == {"secure", "community"}  # without a run file: all there is
+    assert clouds(image="x") == {"secure"}
+    assert clouds(cloud="any") == {"secure", "community"}
+    assert clouds(cloud="community") == {"community"}
+
+
+def test_several_cards_are_asked_for_as_such_and_any_number_where_it_does_not_matter(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    eight = rig.provider.offers(Needs(gpu="H100", num_gpus=8))
+    assert {offer.num_gpus for offer in eight} == {8}
+    assert eight[0].rate_usd_per_hour == Decimal("26.32") + storage_rate(20)
+    assert {offer.num_gpus for offer in rig.provider.offers(Needs(num_gpus=0))} == {1, 2, 4, 8}
+
+
+def test_only_the_data_centers_that_the_run_file_names(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, data_centers=["EUR-IS-1"])
+    assert {offer.device for offer in rig.provider.offers(Needs())} == {"RTX4090"}
+    rig.create()
+    assert rig.body()["dataCenterIds"] == ["EUR-IS-1"]
+
+
+def test_rates_that_are_short_floats_are_the_same_on_both_sides(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.cloud.gpus = (Gpu("NVIDIA GeForce RTX 4090", "RTX 4090", 24, 0.7400000095367432),)
+    made = rig.create()
+    assert made.rate_usd_per_hour == Decimal("0.7400") + storage_rate(20)
+
+
+# --- the disk ---
+
+
+def test_the_disk_is_predicted_from_data_checkpoints_and_environment(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    (offer, *_) = rig.provider.offers(Needs(disk_bytes=100 * 10**9))
+    assert 100 * 10**9 <= offer.disk_bytes < 130 * 10**9
+    rig.create()
+    assert rig.body()["disk"] == 20
+    assert offer.rate_usd_per_hour > rig.provider.offers(Needs())[0].rate_usd_per_hour
+
+
+def test_a_disk_that_is_too_small_is_refused_with_the_size_that_is_not(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, disk=30 * 10**9)
+    with pytest.raises(UsageError, match="too small") as caught:
+        rig.provider.offers(Needs(disk_bytes=40 * 10**9))
+    assert "cloud.runpod.disk: 61GB" in caught.value.fix
+    assert rig.provider.offers(Needs(disk_bytes=10 * 10**9))
+    rig.create()
+    assert rig.body()["disk"] == 30
+
+
+# --- the create call ---
+
+
+def test_the_body_is_what_the_run_file_says_and_our_key_is_in_the_pods_own_environment(tmp_path: Path) -> None:
+    rig = Rig(
+        tmp_path, registry="cred1", env=["NCCL_DEBUG=WARN"], ports=["6006/tcp"], global_networking=True, image="me/it:1"
+    )
+    rig.create()
+    body = rig.body()
+    assert body["name"] == MARK
+    assert body["cloud"] == "SECURE"
+    assert body["image"] == "me/it:1"
+    assert body["registry"] == "cred1"
+    assert body["ports"] == ["22/tcp", "6006/tcp"]
+    assert body["globalNetworking"] is True
+    assert body["gpu"]["minCudaVersion"] == TORCH_CUDA
+    assert body["env"]["NCCL_DEBUG"] == "WARN"
+    assert body["env"]["PUBLIC_KEY"].startswith("ssh-ed25519 ")
+    assert "startSsh" not in body  # it would bring the account's keys
+    assert rig.cloud.ssh_keys_put == 0
+
+
+def test_a_template_brings_its_own_image_and_without_one_there_is_a_default(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, template="runpod-torch-v280")
+    rig.create()
+    assert rig.body()["templateId"] == "runpod-torch-v280"
+    assert "image" not in rig.body()
+    rig = Rig(tmp_path)
+    rig.create()
+    assert rig.body()["image"] == IMAGE
+
+
+def test_neither_the_accounts_key_nor_a_secret_of_the_run_is_in_what_is_sent_to_create(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.create()
+    body = rig.body()
+    sent = json.dumps(body) + script_of(body["args"])
+    assert KEY not in sent
+    assert SECRET not in sent
+    assert KEY not in repr(rig.provider._api)
+    assert KEY not in json.dumps(rig.request.to_dict())
+
+
+def test_too_many_variables_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, env=[f"V{number}=1" for number in range(50)])
+    with pytest.raises(UsageError, match="50 variables"):
+        rig.create()
+
+
+@pytest.mark.parametrize("way", ["lost_after", "error_after"])
+def test_a_create_whose_answer_was_lost_is_found_by_its_mark_and_not_repeated(tmp_path: Path, way: str) -> None:
+    rig = Rig(tmp_path, Strike(way, 1, "create"))
+    made = rig.create()
+    assert (rig.num_living, made.mark) == (1, MARK)
+    assert rig.world.asked("POST") == 1
+
+
+@pytest.mark.parametrize("way", ["lost_before", "error_before"])
+def test_a_create_that_never_arrived_is_repeated_after_the_list_had_time_to_show_it(tmp_path: Path, way: str) -> None:
+    rig = Rig(tmp_path, Strike(way, 1, "create"))
+    began = rig.world.t
+    rig.create()
+    assert rig.num_living == 1
+    assert rig.world.asked("POST") == 2
+    assert rig.world.t - began >= rig.provider.settle_s
+
+
+def test_a_late_list_does_not_make_us_create_twice(tmp_path: Path) -> None:
+    for seed in range(10):
+        rig = Rig(tmp_path, Strike("lost_after", 1, "create"), rates={"list_late": 1.0}, list_lag_s=19.0)
+        rig.cloud._dice.rng.seed(seed)
+        rig.create()
+        assert rig.num_living == 1
+
+
+def test_two_under_one_name_are_reduced_to_one(tmp_path: Path) -> None:
+    """Names need not be unique, and RunPod did what it had seemed to lose after we had asked again."""
+    rig = Rig(tmp_path)
+    request, real_http, late = rig.request, rig.world.http, list[HttpRequest]()
+
+    def http(each: HttpRequest) -> HttpResponse:
+        if each.method == "POST" and not late:
+            late.append(each)
+            return HttpResponse(504, {}, b"")
+        if each.method == "POST":
+            rig.cloud.handle(late[0])
+        return real_http(each)
+
+    rig.world.http = http  # type: ignore[method-assign]
+    made = rig.provider.create(request)
+    assert [instance.id for instance in rig.provider.list_owned()] == [made.id]
+    assert rig.num_living == 1
+
+
+def test_a_create_that_stays_unclear_is_given_up_and_carries_no_invented_id(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, rates={"create.lost_before": 1.0})
+    with pytest.raises(CreateFailed, match="no clear answer") as caught:
+        rig.create()
+    assert caught.value.instance_id is None
+    assert rig.world.asked("POST") == 2
+
+
+def test_a_refusal_after_a_lost_answer_is_no_clear_no(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Strike("lost_before", 1, "create"), Strike("no_capacity", 2, "create"))
+    with pytest.raises(CreateFailed, match="no clear answer"):
+        rig.create()
+
+
+def test_no_capacity_is_no_offer_by_its_text_alone_also_after_the_catalogue_said_high(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    request = rig.request
+    rig.cloud.full.add(GPUS[0].id)
+    with pytest.raises(NoOffer, match="no longer any instances available") as caught:
+        rig.provider.create(request)
+    assert caught.value.why == NO_CAPACITY
+    rig = Rig(tmp_path, disk=20_000 * 10**9)
+    with pytest.raises(NoOffer, match="enough disk space") as caught:
+        rig.create()
+    assert caught.value.why == NO_DISK
+
+
+def test_another_400_is_a_bad_request_and_not_a_lack_of_machines(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    request = rig.request
+    rig.cloud.gpus = ()
+    with pytest.raises(ProviderRefused, match="could not be processed"):
+        rig.provider.create(request)
+
+
+def test_refusals_say_what_to_do(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.cloud.has_balance = False
+    with pytest.raises(ProviderRefused, match="balance is too low") as caught:
+        rig.create()
+    assert "billing" in caught.value.fix
+    rig = Rig(tmp_path, template="gone")
+    with pytest.raises(ProviderRefused, match="template") as caught:
+        rig.create()
+    assert "cloud.runpod.template" in caught.value.fix
+    rig = Rig(tmp_path)
+    request = rig.request
+    body = {"title": "Forbidden", "status": 403, "detail": "access denied"}
+    real_http = rig.world.http
+
+    def http(each: HttpRequest) -> HttpResponse:
+        return HttpResponse(403, {}, json.dumps(body).encode()) if each.method == "POST" else real_http(each)
+
+    rig.world.http = http  # type: ignore[method-assign]
+    with pytest.raises(ProviderRefused, match="access denied") as caught:
+        rig.provider.create(request)
+    assert KEY_ENV in caught.value.fix
+
+
+def test_a_field_that_runpod_does_not_know_is_told_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(FOLDER_ENV, raising=False)
+    rig = Rig(tmp_path)
+    monkeypatch.setattr(
+        "homing.cloud.providers.runpod.runpod_pod.body_of", lambda *a, **k: {"name": MARK, "spot": True}
+    )
+    with pytest.raises(ProviderRefused, match="spot") as caught:
+        rig.create()
+    assert "homing explain cloud.runpod" in caught.value.fix
+    assert rig.world.asked("POST") == 1
+
+
+def test_a_busy_runpod_is_asked_again_when_it_said(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Strike("busy", 1, "create"), retry_after_s=17.0)
+    rig.create()
+    assert 17.0 in rig.world.slept
+    assert rig.num_living == 1
+
+
+def test_a_higher_rate_than_offered_is_told_at_once_or_as_soon_as_it_is_known(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Strike("dearer", 1, "create"))
+    made = rig.create()
+    assert made.rate_usd_per_hour == Decimal("0.74") * Decimal("1.5") + storage_rate(20)
+    rig = Rig(tmp_path, Strike("dearer", 1, "create"))
+    rig.cloud.hides_cost = True
+    request = rig.request
+    made = rig.provider.create(request)
+    assert made.rate_usd_per_hour == request.offer.rate_usd_per_hour
+    with pytest.raises(CreateFailed, match="it had offered") as caught:
+        rig.provider.hand_over(request, made.id)
+    assert caught.value.instance_id == made.id
+
+
+# --- what the pod is told ---
+
+
+def test_the_first_command_starts_the_timer_and_asks_what_the_pods_own_key_may_do(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.create()
+    args = rig.body()["args"]
+    assert len(args) < 8000
+    script = script_of(args)
+    settings = dict(line.split("=", 1) for line in script.splitlines() if "=" in line)
+    assert settings["END_WITHIN_S"] == "1200"
+    assert int(settings["BEGIN_BY"]) - rig.request.order.boot.started_at == pytest.approx(1020, abs=30)
+    probe = script.index(f"mv {MAY_END}.new {MAY_END}; }} &\n")
+    assert (
+        script.index("\ntimer ") < probe < script.index("; then own_sshd")
+    )  # the timer first, and nothing waits for this
+    done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    unpacked = subprocess.run(
+        ["bash", "-c", args.replace("exec bash $f", "cat $f; rm $f").split("'")[1]],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert unpacked.stdout == script
+
+
+def test_a_pod_whose_disk_was_emptied_is_over_before_the_limit_however_late_it_began_again(tmp_path: Path) -> None:
+    for rate, allowed_s in ((0.72, 5000), (7.2, 500), (72.0, 50)):
+        rig = Rig(tmp_path)
+        rig.cloud.gpus = (Gpu("NVIDIA H100 80GB HBM3", "H100 SXM", 80, rate),)  # the limit is one dollar
+        request = rig.request
+        rig.provider.create(request)
+        script = script_of(rig.body()["args"])
+        settings = dict(line.split("=", 1) for line in script.splitlines() if "=" in line)
+        latest = int(settings["BEGIN_BY"]) - request.order.boot.started_at
+        assert latest > 0.3 * min(900, allowed_s)
+        assert latest + int(settings["END_WITHIN_S"]) < allowed_s + 2  # whole seconds
+
+
+def test_the_pod_ends_itself_with_its_own_key_and_no_other_pod(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    rig.world.pass_time(10)
+    env = rig.world.pods.env[made.id]
+    end = rig.request.order.boot.end_billing
+    assert end.kind == "command"
+    assert end.argv == ["bash", "-c", end_command(URL)]
+    assert end.header_env == {"authorization": KEY_ENV}  # so that the trainer does not see it
+    assert env[KEY_ENV] != KEY
+    head = {"authorization": f"Bearer {env[KEY_ENV]}"}
+    assert rig.cloud.handle(HttpRequest("GET", f"{URL}/pods", head)).status == 403
+    assert rig.cloud.handle(HttpRequest("DELETE", f"{URL}/pods/{made.id}", head)).status == 204
+    assert rig.num_living == 0
+
+
+@pytest.mark.parametrize(
+    ("refused", "asked", "code"),
+    [
+        ((), ["DELETE /v2/pods/p1"], 0),
+        (("DELETE",), ["DELETE /v2/pods/p1", "podTerminate"], 0),
+        (("DELETE", "podTerminate"), ["DELETE /v2/pods/p1", "podTerminate", "podStop"], 0),
+        (
+            ("DELETE", "podTerminate", "podStop"),
+            ["DELETE /v2/pods/p1", "podTerminate", "podStop", "ctl pod delete p1"],
+            0,
+        ),
+        (
+            ("DELETE", "podTerminate", "podStop", "ctl"),
+            [
+                "DELETE /v2/pods/p1",
+                "podTerminate",
+                "podStop",
+                "ctl pod delete p1",
+                "ctl remove pod p1",
+                "ctl stop pod p1",
+            ],
+            1,
+        ),
+    ],
+)
+def test_a_pod_tries_every_way_to_end_itself_and_says_when_none_was_taken(
+    tmp_path: Path, refused: tuple[str, ...], asked: list[str], code: int
+) -> None:
+    """The real command, by a real shell: GraphQL says no with 200 and `errors`, and runpodctl by its exit code."""
+    heard: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_DELETE(self) -> None:
+            heard.append(f"DELETE {self.path}")
+            self.answer(403 if "DELETE" in refused else 204, b"")
+
+        def do_POST(self) -> None:
+            text = self.rfile.read(int(self.headers["content-length"])).decode()
+            verb = next(word for word in ("podTerminate", "podStop") if word in text)
+            heard.append(verb)
+            self.answer(200, b'{"errors": [{"message": "no"}]}' if verb in refused else b'{"data": {}}')
+
+        def answer(self, status: int, body: bytes) -> None:
+            assert self.headers["authorization"] == "Bearer pod-key"
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    ctl = tmp_path / "runpodctl"
+    ctl.write_text(f"#!/bin/sh\necho ctl $@ >> {tmp_path}/ctl\nexit {int('ctl' in refused)}\n")
+    ctl.chmod(0o755)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", KEY_ENV: "pod-key", "RUNPOD_POD_ID": "p1"}
+        command = end_command(f"http://127.0.0.1:{server.server_port}/v2")
+        done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
+        server.shutdown()
+        thread.join()
+    by_ctl = (tmp_path / "ctl").read_text().splitlines() if (tmp_path / "ctl").exists() else []
+    assert heard + by_ctl == asked, done.stderr
+    assert bool(done.returncode) == bool(code)
+    assert "pod-key" not in done.stdout + done.stderr
+
+
+# --- the hand-over ---
+
+
+def test_files_and_secrets_come_by_ssh_to_the_address_that_the_pod_shows(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.cloud.address_late_s = 30.0
+    request = rig.request
+    made = rig.provider.create(request)
+    rig.provider.hand_over(request, made.id)
+    (order,) = rig.world.handed
+    assert order["secrets"] == {"MOSS_API_KEY": SECRET}
+    assert "agent.zip" in order["files"]
+    command = rig.world.commands[0]
+    assert command[command.index("-p") + 1] == "34446"
+    assert "root@203.0.113.7" in command
+    assert "StrictHostKeyChecking=yes" in command
+    assert all(SECRET not in word and KEY not in word for argv in rig.world.commands for word in argv)
+
+
+def test_a_pod_that_may_not_end_itself_is_refused_or_said_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for said in ("no: 403 access denied", ""):
+        rig = Rig(tmp_path)
+        rig.world.may_end = said
+        request = rig.request
+        made = rig.provider.create(request)
+        with pytest.raises(CreateFailed, match="may not end itself") as caught:
+            rig.provider.hand_over(request, made.id)
+        assert caught.value.instance_id == made.id
+        assert "must_end_itself: false" in caught.value.fix
+    rig = Rig(tmp_path, must_end_itself=False)
+    rig.world.may_end = "no: 403 access denied"
+    request = rig.request
+    rig.provider.hand_over(request, rig.provider.create(request).id)
+    assert "may not end itself: only the guard at home can" in caplog.text
+
+
+def test_a_bad_host_is_given_up_at_the_start_limit_with_what_the_pod_was_doing(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Strike("boot_never", 1, "create"))
+    request = rig.request
+    made, began = rig.provider.create(request), rig.world.t
+    with pytest.raises(StartTimeout, match="STARTING"):
+        rig.provider.hand_over(request, made.id)
+    assert 900 <= rig.world.t - began < 930
+
+
+def test_a_machine_without_a_public_address_is_said_to_be_one(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, cloud="community", start_limit="2m")
+    rig.world.pods.has_address = False
+    request = rig.request
+    made = rig.provider.create(request)
+    with pytest.raises(StartTimeout, match="community machines") as caught:
+        rig.provider.hand_over(request, made.id)
+    assert "cloud.runpod.cloud: secure" in caught.value.fix
+
+
+@pytest.mark.parametrize(("how", "said"), [("gone", "is gone"), ("EXITED", "EXITED"), ("ERROR", "ERROR")])
+def test_a_pod_that_is_lost_before_it_was_reached_is_told_at_once(tmp_path: Path, how: str, said: str) -> None:
+    strikes = [Strike("boot_dies", 1, "create")] if how == "ERROR" else []
+    rig = Rig(tmp_path, *strikes)
+    request = rig.request
+    made, began = rig.provider.create(request), rig.world.t
+    if how != "ERROR":
+        rig.cloud.lose(made.id, how)
+    with pytest.raises(StartTimeout, match=said):
+        rig.provider.hand_over(request, made.id)
+    assert rig.world.t - began < 30
+
+
+# --- describe, list, destroy ---
+
+
+def test_the_life_of_a_pod_in_our_words(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, settings=Settings(has_guard=False, boot_s=20.0))
+    made = rig.create()
+    assert (made.state, made.billing) == ("requested", "yes")
+    rig.world.pass_time(10)
+    assert rig.provider.describe(made.id).state == "booting"
+    rig.world.pass_time(15)
+    now = rig.provider.describe(made.id)
+    assert (now.state, now.billing, now.page) == ("ready", "yes", rig.provider.page)
+    rig.cloud.lose(made.id)
+    rig.world.pass_time(10)
+    lost = rig.provider.describe(made.id)
+    # Its card is gone; what is left is a disk that bills until it is deleted.
+    assert (lost.state, lost.billing, lost.is_running) == ("preempted", "yes", False)
+    assert lost.rate_usd_per_hour == storage_rate(20)
+    rig.provider.destroy(made.id)
+    assert rig.provider.describe(made.id).state == "gone"
+
+
+def test_running_without_a_runtime_is_not_ready(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    rig.world.pass_time(60)
+    real = rig.cloud._show_pod
+    rig.cloud._show_pod = lambda thing: {**real(thing), "runtime": None}  # type: ignore[method-assign]
+    assert rig.provider.describe(made.id).state == "booting"
+
+
+def test_a_state_nobody_documented_is_unknown_and_bills(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Strike("odd_state", 1, "describe"))
+    made = rig.create()
+    rig.world.pass_time(60)
+    odd = rig.provider.describe(made.id)
+    assert (odd.state, odd.billing, odd.detail) == ("unknown", "yes", "MIGRATING")
+
+
+def test_a_boot_that_died_is_told_and_bills(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Strike("boot_dies", 1, "create"))
+    made = rig.create()
+    rig.world.pass_time(60)
+    dead = rig.provider.describe(made.id)
+    assert (dead.state, dead.billing, dead.is_running) == ("unknown", "yes", False)
+
+
+def test_what_was_made_a_moment_ago_and_is_not_shown_yet_is_not_gone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    real_http = rig.world.http
+    not_yet = HttpResponse(404, {}, b'{"title": "Not Found", "status": 404, "detail": "resource not found"}')
+    rig.world.http = lambda request: not_yet if "/pods/" in request.url else real_http(request)  # type: ignore[method-assign]
+    rig.world.pass_time(10)
+    assert rig.provider.describe(made.id).state == "requested"
+    rig.world.pass_time(20)
+    assert rig.provider.describe(made.id).state == "gone"
+
+
+@pytest.mark.parametrize("way", ["lost_before", "lost_after", "error_before", "error_after", "busy"])
+def test_one_bad_answer_is_asked_again_and_many_raise_and_never_read_as_gone(tmp_path: Path, way: str) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    rig.world.pass_time(60)
+    rig.cloud.change_faults(Faults(strikes=(Strike(way, 1, "describe"), Strike(way, 1, "list"))))
+    assert rig.provider.describe(made.id).state == "ready"
+    assert len(rig.provider.list_owned()) == 1
+    rig.world.pass_time(60)
+    rig.cloud.change_faults(Faults(rates={way: 1.0}))
+    for ask in (lambda: rig.provider.describe(made.id), rig.provider.list_owned, rig.provider.list_resources):
+        with pytest.raises(ProviderSilent, match="may bill on"):
+            ask()
+
+
+@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"[]", b"{}", b'{"pods": null}'])
+def test_an_answer_that_is_none_is_never_an_empty_list(tmp_path: Path, body: bytes) -> None:
+    rig = Rig(tmp_path)
+    rig.world.http = lambda request: HttpResponse(200, {}, body)  # type: ignore[method-assign]
+    with pytest.raises(ProviderSilent):
+        rig.provider.list_owned()
+
+
+@pytest.mark.parametrize("way", ["lost_before", "lost_after", "error_before", "error_after", "busy"])
+def test_a_destroy_is_repeated_until_it_is_answered(tmp_path: Path, way: str) -> None:
+    rig = Rig(tmp_path, Strike(way, 1, "destroy"))
+    rig.provider.destroy(rig.create().id)
+    assert rig.num_living == 0
+
+
+def test_a_409_is_told_and_not_taken_for_an_end(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    real_http = rig.world.http
+    body = b'{"title": "Conflict", "status": 409, "detail": "Pod belongs to a cluster"}'
+    rig.world.http = lambda r: HttpResponse(409, {}, body) if r.method == "DELETE" else real_http(r)  # type: ignore[method-assign]
+    with pytest.raises(ProviderRefused, match="belongs to a cluster"):
+        rig.provider.destroy(made.id)
+
+
+def test_who_waits_stays_far_below_the_accounts_rate_limit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    rig.world.requests.clear()
+    for _ in range(200):
+        rig.provider.describe(made.id)
+        rig.world.pass_time(0.3)
+    assert 1 <= len(rig.world.requests) <= 10
+
+
+# --- the bill, the log, the way in ---
+
+
+def test_runpods_own_bill_is_told_and_a_late_or_hidden_one_changes_nothing(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.cloud.bill_late_s = 1000.0
+    made = rig.create()
+    rig.world.pass_time(600)
+    assert rig.provider.describe(made.id).spend_usd is None
+    rig.world.pass_time(600)
+    told = rig.provider.describe(made.id).spend_usd
+    assert told == pytest.approx(Decimal("0.2467") + storage_rate(20) / 3, rel=Decimal("0.01"))
+    rig.world.pass_time(600)
+    rig.provider.destroy(made.id)
+    gone = rig.provider.describe(made.id)
+    assert gone.state == "gone"
+    assert gone.spend_usd is not None
+    assert gone.spend_usd > told
+    rig = Rig(tmp_path, rates={"account.error_before": 1.0})
+    assert rig.create().spend_usd is None
+
+
+def test_the_doctor_hears_what_the_key_may_not_read_and_of_a_volume_that_is_not_there(tmp_path: Path) -> None:
+    assert [(each.name, each.state) for each in Rig(tmp_path).provider.checks()] == [("runpod.bill", "ok")]
+    rig = Rig(tmp_path, volume="corpus")
+    real_http, denied = rig.world.http, b'{"title": "Forbidden", "status": 403, "detail": "access denied"}'
+    rig.world.http = lambda r: HttpResponse(403, {}, denied) if "billing" in r.url else real_http(r)  # type: ignore[method-assign]
+    bill, volume = rig.provider.checks()
+    assert (bill.state, volume.state) == ("warning", "fault")
+    assert "access denied" in bill.text
+    assert "volume_size" in volume.fix
+
+
+def test_the_log_is_read_out_of_events_and_a_broken_stream_is_taken_up_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    rig.world.pods.lines = [f"line {number}: with a colon" for number in range(7)]
+    assert rig.provider.log(made.id).splitlines() == rig.world.pods.lines
+    rig.cloud.breaks_log_after = 3
+    assert rig.provider.log(made.id).splitlines() == rig.world.pods.lines
+    assert rig.provider.log("no-such-pod") == ""
+
+
+def test_a_log_that_cannot_be_had_is_said_and_is_not_empty(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, rates={"log.lost_before": 1.0})
+    made = rig.create()
+    with pytest.raises(ProviderSilent, match="log"):
+        rig.provider.log(made.id)
+
+
+def test_one_logs_in_where_the_pod_is_now_and_only_to_the_key_it_was_given(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    found = rig.provider.connection(made.id)
+    assert found is not None
+    assert (found.user, found.host, found.port) == ("root", "203.0.113.7", 34446)
+    assert found.known_hosts.startswith("[203.0.113.7]:34446 ssh-ed25519 ")
+    elsewhere = Runpod(home=tmp_path / "another", owner=OWNER, world=rig.world)
+    assert elsewhere.connection(made.id) is None  # nobody there can tell its machine from another one
+    rig.provider.destroy(made.id)
+    assert rig.provider.connection(made.id) is None
+
+
+# --- network volumes ---
+
+
+def test_a_volume_is_made_once_mounted_listed_with_its_price_and_outlives_the_pod(tmp_path: Path) -> None:
+    told = {"volume": "transformer-shared", "volume_size": "1TB", "data_centers": ["EU-RO-1"]}
+    rig = Rig(tmp_path, **told)
+    made = rig.create()
+    (volume,) = rig.cloud.volumes.values()
+    assert (volume["name"], volume["size"], volume["type"]) == ("homing-abc123-transformer-shared", 1000, "STANDARD")
+    pod = next(json.loads(r.body) for r in rig.world.requests if r.method == "POST" and r.url.endswith("/pods"))
+    assert pod["mounts"] == {"network": [{"volumeId": volume["id"], "path": "/workspace"}]}
+    assert pod["dataCenterIds"] == ["EU-RO-1"]
+    rig.provider.destroy(made.id)
+    (found,) = rig.provider.list_resources()
+    assert (found.kind, found.id, found.is_kept) == ("volume", volume["id"], True)
+    assert "1000 GB in EU-RO-1, $70.00 a month" in found.detail
+    assert found.rate_usd_per_hour == pytest.approx(Decimal("0.0959"), rel=Decimal("0.001"))
+    rig.create()
+    assert len(rig.cloud.volumes) == 1
+    assert rig.provider.place(MARK).cache_dir == "/workspace/cache/homing"
+    rig.provider.destroy_resource(found)
+    rig.provider.destroy_resource(found)  # gone already is success
+    assert rig.provider.list_resources() == []
+
+
+def test_what_costs_beside_the_limit_and_who_owns_the_machine_is_said_before_anything_is_rented(tmp_path: Path) -> None:
+    assert Rig(tmp_path).provider.cautions() == []
+    assert Rig(tmp_path, image="x").provider.cautions() == []
+    told = {"volume": "v", "volume_size": "2TB", "data_centers": ["EU-RO-1"], "must_end_itself": False}
+    rig = Rig(tmp_path, **told)
+    price, guard = rig.provider.cautions()
+    assert "makes the network volume v of 2000 GB: $120.00 a month" in price
+    assert "only a guard at home can" in guard
+    rig.create()
+    assert "uses the network volume" in rig.provider.cautions()[0]
+    (owner,) = Rig(tmp_path, cloud="any").provider.cautions()
+    assert "other people's machines" in owner
+
+
+def test_a_volume_whose_answer_was_lost_is_found_and_not_made_twice(tmp_path: Path) -> None:
+    told = {"volume": "v", "volume_size": "2TB", "data_centers": ["EU-RO-1"]}
+    rig = Rig(tmp_path, **told)
+    request, real_http = rig.request, rig.world.http
+
+    def http(each: HttpRequest) -> HttpResponse:
+        reply = real_http(each)
+        return HttpResponse(502, {}, b"") if each.method == "POST" and "volumes" in each.url else reply
+
+    rig.world.http = http  # type: ignore[method-assign]
+    rig.provider.create(request)
+    assert len(rig.cloud.volumes) == 1
+    (found,) = rig.provider.list_resources()
+    assert "$120.00 a month" in found.detail  # above one TB a GB costs less
+
+
+def test_other_peoples_volumes_are_mounted_by_id_and_never_ours_to_end(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, volume="v-000001")
+    head = {"authorization": f"Bearer {KEY}"}
+    body = json.dumps({"name": "corpus", "size": 500, "dataCenter": "US-KS-2"}).encode()
+    assert rig.cloud.handle(HttpRequest("POST", f"{URL}/network-volumes", head, body)).status == 201
+    assert {offer.device for offer in rig.provider.offers(Needs())} == {"A100", "H100", "RTXA4000"}  # where it is
+    rig.create()
+    assert rig.provider.list_resources() == []
+    with pytest.raises(ProviderRefused, match="not ours"):
+        rig.provider.destroy_resource(Resource("volume", "v-000001", "corpus", "runpod"))
+
+
+def test_a_volume_that_cannot_be_is_refused_before_anything_is_rented(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no network volume") as caught:
+        Rig(tmp_path, volume="shared").provider.offers(Needs())
+    assert "volume_size: 1TB" in caught.value.fix
+    rig = Rig(tmp_path, volume="corpus", data_centers=["EU-RO-1"])
+    head = {"authorization": f"Bearer {KEY}"}
+    for _ in range(2):
+        body = json.dumps({"name": "corpus", "size": 500, "dataCenter": "US-KS-2"}).encode()
+        rig.cloud.handle(HttpRequest("POST", f"{URL}/network-volumes", head, body))
+    with pytest.raises(UsageError, match="more than one"):
+        rig.provider.offers(Needs())
+    rig = Rig(tmp_path, volume="v-000001", data_centers=["EU-RO-1"])
+    rig.cloud.handle(HttpRequest("POST", f"{URL}/network-volumes", head, body))
+    with pytest.raises(UsageError, match="lies in US-KS-2"):
+        rig.provider.offers(Needs())
+
+
+# --- whether it is asked at all ---
+
+
+def test_it_is_asked_where_there_is_a_key_in_the_environment_or_runpodctls_own(
+    homing_home: Path, tmp_path: Path
+) -> None:
+    world = RunpodWorld()
+    assert "runpod" in configured(homing_home, world)
+    world.env.pop(KEY_ENV)
+    assert "runpod" not in configured(homing_home, world)
+    with pytest.raises(UsageError, match="no key for RunPod") as caught:
+        open_provider("runpod", home=homing_home, owner=OWNER, world=world).offers(Needs())
+    assert KEY_ENV in caught.value.fix
+    world.env["HOME"] = str(tmp_path)
+    (tmp_path / ".runpod").mkdir()
+    (tmp_path / ".runpod/config.toml").write_text(f'apikey = "{KEY}"\n')
+    assert open_provider("runpod", home=homing_home, owner=OWNER, world=world).offers(Needs())
+
+
+def test_a_wrong_key_is_refused_with_where_to_find_the_right_one(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.world.env[KEY_ENV] = "wrong"
+    with pytest.raises(ProviderRefused, match="refuses the key") as caught:
+        rig.provider.list_owned()
+    assert not isinstance(caught.value, ProviderSilent)
+    assert "wrong" not in str(caught.value)
+
+
+# --- the judge itself ---
+
+
+def test_the_published_document_is_what_judges(tmp_path: Path) -> None:
+    """Where it is here: a field, a parameter or a reply that it does not know is found."""
+    judge = OpenApi.here("runpod-v2.json")
+    if judge is None:
+        pytest.skip(f"{FOLDER_ENV} is not set, so nothing is held against the published document")
+    rig = Rig(tmp_path)
+    made = rig.create()
+    assert rig.cloud.openapi is not None
+    assert rig.cloud.openapi.num_checked > 3
+    body = rig.body()
+    for wrong in ({**body, "spot": True}, {**body, "gpu": {**body["gpu"], "bid": 1}}, {"image": "x"}):
+        with pytest.raises(Unlike):
+            judge.check(HttpRequest("POST", f"{URL}/pods", {}, json.dumps(wrong).encode()))
+    with pytest.raises(Unlike, match="ignored in silence"):
+        judge.check(HttpRequest("GET", f"{URL}/pods?name=x"))
+    shown = json.loads(
+        rig.cloud.handle(HttpRequest("GET", f"{URL}/pods/{made.id}", {"authorization": f"Bearer {KEY}"})).body
+    )
+    for wrong in (
+        {**shown, "spot": True},
+        {**shown, "status": "MIGRATING"},
+        {**shown, "ssh": {**shown["ssh"], "x": 1}},
+    ):
+        reply = HttpResponse(200, {"content-type": "application/json"}, json.dumps(wrong).encode())
+        with pytest.raises(Unlike):
+            judge.check(HttpRequest("GET", f"{URL}/pods/{made.id}"), reply)

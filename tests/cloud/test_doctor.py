@@ -1,0 +1,398 @@
+"""A home where all is well, and more than twenty things that can be wrong with it, seeded one at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cloud.rig import make_run
+from tests.doubles.fake_world import KEY, FakeWorld
+
+from homing.cloud.checks import Check, fault
+from homing.cloud.doctor import CHECKS, examine
+from homing.cloud.examined import Examined
+from homing.cloud.guards import sign_in
+from homing.cloud.home import Home
+from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.providers.fake import KEY_ENV, URL_ENV, Fake
+from homing.cloud.providers.registry import PROVIDERS
+from homing.errors import UsageError
+from homing.wire.run import Cloud
+from homing.world import Completed, HttpRequest, HttpResponse, NetworkError
+
+PACKAGES = [
+    {"name": "httpx", "bounds": ">=0.28", "extra": "", "version": "0.28.1"},
+    {"name": "torch", "bounds": "<2.14,>=2.11", "extra": "lm", "version": "2.13.0+cpu"},
+    {"name": "boto3", "bounds": ">=1.40", "extra": "aws", "version": "1.44.0"},
+    {"name": "huggingface_hub", "bounds": ">=1.0", "extra": "hub", "version": "2.4.0"},
+]
+
+
+@dataclass
+class Clinic(FakeWorld):
+    """A computer of which every fact can be changed; the disk is real, the cloud is in the same process."""
+
+    python_version: tuple[int, ...] = (3, 11, 7)
+    packages: list[dict[str, str]] = field(default_factory=lambda: [dict(each) for each in PACKAGES])
+    torch: str = '{"version": "2.13.0+cpu", "cuda": null, "cards": 0}'
+    cards: str = ""
+    ssh: Completed = field(default_factory=lambda: Completed(0, "", "OpenSSH_9.2p1 Debian"))
+    keygen: Completed = field(default_factory=lambda: Completed(255, "", "No such file"))
+    env: dict[str, str] = field(default_factory=dict)
+    free: int = 50 * 10**9
+    read_only: tuple[str, ...] = ()
+    date_s: float = 0.0  # how far the provider's clock is from ours
+    role: str = "write"
+    hub_status: int = 200
+    is_down: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def run(self, argv: Any, timeout_s: float, env: Any = None, stdin: str = "") -> Completed:
+        words = list(argv)
+        if words[1:2] == ["-c"]:
+            facts = {"python": list(self.python_version), "packages": self.packages}
+            return Completed(0, self.torch if "torch" in words[2] else json.dumps(facts), "boom")
+        if words[0] == "nvidia-smi":
+            return Completed(0, self.cards, "") if self.cards else Completed(127, "", "not found")
+        by_name = {"ssh": self.ssh, "ssh-keygen": self.keygen}
+        return by_name.get(words[0], Completed(0, f"{words[0]} 1.0", ""))
+
+    def environment(self) -> dict[str, str]:
+        return {URL_ENV: "http://cloud.test", KEY_ENV: KEY, "HF_TOKEN": "hf_x", **self.env}
+
+    def http(self, request: HttpRequest) -> HttpResponse:
+        if self.is_down:
+            raise NetworkError("refused")
+        if "whoami" in request.url:
+            body = {"auth": {"accessToken": {"role": self.role}}}
+            return HttpResponse(self.hub_status, {}, json.dumps(body).encode())
+        reply = super().http(request)
+        date = email.utils.formatdate(self.t + self.date_s, usegmt=True)
+        return HttpResponse(reply.status, {**reply.headers, "date": date}, reply.body)
+
+    def free_bytes(self, path: Any) -> int:
+        return self.free
+
+    def may_write(self, path: Any) -> bool:
+        return str(path) not in self.read_only
+
+
+@dataclass
+class Case:
+    world: Clinic
+    examined: Examined
+    monkeypatch: pytest.MonkeyPatch
+
+    @property
+    def home(self) -> Home:
+        return self.examined.home
+
+    def findings(self) -> dict[str, Check]:
+        return {check.name: check for check in examine(self.examined) if check.is_finding}
+
+
+@pytest.fixture
+def case(homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    world = Clinic()
+    home = Home(homing_home, world)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / ".env").write_text("RUNPOD_API_KEY=rpa_1\n")
+    (folder / ".env").chmod(0o600)
+    store = tmp_path / "store"
+    store.mkdir()
+    keys = homing_home / "keys/login"
+    keys.mkdir(parents=True)
+    for name, mode in (("key", 0o600), ("key.pub", 0o644)):
+        (keys / name).write_text("k")
+        (keys / name).chmod(mode)
+    assert len(home.owner) == 6
+    line = LedgerLine("homing-x-moss-1", "moss-1", "moss", 1, "fake", "cpu", "0.36", "1.00", 0.0, "i-1", 0.0, 9.0)
+    home.ledger.adopt_run(RunRow("moss-1", "moss", "done", 0.0, f"file:{store}", "f" * 64), [line], [])
+    run = dataclasses.replace(make_run(tmp_path), cloud=Cloud(providers=["fake"]), store=f"file:{store}")
+    run = dataclasses.replace(run, limits=dataclasses.replace(run.limits, spend_usd="1.00"))
+    return Case(world, Examined(home, folder, run, run_text="name: moss  # YOUR_NAME is a comment\n"), monkeypatch)
+
+
+def test_a_healthy_home_has_no_finding_and_every_question_was_asked(case: Case) -> None:
+    checks = examine(case.examined)
+    assert [check for check in checks if check.is_finding] == []
+    assert sum(check.state == "ok" for check in checks) >= 20
+    assert len(CHECKS) >= 20
+
+
+Seed = Callable[[Case], None]
+SEEDS: dict[str, list[Seed]] = {}
+
+
+def seeds(name: str) -> Callable[[Seed], Seed]:
+    """A fault, and the name of the check that must find it."""
+
+    def keep(seed: Seed) -> Seed:
+        SEEDS.setdefault(name, []).append(seed)
+        return seed
+
+    return keep
+
+
+@seeds("python.version")
+def old_python(case: Case) -> None:
+    case.world.python_version = (3, 10, 4)
+
+
+@seeds("packages.core")
+def a_core_package_is_gone(case: Case) -> None:
+    case.world.packages[0]["version"] = ""
+
+
+@seeds("packages.core")
+def a_core_package_is_old(case: Case) -> None:
+    case.world.packages[0]["version"] = "0.27.9"
+
+
+@seeds("packages.lm")
+def torch_is_too_new(case: Case) -> None:
+    case.world.packages[1]["version"] = "2.14.1"
+
+
+@seeds("packages.hub")
+def the_extra_of_the_store_is_not_installed(case: Case) -> None:
+    case.world.packages[3]["version"] = ""
+    case.examined.extras.add("hub")
+
+
+@seeds("torch.loads")
+def torch_does_not_load(case: Case) -> None:
+    case.world.torch = ""
+
+
+@seeds("torch.cuda")
+def torch_does_not_see_the_card(case: Case) -> None:
+    case.world.cards = "NVIDIA H100\n"
+
+
+@seeds("ssh.client")
+def there_is_no_ssh(case: Case) -> None:
+    case.world.ssh = Completed(127, "", "not found")
+
+
+@seeds("ssh.client")
+def ssh_is_from_another_age(case: Case) -> None:
+    case.world.ssh = Completed(0, "", "OpenSSH_6.6")
+
+
+@seeds("ssh.keygen")
+def there_is_no_ssh_keygen(case: Case) -> None:
+    case.world.keygen = Completed(127, "", "not found")
+
+
+@seeds("ssh.keys")
+def others_can_read_the_private_key(case: Case) -> None:
+    (case.home.path / "keys/login/key").chmod(0o644)
+
+
+@seeds("ssh.keys")
+def the_public_half_is_lost(case: Case) -> None:
+    (case.home.path / "keys/login/key.pub").unlink()
+
+
+@seeds("home.writable")
+def the_home_cannot_be_written(case: Case) -> None:
+    case.world.read_only = (str(case.home.path),)
+
+
+@seeds("disk.free")
+def the_disk_is_full(case: Case) -> None:
+    case.world.free = 10**8
+
+
+@seeds("env.file")
+def others_can_read_the_keys(case: Case) -> None:
+    (case.examined.folder / ".env").chmod(0o644)
+
+
+@seeds("runpod.placeholder")
+def a_key_is_a_placeholder(case: Case) -> None:
+    case.world.env["RUNPOD_API_KEY"] = "YOUR_API_KEY"
+
+
+@seeds("shadeform.placeholder")
+def a_key_was_copied_with_its_quotes(case: Case) -> None:
+    case.world.env["SHADEFORM_API_KEY"] = '"abc"'
+
+
+@seeds("home.owner")
+def the_owner_is_damaged(case: Case) -> None:
+    case.examined.facts  # noqa: B018
+    (case.home.path / "owner").write_text("??")
+
+
+@seeds("ledger.sound")
+def the_ledger_is_damaged(case: Case) -> None:
+    path = case.home.path / "ledger.sqlite"
+    data = bytearray(path.read_bytes())
+    data[:200] = b"\xff" * 200
+    path.write_bytes(data)
+
+
+@seeds("ledger.sound")
+def a_newer_homing_wrote_the_ledger(case: Case) -> None:
+    with sqlite3.connect(case.home.path / "ledger.sqlite") as database:
+        database.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
+    database.close()
+    case.examined.home = Home(case.home.path, case.world)
+
+
+@seeds("ledger.ends")
+def an_end_was_never_confirmed(case: Case) -> None:
+    case.home.ledger.reopen("homing-x-moss-1", instance_id="i-1", note="")
+    case.home.ledger.update("homing-x-moss-1", destroy_asked_at=1.0)
+    sign_in(case.home, 60.0)  # a guard is on duty, so this one thing is wrong
+
+
+@seeds("guard.duty")
+def something_bills_and_no_guard_is_on_duty(case: Case) -> None:
+    case.home.ledger.reopen("homing-x-moss-1", instance_id="i-1", note="")
+
+
+@seeds("run.file")
+def the_run_file_does_not_resolve(case: Case) -> None:
+    case.examined.run_error = UsageError("runs/moss.yaml has 1 mistake.", "runs/moss.yaml:3: modle", "model")
+
+
+@seeds("run.placeholders")
+def the_run_file_has_a_placeholder(case: Case) -> None:
+    case.examined.run_text = "name: moss\nstore: s3://YOUR_BUCKET/moss\n"
+
+
+@seeds("run.data")
+def the_text_is_not_prepared(case: Case) -> None:
+    case.examined.is_prepared = False
+
+
+def _store(case: Case, url: str) -> None:
+    assert case.examined.run is not None
+    case.examined.run = dataclasses.replace(case.examined.run, store=url)
+
+
+@seeds("store.reached")
+def the_store_could_not_be_made(case: Case) -> None:
+    _store(case, f"file:{case.examined.folder}/none/store")
+    case.world.read_only = (str(case.examined.folder),)
+
+
+@seeds("store.probe")
+def the_store_lets_an_exclusive_write_replace(case: Case) -> None:
+    case.monkeypatch.setattr("homing.store.file.FileStore.create_if_absent", lambda *args: True)
+
+
+@seeds("store.probe")
+def the_store_keeps_what_is_deleted(case: Case) -> None:
+    case.monkeypatch.setattr("homing.store.file.FileStore.delete_many", lambda *args: None)
+
+
+@seeds("hub.token")
+def the_hub_refuses_the_token(case: Case) -> None:
+    case.world.hub_status = 401
+
+
+@seeds("hub.token")
+def the_token_may_only_read(case: Case) -> None:
+    case.world.role = "read"
+
+
+@seeds("clock.skew")
+def the_clock_is_off(case: Case) -> None:
+    case.world.date_s = 600.0
+
+
+@seeds("fake.key")
+def the_key_is_refused(case: Case) -> None:
+    case.world.env[KEY_ENV] = "another"
+
+
+@seeds("fake.key")
+def the_provider_is_down(case: Case) -> None:
+    case.world.is_down = True
+    case.world.env["HF_TOKEN"] = ""
+
+
+@seeds("fake.quota")
+def the_quota_is_nothing(case: Case) -> None:
+    short = [fault("fake.quota", "The quota for G instances is 0.", "Ask for more at the provider.")]
+    case.monkeypatch.setattr(Fake, "checks", lambda self: short, raising=False)
+
+
+@seeds("fake.offers")
+def nothing_fits(case: Case) -> None:
+    assert case.examined.run is not None
+    cloud = dataclasses.replace(case.examined.run.cloud, gpu="B200")
+    case.examined.run = dataclasses.replace(case.examined.run, cloud=cloud)
+
+
+@seeds("shadeform.key")
+def a_named_provider_has_no_key(case: Case) -> None:
+    case.examined.named = ("shadeform",)
+
+
+@seeds("nimbus.known")
+def a_named_provider_does_not_exist(case: Case) -> None:
+    case.examined.named = ("nimbus",)
+
+
+@seeds("packages.hub")
+def the_client_of_a_named_provider_is_not_installed(case: Case) -> None:
+    case.monkeypatch.setitem(PROVIDERS, "sdk", ("homing.cloud.providers.fake:Fake", "hub"))
+    case.examined.named = ("sdk",)
+    case.world.packages[3]["version"] = ""
+
+
+SEEDED = [(name, seed) for name, found in SEEDS.items() for seed in found]
+
+
+@pytest.mark.parametrize(("name", "seed"), SEEDED, ids=[seed.__name__ for _, seed in SEEDED])
+def test_a_seeded_fault_is_found_with_its_fix_and_nothing_else_is(case: Case, name: str, seed: Seed) -> None:
+    seed(case)
+    found = case.findings()
+    assert list(found) == [name]
+    assert found[name].text
+    assert found[name].fix
+
+
+def test_more_than_twenty_faults_are_seeded() -> None:
+    assert len(SEEDED) >= 30
+
+
+def test_looking_creates_and_changes_nothing_and_asks_the_cloud_only_to_tell(case: Case, tmp_path: Path) -> None:
+    def tree() -> dict[str, bytes]:
+        paths = [Path(base) / name for base, _, names in os.walk(tmp_path) for name in names]
+        return {str(path): path.read_bytes() for path in paths if not path.name.endswith(("-wal", "-shm"))}
+
+    before = tree()
+    case.world.requests.clear()
+    examine(case.examined)
+    assert tree() == before
+    assert {request.method for request in case.world.requests} == {"GET"}
+    fresh = Home(tmp_path / "fresh", case.world)
+    examine(Examined(fresh, tmp_path / "project"))
+    assert not (tmp_path / "fresh").exists()
+
+
+def test_a_provider_that_hangs_is_a_finding_and_not_the_end(case: Case) -> None:
+    case.monkeypatch.setattr(case.world, "together", lambda calls, timeout_s: [TimeoutError() for _ in calls])
+    assert "did not answer" in case.findings()["fake.key"].text
+
+
+def test_every_fault_of_an_account_links_to_its_page(case: Case) -> None:
+    case.examined.named = ("shadeform",)
+    assert case.findings()["shadeform.key"].page.startswith("https://platform.shadeform.ai")

@@ -1,0 +1,181 @@
+"""The whole trip on AWS: real boto3, moto with manners, user data run for real, the bucket opened by the role alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cloud.rig import look_more_often, make_run, marked_now, trainer_argv
+from tests.doubles.aws_server import Cloud as AwsCloudDouble
+from tests.doubles.aws_server import aws_cloud
+
+from homing.cloud.destroy import destroy_run
+from homing.cloud.fetch import fetch
+from homing.cloud.home import Home
+from homing.cloud.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.providers.base import Needs, wait_until
+from homing.cloud.reconcile import refresh
+from homing.cloud.watch import watch
+from homing.wire.run import Cloud
+from homing.world import World
+
+pytestmark = [pytest.mark.machine, pytest.mark.slow]
+
+SECRET_KEY = "canary/of+the/account"
+STORE = "s3://models/homing"
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsCloudDouble]:
+    with aws_cloud(tmp_path_factory.mktemp("aws"), pending_s=0.5, late_s=0.5, profile_s=1.0) as found:
+        yield found
+
+
+@pytest.fixture
+def home(homing_home: Path, monkeypatch: pytest.MonkeyPatch, cloud: AwsCloudDouble) -> Iterator[Home]:
+    look_more_often(monkeypatch)
+    open_account(monkeypatch, cloud)
+    found = Home(homing_home, World())
+    yield found
+    for instance in found.provider("aws").list_owned():
+        found.provider("aws").destroy(instance.id)
+
+
+def open_account(monkeypatch: pytest.MonkeyPatch, cloud: AwsCloudDouble) -> None:
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIACANARY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setattr("homing.cloud.providers.aws.Aws.settle_s", 1.0)
+    import boto3
+
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="models")
+
+
+def ready(
+    home: Home, cloud: AwsCloudDouble, tmp_path: Path, *, steps: int = 12, step_s: float = 0.01, **settings: Any
+) -> Draft:
+    told = {"instance_types": ["g5.xlarge"], "metadata_url": cloud.metadata_url, **settings}
+    run = dataclasses.replace(make_run(tmp_path), cloud=Cloud(providers=["aws"], settings={"aws": told}), store=STORE)
+    home.configure(run)
+    offer = home.provider("aws").offers(Needs())[0]
+    order = LaunchOrder(run, "name: moss\n", is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"))
+    made = draft(order, home)
+    argv = trainer_argv(tmp_path, home.provider("aws").place(made.mark).work_dir, steps=steps, step_s=step_s)
+    return dataclasses.replace(made, order=dataclasses.replace(order, trainer_argv=tuple(argv), heartbeat_s=0.2))
+
+
+def test_launch_train_push_end_fetch_without_any_key_on_the_machine(
+    home: Home, cloud: AwsCloudDouble, tmp_path: Path
+) -> None:
+    done = launch(ready(home, cloud, tmp_path, steps=40, step_s=0.05), home)
+    assert done.heartbeat.has_dead_man
+    last = [report.text for report in watch(home, done.run, every_s=1)][-1]
+    assert last.startswith("done"), last
+    refresh(home)
+    (line,) = home.ledger.lines(done.run.id)
+    assert line.destroyed_at is not None
+    assert line.note == "shut itself down"
+    assert [life.mark for life in cloud.living()] == []
+    assert home.provider("aws").list_resources() == []
+    assert len(fetch(home, done.run).files) > 3
+    assert marked_now(home) == []
+    check_no_key(cloud.machine(done.instance.id))
+
+
+def check_no_key(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert SECRET_KEY.encode() not in path.read_bytes(), path
+
+
+def test_files_and_secrets_come_by_ssh_where_one_address_may(home: Home, cloud: AwsCloudDouble, tmp_path: Path) -> None:
+    made = ready(home, cloud, tmp_path, steps=100_000, step_s=0.05, ssh_from="127.0.0.1")
+    done = launch(made, home)
+    folder = cloud.machine(done.instance.id)
+    assert home.provider("aws").connection(done.instance.id) is not None
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            words = (process / "cmdline").read_bytes()
+            environ = (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in words + environ:
+            assert SECRET_KEY.encode() not in words + environ, words
+    check_no_key(folder)
+    said = home.provider("aws").log(done.instance.id)
+    assert "starting the agent" in said
+    assert "the system shuts down in" in said
+    (life,) = cloud.living()
+    assert life.timers, "the operating system's own timer was not set"
+    destroy_run(home, done.run)
+    assert cloud.living() == []
+    assert home.provider("aws").list_resources() == []
+
+
+def test_a_spot_instance_that_is_taken_away_saves_first_and_the_run_goes_on_elsewhere(
+    home: Home, cloud: AwsCloudDouble, tmp_path: Path
+) -> None:
+    done = launch(ready(home, cloud, tmp_path, steps=600, step_s=0.05, volume="20GB"), home)
+    trained = lambda: any(step >= 30 for step in steps_of(home, done.run.id))  # noqa: E731
+    assert wait_until(trained, timeout_s=120, every_s=0.5, world=home.world)
+    cloud.preempt(done.instance.id, notice_s=45.0)
+    last = [report.text for report in watch(home, done.run, every_s=1)][-1]
+    row = home.ledger.run(done.run.id)
+    assert row is not None
+    assert row.is_interrupted, last
+    assert cloud.living() == []
+    (volume,) = home.provider("aws").list_resources()
+    assert (volume.kind, volume.is_kept) == ("volume", True)
+    taken_at = max(steps_of(home, done.run.id))
+
+    order = ready(home, cloud, tmp_path, steps=120).order
+    local = dataclasses.replace(order, offer=home.provider("local").offers(Needs())[0], resume=True)
+    local = dataclasses.replace(local, run=dataclasses.replace(local.run, id=done.run.id))
+    made = draft(local, home)
+    argv = trainer_argv(tmp_path, home.provider("local").place(made.mark).work_dir, steps=taken_at + 20)
+    again = launch(dataclasses.replace(made, order=dataclasses.replace(local, trainer_argv=tuple(argv))), home)
+    assert again.instance.provider == "local"
+    assert [report.text for report in watch(home, again.run, every_s=1)][-1].startswith("done")
+    first = next(step for step in steps_of(home, done.run.id) if step > taken_at)
+    assert first == taken_at + 1  # nothing was trained twice
+    home.provider("aws").destroy_resource(volume)
+
+
+def steps_of(home: Home, run_id: str) -> list[int]:
+    row = home.ledger.run(run_id)
+    assert row is not None
+    store = home.store_of(row)
+    key = f"runs/{run_id}/metrics.jsonl"
+    return [json.loads(line)["step"] for line in store.read(key).splitlines()] if store.exists(key) else []
+
+
+def test_the_volume_of_a_run_is_formatted_once_and_found_again(
+    home: Home, cloud: AwsCloudDouble, tmp_path: Path
+) -> None:
+    first = launch(ready(home, cloud, tmp_path, steps=100_000, step_s=0.05, volume="20GB"), home)
+    assert "formatting the new volume" in home.provider("aws").log(first.instance.id)
+    destroy_run(home, first.run)
+    told = ready(home, cloud, tmp_path, steps=100_000, step_s=0.05, volume="20GB").order
+    run = dataclasses.replace(told.run, id=first.run.id)
+    made = draft(dataclasses.replace(told, resume=True, run=run), home)
+    made = dataclasses.replace(
+        made, order=dataclasses.replace(made.order, trainer_argv=told.trainer_argv, heartbeat_s=0.2)
+    )
+    second = launch(made, home)
+    said = home.provider("aws").log(second.instance.id)
+    assert "formatting" not in said
+    assert "the persistent volume is mounted" in said
+    assert len({life.zone for life in cloud.lives() if life.id in (first.instance.id[10:], second.instance.id[10:])}) == 1
+    destroy_run(home, second.run)
+    for each in home.provider("aws").list_resources():
+        home.provider("aws").destroy_resource(each)
