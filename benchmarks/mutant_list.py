@@ -1,4 +1,7 @@
-"""The planted mistakes of mutants.py: one safety line each, with the tests that should notice first."""
+"""The planted mistakes of mutants.py: one safety line each, with the tests that should notice first.
+
+Single tests where their file takes long: what they do not notice is tried on the whole control plane.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ class Mutant:
 
 
 _CLOUD = "src/homing/cloud"
-_LAUNCH = ("tests/cloud/test_launch.py",)
 
 MUTANTS = [
     # --- ledger order ---
@@ -27,28 +29,32 @@ MUTANTS = [
         f"{_CLOUD}/launch.py",
         "    home.ledger.begin_create(draft.mark, request.order.boot.started_at)\n",
         "",
-        _LAUNCH,
+        (
+            "tests/cloud/test_reconcile.py::test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over",
+            "tests/cloud/test_reconcile.py::test_a_launch_destroyed_before_its_create_call_creates_nothing",
+            "tests/cloud/test_launch.py::test_a_run_trains_ends_its_own_billing_and_leaves_a_receipt",
+        ),
     ),
     Mutant(
         "id-not-recorded",
         f"{_CLOUD}/launch.py",
         "    home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)\n",
         "",
-        _LAUNCH,
+        ("tests/cloud/test_launch.py::test_a_run_trains_ends_its_own_billing_and_leaves_a_receipt",),
     ),
     Mutant(
         "no-undo",
         f"{_CLOUD}/launch.py",
         "        _undo(draft, home, exc, tell)\n",
         "",
-        _LAUNCH,
+        ("tests/cloud/test_launch.py::test_what_a_failed_create_call_made_is_in_the_ledger_by_its_id",),
     ),
     Mutant(
         "other-rate-accepted",
         f"{_CLOUD}/launch.py",
         "    if instance.rate_usd_per_hour != draft.order.offer.rate_usd_per_hour:\n",
         "    if False:\n",
-        _LAUNCH,
+        ("tests/cloud/test_launch.py::test_another_rate_than_offered_is_sent_back",),
     ),
     Mutant(
         "lines-may-be-deleted",
@@ -63,7 +69,10 @@ MUTANTS = [
         f"{_CLOUD}/ledger.py",
         " AND created_at IS NULL AND destroy_asked_at IS NULL",
         " AND created_at IS NULL",
-        ("tests/cloud/test_ledger.py", "tests/cloud/test_reconcile.py"),
+        (
+            "tests/cloud/test_ledger.py",
+            "tests/cloud/test_reconcile.py::test_a_launch_destroyed_before_its_create_call_creates_nothing",
+        ),
     ),
     # --- lease ---
     Mutant(
@@ -87,35 +96,50 @@ MUTANTS = [
         f"{_CLOUD}/reconcile.py",
         "    for look in range(LOOKS):\n",
         "    for look in range(1):\n",
-        ("tests/cloud/test_reconcile.py", "tests/cloud/test_survey.py"),
+        ("tests/cloud/test_survey.py",),
     ),
     Mutant(
         "silence-means-gone",
         f"{_CLOUD}/reconcile.py",
         '                home.ledger.update(line.mark, state="unknown", billing="maybe")\n',
         '                home.ledger.close(line.mark, at=0.0, spend_usd=Decimal(0), note="")\n',
-        ("tests/cloud/test_reconcile.py",),
+        (
+            "tests/cloud/test_reconcile.py::test_a_provider_that_cannot_be_asked_is_said_and_its_instances_stay_maybe",
+        ),
+    ),
+    Mutant(
+        "lines-of-others-written",
+        f"{_CLOUD}/reconcile.py",
+        "        if mark in others:\n",
+        "        if False:\n",
+        ("tests/cloud/test_survey.py",),
     ),
     Mutant(
         "destroy-believes-the-call",
         f"{_CLOUD}/destroy.py",
         "    if not is_absent(provider, home, line.mark, instance_id):\n",
         "    if False:\n",
-        ("tests/cloud/test_reconcile.py",),
+        (
+            "tests/cloud/test_reconcile.py::test_destroy_is_retried_until_the_provider_shows_it_absent",
+            "tests/cloud/test_reconcile.py::test_a_destroy_that_is_not_confirmed_in_time_is_still_billing_and_remembered",
+        ),
     ),
     Mutant(
         "errors-mean-gone",
         f"{_CLOUD}/destroy.py",
         '            problem = str(exc).replace("\\n", " ") or type(exc).__name__\n',
         '            problem = ""\n',
-        ("tests/cloud/test_reconcile.py",),
+        (
+            "tests/cloud/test_reconcile.py::test_destroy_is_retried_until_the_provider_shows_it_absent",
+            "tests/cloud/test_reconcile.py::test_a_destroy_that_is_not_confirmed_in_time_is_still_billing_and_remembered",
+        ),
     ),
     Mutant(
         "cheaper-of-both",
         f"{_CLOUD}/reconcile.py",
         "spend_usd=max(ours, theirs), note=note)",
         "spend_usd=min(ours, theirs), note=note)",
-        ("tests/cloud/test_reconcile.py", "tests/cloud/test_meter.py"),
+        ("tests/cloud/test_survey.py",),
     ),
     Mutant(
         "meter-stands-still",
@@ -144,28 +168,30 @@ MUTANTS = [
         "src/homing/agent/dead_man.py",
         "        if self.limits.left_s(DEAD_MAN) <= 0:\n",
         "        if False:\n",
-        ("tests/agent/test_dead_man.py",),
+        ("tests/agent/test_dead_man.py::test_it_ends_after_the_agents_turn_and_before_the_limit",),
     ),
     Mutant(
         "dead-man-not-started",
         "src/homing/agent/__main__.py",
         "        dead_man.start(folder)\n",
         "        pass\n",
-        ("tests/agent/test_dead_man.py", "tests/cloud/test_launch.py"),
+        ("tests/agent/test_dead_man.py::test_it_is_there_before_the_first_heartbeat_and_there_is_only_one",),
     ),
     Mutant(
         "guard-sleeps",
         f"{_CLOUD}/guard.py",
         "        if self.now < due:\n",
         "        if True:\n",
-        ("tests/cloud/test_guard.py",),
+        ("tests/cloud/test_guard.py::test_at_the_spend_limit_it_destroys_inside_the_limit_and_says_so",),
     ),
     Mutant(
         "given-away-unguarded",
         f"{_CLOUD}/guard.py",
         "        if not self.billing:\n            return True\n",
         "        if not self.billing or self.run.state == ADOPTED:\n            return True\n",
-        ("tests/cloud/test_guard.py",),
+        (
+            "tests/cloud/test_guard.py::test_a_run_that_was_given_away_is_still_ended_at_its_limit_and_stays_the_others",
+        ),
     ),
     Mutant(
         "given-away-at-our-limit",
@@ -179,7 +205,10 @@ MUTANTS = [
         f"{_CLOUD}/guard.py",
         '        if beat is None and self.run.state == "launching" and quiet_s >= idle_s:\n',
         "        if quiet_s >= stale_s:\n",
-        ("tests/cloud/test_guard.py",),
+        (
+            "tests/cloud/test_guard.py::test_a_silent_machine_is_told_of_once_and_louder_later_and_not_destroyed",
+            "tests/cloud/test_guard.py::test_a_store_that_lost_the_heartbeat_is_no_machine_that_never_spoke",
+        ),
     ),
     Mutant(
         "silence-by-their-clock",
@@ -200,7 +229,7 @@ MUTANTS = [
         "src/homing/agent/supervise.py",
         "record, self._push, keep, self._say_goodbye",
         "record, keep, self._say_goodbye",
-        ("tests/agent/test_supervise.py",),
+        ("tests/agent/test_supervise.py::test_a_run_that_is_done_is_pushed_and_then_ends_billing",),
     ),
     # --- checkpoints ---
     Mutant(
@@ -215,21 +244,21 @@ MUTANTS = [
         f"{_CLOUD}/fetch.py",
         "            store.get(checkpoint.key(file.name), str(target), file.sha256)\n",
         "            store.get(checkpoint.key(file.name), str(target))\n",
-        ("tests/cloud/test_fetch.py",),
+        ("tests/cloud/test_fetch.py::test_a_damaged_checkpoint_is_refused_and_leaves_nothing_behind",),
     ),
     Mutant(
         "seal-not-checked",
         f"{_CLOUD}/checkpoints.py",
         "    if seal and hashlib.sha256(text.replace(seal, b\"\", 1)).hexdigest() != manifest.sha256:\n",
         "    if False:\n",
-        ("tests/cloud/test_fetch.py", "tests/cloud/test_checkpoints.py"),
+        ("tests/cloud/test_fetch.py::test_a_manifest_whose_own_hash_does_not_fit_is_damage",),
     ),
     Mutant(
         "name-leads-outside",
         f"{_CLOUD}/checkpoints.py",
         "    if strange:\n",
         "    if False:\n",
-        ("tests/security/test_hostile_stores.py",),
+        ("tests/cloud/test_fetch.py::test_a_manifest_with_a_name_that_leads_elsewhere_is_refused",),
     ),
     Mutant(
         "last-good-pruned",
@@ -251,7 +280,7 @@ MUTANTS = [
         f"{_CLOUD}/providers/ssh_host.py",
         '        "StrictHostKeyChecking": "yes",\n',
         '        "StrictHostKeyChecking": "no",\n',
-        ("tests/cloud/providers/test_ssh.py",),
+        ("tests/cloud/providers/test_ssh.py::test_a_changed_host_key_is_refused_loudly_and_no_order_is_sent",),
     ),
     Mutant(
         "create-again-unseen",
@@ -265,6 +294,6 @@ MUTANTS = [
         "src/homing/agent/supervise.py",
         "        hidden = [*self.boot.end_billing.header_env.values()]",
         "        hidden: List[str] = []",
-        ("tests/agent/test_supervise.py",),
+        ("tests/agent/test_supervise.py::test_the_key_that_ends_billing_is_hidden_from_the_children",),
     ),
 ]  # fmt: skip

@@ -235,3 +235,35 @@ def test_it_goes_on_whatever_a_look_meets(clock: Clock, run_dir: Path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         main([str(run_dir.parent / names.BOOT)], clock)
     assert (len(looks), slept) == (3, [LOOK_S] * 3)
+
+
+class Metadata(Clock):
+    """EC2's metadata service: nothing without a token, and a notice once there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_notice = False
+
+    def http(self, request: HttpRequest) -> HttpResponse:
+        if request.method == "PUT" and request.url.endswith("/latest/api/token"):
+            assert request.headers == {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+            return HttpResponse(200, {}, b"the-token")
+        if request.headers.get("X-aws-ec2-metadata-token") != "the-token":
+            return HttpResponse(401, {}, b"")
+        return HttpResponse(200 if self.has_notice else 404, {}, b'{"action": "terminate"}')
+
+
+def test_a_notice_that_wants_a_token_is_asked_for_with_one(run_dir: Path) -> None:
+    machine = Metadata()
+    metadata = "http://169.254.169.254/latest"
+    lookout = make_lookout(
+        machine,
+        run_dir,
+        notice_url=f"{metadata}/meta-data/spot/instance-action",
+        notice_token_url=f"{metadata}/api/token",
+    )
+    lookout.look()
+    assert events(run_dir) == []
+    machine.has_notice = True
+    lookout.look()
+    assert [event.kind for event in events(run_dir)] == ["preemption_notice"]

@@ -69,7 +69,8 @@ def run(boot: Boot, world: World) -> int:
             folder.write(names.OUTCOME, Outcome("failed", problem, 1, "", 0, world.now()))
             if boot.mailbox:  # a store that only an installed program could write to is out of reach
                 with contextlib.suppress(NetworkError):
-                    world.http(HttpRequest("PUT", boot.mailbox, body=problem.encode()))
+                    # With a type: without one it is called a form, and a store may keep its fields, which are none.
+                    world.http(HttpRequest("PUT", boot.mailbox, {"content-type": "text/plain"}, problem.encode()))
             return 1
         seconds, note["tries"][name] = round(world.monotonic() - began, 2), 0
         folder.event("stage_done", f"Stage {name}: {done} ({seconds:g} s)", stage=name, seconds=seconds)

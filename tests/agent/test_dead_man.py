@@ -147,6 +147,33 @@ def test_who_is_still_here_after_an_accepted_end_ends_it_again(machine: Machine,
     assert "still here" in pass_with(machine, dead_man, 5)
 
 
+class Over(BaseException):
+    """Ends a program that never ends."""
+
+
+def test_an_end_that_was_accepted_and_did_nothing_makes_the_next_refusal_no_slower(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One 429 after several accepted ends was waited for as after many refusals, past the limit.
+    dead_man = make(machine, tmp_path)
+    machine.pass_s(2 * HOUR)
+    answers, slept = ["", "", "", "", "", "busy", "busy", ""], []
+
+    def end_billing(*_: object) -> str:
+        if not answers:
+            raise Over
+        return answers.pop(0)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("homing.agent.dead_man.end_billing", end_billing)
+    monkeypatch.setattr(machine, "sleep", sleep)
+    with pytest.raises(Over):
+        dead_man.run()
+    assert max(slept) <= 2.0
+
+
 # --- as it really runs ---
 
 
@@ -154,6 +181,7 @@ def dead_man_events(instance: Instance) -> list[Event]:
     return [event for event in instance.events() if event.source == "dead-man"]
 
 
+@pytest.mark.slow
 def test_it_is_there_before_the_first_heartbeat_and_there_is_only_one(instance: Instance) -> None:
     instance.train_with(steps=100_000)
     instance.start()
@@ -176,6 +204,7 @@ def test_an_agent_that_was_killed_is_started_again_and_the_run_comes_home(instan
     assert instance.steps_in_store()[-1] == 80
 
 
+@pytest.mark.slow
 def test_an_agent_that_cannot_live_never_outlives_the_limit(instance: Instance) -> None:
     """Killed again and again: the dead-man ends billing inside the limit, without it."""
     instance.train_with(steps=100_000)
@@ -195,6 +224,7 @@ def test_an_agent_that_cannot_live_never_outlives_the_limit(instance: Instance) 
     wait_until(lambda: "dead_man_ends" in instance.kinds())
 
 
+@pytest.mark.slow
 def test_the_agent_starts_a_dead_man_that_was_killed_again(instance: Instance) -> None:
     instance.train_with(steps=100_000)
     instance.start()
@@ -205,6 +235,7 @@ def test_the_agent_starts_a_dead_man_that_was_killed_again(instance: Instance) -
     assert "dead_man_restarted" in instance.kinds()
 
 
+@pytest.mark.slow
 def test_what_ends_billing_is_tried_until_it_works(instance: Instance) -> None:
     flag = instance.root / "allowed"
     code = f"import pathlib, sys; sys.exit(0 if pathlib.Path({str(flag)!r}).exists() else 3)"

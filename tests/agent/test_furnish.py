@@ -19,6 +19,7 @@ def bring(instance: Instance, **told: object) -> None:
     instance.change(bootstrap=Bootstrap(**told), furnish_argv=argv)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_agent_trains_after_the_last_stage(instance: Instance) -> None:
     bring(instance)
     assert instance.run() == 0
@@ -73,6 +74,7 @@ def test_a_boot_that_dies_before_anything_can_push_leaves_its_reason_in_the_mail
     assert b"Stage disk failed" in b"".join(Mailbox.letters)
 
 
+@pytest.mark.slow
 def test_a_bootstrap_that_cannot_be_started_is_a_failed_run_that_ends_billing(instance: Instance) -> None:
     instance.change(furnish_argv=["/nowhere/python", "-m", "homing.bootstrap"])
     assert instance.run() == 1

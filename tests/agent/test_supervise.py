@@ -62,6 +62,7 @@ def test_a_crash_is_restarted_from_its_checkpoint_while_it_gets_further(instance
     assert "resumed" in instance.kinds()
 
 
+@pytest.mark.slow
 def test_a_crash_at_the_same_step_again_is_a_failure(instance: Instance) -> None:
     instance.train_with(crash_at=12)
     assert instance.run() == 1
@@ -74,6 +75,7 @@ def test_a_crash_at_the_same_step_again_is_a_failure(instance: Instance) -> None
     assert not instance.store.exists("models/amber/manifest.json")
 
 
+@pytest.mark.slow
 def test_a_trainer_that_never_makes_a_step_or_says_it_is_final_is_not_restarted(instance: Instance) -> None:
     instance.change(trainer_argv=[sys.executable, "-c", "raise SystemExit(1)"])
     assert instance.run() == 1
@@ -81,6 +83,7 @@ def test_a_trainer_that_never_makes_a_step_or_says_it_is_final_is_not_restarted(
     assert "trainer_restarted" not in instance.kinds()
 
 
+@pytest.mark.slow
 def test_a_failure_that_the_trainer_calls_final_is_not_restarted(instance: Instance) -> None:
     instance.train_with(bad_exit=7)
     assert instance.run() == 1
@@ -136,6 +139,7 @@ def test_a_limit_raised_from_home_counts_from_then_on(instance: Instance) -> Non
     assert instance.heartbeat().spend_limit_usd == "55.5"
 
 
+@pytest.mark.slow
 def test_a_request_that_is_no_amount_is_refused_and_training_goes_on(instance: Instance) -> None:
     instance.train_with(steps=60)
     instance.ask(serial=1, spend_limit_usd="lots")
@@ -144,6 +148,7 @@ def test_a_request_that_is_no_amount_is_refused_and_training_goes_on(instance: I
     assert instance.heartbeat().spend_limit_usd == "100"
 
 
+@pytest.mark.slow
 def test_the_time_limit_ends_a_trainer_that_obeys_nothing(instance: Instance) -> None:
     instance.train_with(steps=100_000, deaf=1, save_every=10)
     instance.change(time_limit_s=110.0, stop_grace_s=0.4)
@@ -155,6 +160,7 @@ def test_the_time_limit_ends_a_trainer_that_obeys_nothing(instance: Instance) ->
     assert instance.steps_in_store()
 
 
+@pytest.mark.slow
 def test_a_trainer_without_news_is_ended_by_the_idle_limit(instance: Instance) -> None:
     instance.train_with(steps=100_000, silent=1, save_every=1e9)
     instance.change(idle_limit_s=1.5)
@@ -180,6 +186,7 @@ def test_a_killed_agent_is_restarted_and_goes_on_from_the_checkpoint(instance: I
     assert not World().signal(trainer, 0)
 
 
+@pytest.mark.slow
 def test_an_agent_killed_after_the_outcome_only_ends_what_is_left_to_end(instance: Instance) -> None:
     instance.change(end_billing=EndBilling(kind="command", argv=[sys.executable, "-c", "raise SystemExit(1)"]))
     first = instance.start()
@@ -231,6 +238,7 @@ def test_a_dead_sync_is_started_again(instance: Instance) -> None:
     assert "sync_restarted" in instance.kinds()
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_the_store_is_away_and_the_end_waits_for_it(instance: Instance, tmp_path: Path) -> None:
     instance.train_with(steps=60)
     agent = instance.start()
@@ -262,6 +270,7 @@ def test_a_store_that_stays_away_does_not_hold_the_machine_past_its_limit(instan
     assert not instance.heartbeat().is_pushed
 
 
+@pytest.mark.slow
 def test_inputs_that_cannot_be_fetched_are_tried_again_until_the_limit(instance: Instance, tmp_path: Path) -> None:
     (tmp_path / "store").rename(tmp_path / "away")
     agent = instance.start()
@@ -271,6 +280,7 @@ def test_inputs_that_cannot_be_fetched_are_tried_again_until_the_limit(instance:
     check_ended_well(instance)
 
 
+@pytest.mark.slow
 def test_a_preemption_notice_becomes_a_checkpoint_that_is_pushed(instance: Instance) -> None:
     instance.train_with(steps=100_000, save_every=1e9)
     agent = instance.start()
@@ -286,6 +296,7 @@ def test_a_preemption_notice_becomes_a_checkpoint_that_is_pushed(instance: Insta
     assert instance.steps_in_store() == [instance.outcome().step]
 
 
+@pytest.mark.slow
 def test_what_the_trainer_started_ends_with_it(instance: Instance) -> None:
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     instance.change(trainer_argv=[sys.executable, "-c", code])
@@ -293,6 +304,7 @@ def test_what_the_trainer_started_ends_with_it(instance: Instance) -> None:
     check_ended_well(instance)
 
 
+@pytest.mark.slow
 def test_an_error_inside_the_agent_still_ends_trainer_push_and_billing(instance: Instance) -> None:
     instance.train_with(steps=100_000)
     instance.change(trainer_argv=["/no/such/interpreter"])
@@ -319,6 +331,7 @@ def test_the_key_that_ends_billing_is_hidden_from_the_children(
     )
 
 
+@pytest.mark.slow
 def test_a_command_that_ends_the_agent_too_is_not_waited_for(instance: Instance) -> None:
     code = (
         "import os, pathlib, signal, time; parent = os.getppid(); os.kill(parent, signal.SIGTERM)\n"
@@ -399,6 +412,7 @@ def test_what_cannot_end_billing_says_why(instance: Instance, end: EndBilling) -
     assert "cannot end by" in Agent(Folder(instance.boot, World()))._try_to_end(1)
 
 
+@pytest.mark.slow
 def test_a_second_agent_on_the_same_folder_leaves_everything_to_the_first(instance: Instance) -> None:
     instance.train_with(steps=60)
     first = instance.start()
@@ -435,6 +449,7 @@ def test_an_agent_that_fails_near_the_limit_does_not_wait_past_it_for_a_deaf_tra
     wait_until(lambda: instance.processes() == [])
 
 
+@pytest.mark.slow
 def test_an_instance_that_another_has_superseded_pushes_nothing_more_and_ends_billing(instance: Instance) -> None:
     instance.train_with(steps=100_000, step_s=0.02)
     agent = instance.start()
@@ -468,6 +483,7 @@ def serve_notice() -> tuple[HTTPServer, dict[str, int]]:
     return server, said
 
 
+@pytest.mark.slow
 def test_a_notice_at_the_machines_own_address_becomes_a_checkpoint_and_a_preempted_outcome(instance: Instance) -> None:
     server, said = serve_notice()
     instance.train_with(steps=100_000, save_every=1e9)
@@ -487,6 +503,7 @@ def test_a_notice_at_the_machines_own_address_becomes_a_checkpoint_and_a_preempt
     assert instance.in_store(Outcome, names.OUTCOME).is_preempted
 
 
+@pytest.mark.slow
 def test_a_notice_address_that_does_not_answer_disturbs_nothing(instance: Instance) -> None:
     instance.change(notice_url="http://127.0.0.1:1/notice")
     assert instance.run() == 0
@@ -494,6 +511,7 @@ def test_a_notice_address_that_does_not_answer_disturbs_nothing(instance: Instan
     assert not instance.outcome().is_preempted
 
 
+@pytest.mark.slow
 def test_a_failure_leaves_its_last_words_where_they_outlive_the_instance(instance: Instance) -> None:
     code = "print('a line before')\nraise ValueError('the shards are torn')"
     instance.change(trainer_argv=[sys.executable, "-c", code])
@@ -506,6 +524,7 @@ def test_a_failure_leaves_its_last_words_where_they_outlive_the_instance(instanc
     assert event.data["log_tail"] == outcome.log_tail
 
 
+@pytest.mark.slow
 def test_a_failed_instance_is_kept_for_a_person_and_a_stop_from_home_ends_it(instance: Instance) -> None:
     instance.change(trainer_argv=[sys.executable, "-c", "raise SystemExit(1)"], keep_on_failure_s=600.0)
     agent = instance.start()
@@ -517,18 +536,21 @@ def test_a_failed_instance_is_kept_for_a_person_and_a_stop_from_home_ends_it(ins
     check_ended_well(instance)
 
 
+@pytest.mark.slow
 def test_a_kept_instance_ends_when_its_time_is_over_and_inside_its_limit(instance: Instance) -> None:
     instance.change(trainer_argv=[sys.executable, "-c", "raise SystemExit(1)"], keep_on_failure_s=1.0)
     assert instance.run() == 1
     check_ended_well(instance)
 
 
+@pytest.mark.slow
 def test_a_run_that_did_not_fail_is_not_kept(instance: Instance) -> None:
     instance.change(keep_on_failure_s=600.0)
     assert instance.run() == 0
     assert "kept" not in instance.kinds()
 
 
+@pytest.mark.slow
 def test_a_diverged_run_raises_one_alert_and_goes_on(instance: Instance) -> None:
     instance.train_with(steps=120, lost_at=5, save_every=60)
     assert instance.run() == 0
@@ -537,6 +559,7 @@ def test_a_diverged_run_raises_one_alert_and_goes_on(instance: Instance) -> None
     assert "left its course" in alerts[0].text
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_stopped_with_a_checkpoint_where_the_run_file_says_so(instance: Instance) -> None:
     instance.train_with(steps=100_000, lost_at=5)
     instance.change(on_divergence="stop")
@@ -546,6 +569,7 @@ def test_a_diverged_run_is_stopped_with_a_checkpoint_where_the_run_file_says_so(
     assert "stop_asked" in instance.kinds()
 
 
+@pytest.mark.slow
 def test_warnings_are_said_once_each_also_by_a_second_agent(instance: Instance) -> None:
     instance.train_with(steps=100_000, step_s=0.05)
     instance.change(time_limit_s=1000.0)
@@ -560,6 +584,7 @@ def test_warnings_are_said_once_each_also_by_a_second_agent(instance: Instance) 
     assert instance.kinds().count("limit_warning") == 1
 
 
+@pytest.mark.slow
 def test_evidence_of_use_rides_in_the_heartbeat_and_beside_an_idle_stop(instance: Instance) -> None:
     instance.train_with(steps=100_000, silent=1, save_every=1e9)
     instance.change(idle_limit_s=1.5)
@@ -570,6 +595,7 @@ def test_evidence_of_use_rides_in_the_heartbeat_and_beside_an_idle_stop(instance
     assert set(event.data["use"]) >= {"cpu", "memory"}
 
 
+@pytest.mark.slow
 def test_new_limits_are_written_down_for_the_dead_man(instance: Instance) -> None:
     instance.train_with(steps=100_000)
     agent = instance.start()

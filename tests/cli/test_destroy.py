@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.doubles.fake_world import KEY, FakeWorld
 
+from homing.cli.destroy import _destroy_things
+from homing.cloud.home import Home
+from homing.cloud.providers.base import Resource
+from homing.cloud.providers.fake_cloud import KEY_HEADER
 from homing.errors import IntegrityError
+from homing.world import HttpRequest, World
 
 
 @pytest.fixture
@@ -35,6 +43,7 @@ def test_it_asks_when_something_would_be_lost_and_ends_it_with_yes(cli: Homing) 
     assert "nothing bills" in again.err
 
 
+@pytest.mark.slow
 def test_a_ledger_that_cannot_be_brought_up_to_date_does_not_keep_a_machine_billing(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +64,7 @@ def test_it_never_guesses(cli: Homing) -> None:
     assert cli("destroy", "nobody").code == 2
 
 
+@pytest.mark.slow
 def test_all_ends_everything_also_what_no_run_knows(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     for path in homing_home.glob("ledger.sqlite*"):
@@ -92,3 +102,55 @@ def fast_destroy(home: object, row: object) -> object:
     from homing.cloud.destroy import destroy_run
 
     return destroy_run(home, row, deadline_s=0.1)  # type: ignore[arg-type]
+
+
+class TestThings:
+    """What was made beside instances, with --all."""
+
+    @pytest.fixture
+    def home(self, homing_home: Path) -> Home:
+        home = Home(homing_home, FakeWorld())
+        for mark in (f"homing-{home.owner}-old-1", f"homing-{home.owner}-moss-volume"):
+            body = json.dumps({"name": mark, "size_gb": 10}).encode()
+            home.world.http(HttpRequest("POST", "http://cloud.test/volumes", {KEY_HEADER: KEY}, body))
+        return home
+
+    @pytest.fixture(autouse=True)
+    def _one_is_kept(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        provider = home.provider("fake")
+        real = provider.list_resources
+
+        def listed() -> list[Resource]:
+            return [dataclasses.replace(each, is_kept=each.mark.endswith("-volume")) for each in real()]
+
+        monkeypatch.setattr(provider, "list_resources", listed)
+
+    def test_all_of_it_goes_after_asking_for_what_is_kept(self, home: Home) -> None:
+        assert _destroy_things(home, yes=True) == []
+        assert home.provider("fake").list_resources() == []
+
+    def test_what_a_person_keeps_stays_and_is_told(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("homing.cli.talk.ask", lambda question, yes: False)
+        (left,) = _destroy_things(home, yes=False)
+        assert left.kind == "kept"
+        assert [each.mark for each in home.provider("fake").list_resources()] == [left.mark]
+
+    def test_what_does_not_go_is_told(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(home.provider("fake"), "destroy_resource", lambda resource: None)
+        assert len(_destroy_things(home, yes=True)) == 2
+
+
+@pytest.mark.slow
+def test_stored_models_go_only_when_asked_for_and_agreed_to(cli: Homing, homing_home: Path) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    assert cli("destroy", "moss", "--yes").code == 0
+    (run,) = Home(homing_home, World()).ledger.runs()
+    folder = Path(run.store.removeprefix("file:")) / "runs" / run.id
+    stored = [path for path in folder.rglob("*") if path.is_file()]
+    assert stored
+    refused = cli("destroy", "moss", "--stored")
+    assert refused.code == 2
+    assert "its model included? For good." in refused.err
+    assert all(path.exists() for path in stored)
+    assert cli("destroy", "moss", "--stored", "--yes").code == 0
+    assert not [path for path in stored if path.exists()]

@@ -122,6 +122,7 @@ def test_without_a_run_it_exits_2(cli: Homing) -> None:
     assert cli("launch").code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_launch_that_is_told_to_end_undoes_what_it_started(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -201,6 +202,15 @@ def test_a_person_selects_by_number_and_the_dearer_choice_is_told_with_its_diffe
     assert "more to finish than the cheapest, local left" in said.err
     assert "at $0.40/h, limit $1.00?" in said.err
     assert "Nothing was started" in said.err
+
+
+def test_a_script_names_one_exact_machine_and_nothing_else_is_taken(cli: Homing, two: list[str]) -> None:
+    said = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--instance-type", "right", "--json")
+    assert said.json["request"]["offer"] == "right"
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--region", "mars", "--instance-type", "right")
+    assert said.code == 3
+    assert "Nobody has --region mars --instance-type right" in said.err
+    assert cli("runs", "--json").json["runs"] == []
 
 
 @pytest.mark.parametrize("answer", ["q", "Q", "quit", ""])

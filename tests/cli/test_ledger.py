@@ -37,6 +37,7 @@ def test_the_receipt_and_the_total_are_there_after_the_run(cli: Homing) -> None:
     assert cli("ledger", "fern").code == 2
 
 
+@pytest.mark.slow
 def test_our_count_and_the_providers_stand_side_by_side_with_the_difference(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")
@@ -49,6 +50,7 @@ def test_our_count_and_the_providers_stand_side_by_side_with_the_difference(cli:
     assert abs(Decimal(line["difference_usd"])) <= Decimal("0.01") + abs(difference)
 
 
+@pytest.mark.slow
 def test_a_bill_that_is_further_from_ours_than_we_promise_is_said_aloud(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")

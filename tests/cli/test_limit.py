@@ -30,12 +30,14 @@ def test_it_says_old_new_and_worst_case_and_waits_for_the_agent(say: Homing) -> 
     assert say("status", "moss", "--json").json["spend_limit_usd"] == "2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [("--spend", "0"), ("--spend", "lots"), ("--time", "soon"), ()])
 def test_what_is_no_limit_is_refused(say: Homing, argv: tuple[str, ...]) -> None:
     assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     assert say("limit", "moss", *argv).code == 2
 
 
+@pytest.mark.slow
 def test_an_ended_run_is_told_how_to_go_on(say: Homing) -> None:
     assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     assert say("destroy", "moss", "--yes").code == 0

@@ -91,3 +91,12 @@ def test_this_computer_is_an_offer_too_and_nothing_is_written(cli: Homing, homin
 @pytest.mark.parametrize("number", ["0", "-1"])
 def test_no_cards_is_no_number_of_cards(cli: Homing, number: str) -> None:
     assert cli("offers", "--num-gpus", number).code == 2
+
+
+def test_a_cloud_with_keys_that_nobody_set_up_is_not_asked_yet_and_that_is_said(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be the keys of a bucket."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    assert "AWS has keys here and is not asked yet: homing setup aws" in cli("offers").err

@@ -41,6 +41,7 @@ def test_where_there_is_nothing_it_says_so(cli: Homing) -> None:
     assert "Nothing of ours is anywhere" in said.err
 
 
+@pytest.mark.slow
 def test_what_is_known_needs_no_answer(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     said = cli("reconcile")
@@ -66,6 +67,7 @@ def test_what_was_forgotten_exits_6_until_somebody_decides(forgotten: Homing, ho
     assert forgotten("reconcile").code == 0
 
 
+@pytest.mark.slow
 def test_under_json_exit_6_is_one_document_with_the_error_in_it(forgotten: Homing) -> None:
     said = forgotten("reconcile", "--json")
     assert said.code == 6
@@ -77,6 +79,7 @@ def test_under_json_exit_6_is_one_document_with_the_error_in_it(forgotten: Homin
     assert json.loads(forgotten("reconcile", "--adopt", "--yes", "--json").out)["error"] is None
 
 
+@pytest.mark.slow
 def test_what_was_forgotten_may_be_kept_and_then_belongs_to_the_ledger(forgotten: Homing) -> None:
     said = forgotten("reconcile", "--adopt", "--yes", "--json")
     assert said.code == 0, said.err
@@ -90,6 +93,7 @@ def test_both_answers_at_once_are_refused(cli: Homing) -> None:
     assert cli("reconcile", "--destroy", "--adopt").code == 2
 
 
+@pytest.mark.slow
 def test_a_provider_that_cannot_be_asked_is_said_and_exits_6_where_something_may_bill(
     cli: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_a_run_is_repeated_from_its_record(cli: Homing, homing_home: Path) -> No
     assert "repeated as it is" in changed.err
 
 
+@pytest.mark.slow
 def test_a_record_without_its_data_is_refused(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     (record,) = (homing_home / "runs").glob("moss-*/run.json")
@@ -55,6 +56,7 @@ def test_launch_warns_when_the_schedule_is_longer_than_the_money(cli: Homing) ->
     assert "The schedule is longer than the money" in said.err
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_it_was_launched(
     tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_stopped_run_goes_on_as_it_was_launched(
         clear(homing_home)
 
 
+@pytest.mark.slow
 def test_the_ledger_of_a_name_has_every_run_of_it(cli: Homing) -> None:
     for _ in range(2):
         cli("launch", "moss", "--spend-limit", "1", "--yes")

@@ -36,6 +36,7 @@ def test_every_run_is_listed_with_its_instance_and_dollars(cli: Homing) -> None:
     assert [line["billing"] for line in document["billing"]] == ["yes"]
 
 
+@pytest.mark.slow
 def test_a_provider_that_cannot_be_asked_is_not_shown_as_nothing(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
     from homing.cloud.providers.local import Local
     from homing.errors import ProviderRefused
@@ -52,6 +53,7 @@ def test_a_provider_that_cannot_be_asked_is_not_shown_as_nothing(cli: Homing, mo
     assert "maybe" in said.out
 
 
+@pytest.mark.slow
 def test_a_damaged_ledger_exits_7_without_a_traceback_and_the_fix_works(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     for path in homing_home.glob("ledger.sqlite*"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, typing
+from tests.doubles.s3_servers import ACCESS_KEY, SECRET_KEY, moto
 
 from homing.cloud.home import Home
 from homing.cloud.setup import write_key
@@ -78,3 +79,18 @@ def test_a_person_is_asked_for_the_key_which_is_then_used(cli: Homing, monkeypat
     assert Path(".env").read_text() == "SHADEFORM_API_KEY=sf-canary\n"
     assert "sf-canary" not in said.out + said.err
     monkeypatch.delenv("SHADEFORM_API_KEY", raising=False)
+
+
+@pytest.mark.slow
+def test_a_bucket_is_made_after_asking_and_tried_out(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    with moto() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        url = "s3://moss-bucket/runs?region=eu-west-1"
+        assert "to make: the store" in cli("setup", "local", "--store", url, "--dry-run").err
+        done = cli("setup", "local", "--store", url, "--yes")
+        assert done.code == 0, done.err
+        again = cli("setup", "local", "--store", url)
+        assert again.code == 0
+        assert f"there: the store {url}" in again.err

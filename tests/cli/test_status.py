@@ -33,6 +33,7 @@ def test_one_run_now_with_its_instance_and_dollars(cli: Homing) -> None:
     assert status["heartbeat"]["state"] in ("booting", "fetching", "training")
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_is_said_and_not_shown_as_nothing(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     (homing_home / "store").rename(homing_home / "gone")
@@ -42,6 +43,7 @@ def test_a_store_that_is_away_is_said_and_not_shown_as_nothing(cli: Homing, homi
     assert "billing yes" in said.out
 
 
+@pytest.mark.slow
 def test_it_looks_again_until_the_run_has_ended(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("stop", "moss", "--no-wait")
@@ -56,6 +58,7 @@ def test_it_looks_again_until_the_run_has_ended(cli: Homing, monkeypatch: pytest
     assert "eta" not in cli("status", "moss").out
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_with_its_last_words_after_the_instance_is_gone(
     tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def checkpoints(cli: Homing) -> dict[str, str]:
     return {key.split("/")[-2]: key.rsplit("/", 1)[0] for key in keys}
 
 
+@pytest.mark.slow
 def test_an_old_checkpoint_is_removed_by_name_and_the_last_one_stays(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 
+from homing.cli import tracking
 from homing.cloud.home import Home
 from homing.cloud.providers.base import wait_until
 from homing.world import World
@@ -68,6 +69,20 @@ def test_wandb_without_a_key_is_said_to_be_offline_and_named_as_asked(
     (order,) = orders
     assert (order["tracker"], order["name"]) == ("wandb", "lanbot-v3")
     assert order["config"]["width"] == 64
+
+
+def test_a_follower_that_died_with_its_computer_goes_on_with_the_next_watch(
+    cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr("homing.cli.tracking.start", lambda each, world: begun.append(each.tracker) or True)
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    (row,) = Home(homing_home, World()).ledger.runs()
+    order = tracking.following("trackio", homing_home, row.id, "moss", store=row.store)
+    order.path("order").parent.mkdir(parents=True)
+    order.path("order").write_text(json.dumps(vars(order)))
+    assert cli("watch", "moss").code == 0
+    assert begun == ["trackio"]
 
 
 def test_a_follower_that_cannot_be_started_is_a_warning_and_the_run_goes_on(

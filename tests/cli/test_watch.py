@@ -33,6 +33,7 @@ def test_it_prints_lines_with_money_until_the_end_and_names_the_next_verbs(cli: 
     assert lines[-1]["data"]["state"] == "done"
 
 
+@pytest.mark.slow
 def test_a_failed_run_exits_1(cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.cloud.rig import trainer_argv
 
@@ -59,6 +60,7 @@ def test_with_no_run_yet_it_says_so(cli: Homing) -> None:
     assert "no run yet" in said.err
 
 
+@pytest.mark.slow
 def test_a_smoke_run_that_came_through_is_noted(cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.cloud.rig import make_data
 
@@ -70,6 +72,7 @@ def test_a_smoke_run_that_came_through_is_noted(cli: Homing, tmp_path: Path, mon
     assert has_smoke_passed(Path("runs/moss.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "where", "said"),
     [

@@ -79,6 +79,7 @@ def test_a_live_run_is_adopted_with_its_instance_and_goes_on_here(
     assert billing_lines(other.ledger.lines()) == []
 
 
+@pytest.mark.slow
 def test_the_home_that_lost_it_says_so_and_may_only_end_billing(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_the_home_that_lost_it_says_so_and_may_only_end_billing(
     assert done.run.id == row.id
 
 
+@pytest.mark.slow
 def test_only_the_owner_writes_the_record(home: Home, other: Home, store: Store, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     take_over(store, "moss", other)
@@ -112,6 +114,7 @@ def test_only_the_owner_writes_the_record(home: Home, other: Home, store: Store,
     assert record.attempts[0].home == str(home.path)  # where its folder lies, whoever owns it
 
 
+@pytest.mark.slow
 def test_the_record_follows_every_change_also_one_that_could_not_be_written_at_first(
     home: Home, store: Store, tmp_path: Path
 ) -> None:
@@ -137,6 +140,7 @@ def test_the_record_follows_every_change_also_one_that_could_not_be_written_at_f
     assert (recorded().state, recorded().attempts[0].ended_at is not None) == ("stopped", True)
 
 
+@pytest.mark.slow
 def test_adopting_ones_own_run_changes_nothing(home: Home, store: Store, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     papers = (home.run_dir(done.run.id) / names.RUN).read_bytes()
@@ -150,6 +154,7 @@ def test_adopting_ones_own_run_changes_nothing(home: Home, store: Store, tmp_pat
     assert len(home.ledger.lines()) == 1
 
 
+@pytest.mark.slow
 def test_a_lost_ledger_is_filled_again_from_the_store(home: Home, store: Store, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     for path in home.path.glob("ledger.sqlite*"):
@@ -174,6 +179,7 @@ def test_of_two_homes_that_adopt_at_once_one_gets_it(home: Home, other: Home, st
     assert third.ledger.runs() == []
 
 
+@pytest.mark.slow
 def test_an_adoption_killed_after_its_lease_goes_on_where_it_was(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
@@ -189,6 +195,7 @@ def test_an_adoption_killed_after_its_lease_goes_on_where_it_was(
         adopt(proposal, store, other)
 
 
+@pytest.mark.slow
 def test_an_adopted_run_is_resumed_here_and_its_earlier_dollars_count(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
@@ -229,6 +236,7 @@ def test_an_adopted_run_is_resumed_here_and_its_earlier_dollars_count(
     assert home.ledger.find("moss").state == ADOPTED
 
 
+@pytest.mark.slow
 def test_a_run_comes_back_to_the_home_that_launched_it(home: Home, other: Home, store: Store, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
     take_over(store, "moss", other)
@@ -243,6 +251,7 @@ def test_a_run_comes_back_to_the_home_that_launched_it(home: Home, other: Home, 
     destroy_run(home, row)
 
 
+@pytest.mark.slow
 def test_a_stale_record_loses_no_money(home: Home, other: Home, store: Store, tmp_path: Path) -> None:
     """Its home died just after the create call: the record knows the intent, not the id, and no dollars."""
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -266,6 +275,7 @@ def test_a_stale_record_loses_no_money(home: Home, other: Home, store: Store, tm
     assert marked_now(home) == []
 
 
+@pytest.mark.slow
 def test_nothing_else_of_the_other_home_is_seen_or_touched(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
@@ -285,6 +295,7 @@ def test_nothing_else_of_the_other_home_is_seen_or_touched(
         other.provider_of(stranger)
 
 
+@pytest.mark.slow
 def test_what_only_the_other_computer_can_see_is_said_and_never_called_gone(
     home: Home, store: Store, tmp_path: Path
 ) -> None:
@@ -302,6 +313,7 @@ def test_what_only_the_other_computer_can_see_is_said_and_never_called_gone(
     assert wait_until(lambda: not marked_now(home), timeout_s=60, every_s=0.2, world=World())
 
 
+@pytest.mark.slow
 def test_an_instance_whose_run_was_resumed_elsewhere_ends_itself_and_pushes_nothing_more(
     home: Home, other: Home, store: Store, tmp_path: Path
 ) -> None:
@@ -317,6 +329,7 @@ def test_an_instance_whose_run_was_resumed_elsewhere_ends_itself_and_pushes_noth
     assert home.provider("local").describe(done.instance.id).state == "gone"
 
 
+@pytest.mark.slow
 def test_a_launch_that_is_superseded_while_it_creates_ends_what_it_made(
     home: Home, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +370,7 @@ def test_a_launch_that_is_superseded_before_it_creates_creates_nothing(
     assert (line.created_at, line.billing) == (None, "no")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_there_is_named_with_the_nearest(home: Home, store: Store, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, steps=3), home)
     with pytest.raises(UsageError, match="no run 'mos'") as caught:

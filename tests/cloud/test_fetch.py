@@ -1,31 +1,51 @@
-"""Store to home, verified by hash; and stop and logs, which read the same store."""
+"""Store to home, verified by hash."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from tests.cloud.rig import make_draft, read_json
+from tests.cloud.rig import look_more_often, make_draft, read_json
 
 from homing.cloud.fetch import fetch
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
 from homing.cloud.ledger import RunRow
-from homing.cloud.logs import boot_log, follow, read_log
-from homing.cloud.stop import ask_to_stop, wait_for_stop
+from homing.cloud.stop import ask_to_stop
 from homing.cloud.watch import watch
-from homing.errors import HomingError, IntegrityError, StoreError, UsageError
-from homing.store import FileStore
+from homing.errors import IntegrityError, UsageError
 from homing.world import World
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run of twelve steps that has come to its end, made once: its folder, and a copy of that as it was then."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        look_more_often(patch)
+        home = Home(folder / "homing-home", World())
+        launched = launch(make_draft(home, folder, steps=12), home)
+        list(watch(home, launched.run, every_s=1))
+    kept = tmp_path_factory.mktemp("kept") / "finished"
+    shutil.copytree(folder, kept, symlinks=True)
+    return folder, kept
+
+
 @pytest.fixture
-def done(home: Home, tmp_path: Path) -> RunRow:
-    """A run of twelve steps that has come home: checkpoints at 5, 10 and 12."""
-    launched = launch(make_draft(home, tmp_path, steps=12), home)
-    list(watch(home, launched.run, every_s=1))
+def tmp_path(finished: tuple[Path, Path]) -> Path:
+    """The finished run's own folder, put back as it was: ledger and store know it by its path."""
+    folder, kept = finished
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder, symlinks=True)
+    return folder
+
+
+@pytest.fixture
+def done(home: Home) -> RunRow:
+    """Checkpoints at 5, 10 and 12."""
     return home.ledger.find("moss")
 
 
@@ -185,58 +205,8 @@ def test_a_checkpoint_without_its_manifest_is_none(home: Home, tmp_path: Path, d
 
 
 def test_a_run_without_a_checkpoint_says_so(home: Home, tmp_path: Path) -> None:
-    launched = launch(make_draft(home, tmp_path, how="fail"), home)
+    launched = launch(make_draft(home, tmp_path, name="fern", how="fail"), home)
     list(watch(home, launched.run, every_s=1))
     with pytest.raises(UsageError, match="no checkpoint") as caught:
-        fetch(home, home.ledger.find("moss"), tmp_path / "m")
-    assert caught.value.fix == "homing logs moss"
-
-
-def test_stop_leaves_a_checkpoint_and_ends_by_itself(home: Home, tmp_path: Path) -> None:
-    launched = launch(make_draft(home, tmp_path, steps=100_000), home)
-    serial = ask_to_stop(home, launched.run)
-    assert ask_to_stop(home, launched.run) == serial
-    status = wait_for_stop(home, launched.run, timeout_s=60)
-    assert status.run.state == "stopped"
-    assert "from home" in status.run.reason
-    with pytest.raises(UsageError, match="not running"):
-        ask_to_stop(home, home.ledger.find("moss"))
-
-
-def test_a_stop_that_nobody_answers_has_a_deadline(home: Home, tmp_path: Path) -> None:
-    launched = launch(make_draft(home, tmp_path, steps=100_000), home)
-    store = tmp_path / "store"
-    with pytest.raises(HomingError, match="did not stop within"):
-        wait_for_stop(home, launched.run, timeout_s=0.0)
-    assert store.exists()
-
-
-def test_logs_are_read_from_the_store_and_followed_to_the_end(home: Home, tmp_path: Path) -> None:
-    launched = launch(make_draft(home, tmp_path, steps=30, step_s=0.02), home)
-    lines = list(follow(home, launched.run, "trainer"))
-    assert lines[0] == "trainer begins at step 1"
-    assert lines[1:] == [f"step {number}" for number in range(1, 31)]
-    assert read_log(home, launched.run, "trainer") == lines
-    assert read_log(home, launched.run, "agent")
-    assert boot_log(home, launched.run) == ""
-    with pytest.raises(UsageError, match="no log"):
-        read_log(home, launched.run, "kernel")
-
-
-def test_following_logs_survives_a_store_that_is_away(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched = launch(make_draft(home, tmp_path, steps=30, step_s=0.05), home)
-    read, failures = FileStore.read, []
-
-    def flaky(self: FileStore, key: str) -> bytes:
-        if key.endswith("trainer.log") and len(failures) < 2:
-            failures.append(key)
-            raise StoreError("away")
-        return read(self, key)
-
-    monkeypatch.setattr(FileStore, "read", flaky)
-    said: list[str] = []
-    lines = list(follow(home, launched.run, "trainer", tell=said.append))
-    assert lines[1:] == [f"step {number}" for number in range(1, 31)]
-    assert said == ["away Trying again."]
+        fetch(home, home.ledger.find("fern"), tmp_path / "m")
+    assert caught.value.fix == "homing logs fern"

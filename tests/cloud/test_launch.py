@@ -52,6 +52,7 @@ def test_a_run_trains_ends_its_own_billing_and_leaves_a_receipt(home: Home, tmp_
     assert marked_now(home) == []
 
 
+@pytest.mark.slow
 def test_the_run_directory_at_home_and_the_record_in_the_store_tell_of_it(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path), home)
     folder = home.run_dir(done.run.id)
@@ -84,6 +85,7 @@ def test_a_rate_over_the_limit_is_refused(home: Home, tmp_path: Path) -> None:
         make_draft(home, tmp_path, limits=Limits(rate_usd_per_hour="0.10"))
 
 
+@pytest.mark.slow
 def test_a_name_that_is_live_is_refused_and_nothing_is_written_over(home: Home, tmp_path: Path) -> None:
     first = launch(make_draft(home, tmp_path, steps=10_000), home)
     with pytest.raises(UsageError, match="already live"):
@@ -144,6 +146,7 @@ def test_launch_says_which_guards_are_armed_and_that_local_has_none_of_its_own(h
     assert guards(make_draft(home, tmp_path), home)[3].startswith("armed: the guard at home")
 
 
+@pytest.mark.slow
 def test_with_one_guard_alive_it_undoes_itself_unless_that_is_said_to_be_enough(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +161,7 @@ def test_with_one_guard_alive_it_undoes_itself_unless_that_is_said_to_be_enough(
     assert launch(dataclasses.replace(ready, order=order), home).run.state == "running"
 
 
+@pytest.mark.slow
 def test_the_first_heartbeat_tells_of_two_guards_on_the_instance(home: Home, tmp_path: Path) -> None:
     ready = make_draft(home, tmp_path, steps=100_000)
     done = launch(ready, home)
@@ -173,6 +177,7 @@ def test_the_worst_case_is_the_nearer_of_both_limits(home: Home, tmp_path: Path)
     assert Decimal("0.36") < timed.worst_case_usd < Decimal("0.40")
 
 
+@pytest.mark.slow
 def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(home: Home, tmp_path: Path) -> None:
     ready = make_draft(home, tmp_path)
 
@@ -192,6 +197,7 @@ def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(home: Home, tm
     assert marked_now(home) == []
 
 
+@pytest.mark.slow
 def test_what_a_machine_wrote_whose_launch_failed_is_kept_at_home(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +266,7 @@ def destroy_fast(home: Home, lines: list) -> object:  # type: ignore[type-arg]
     return destroy_lines(home, lines, deadline_s=0.1)
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_resumed_from_its_checkpoint_with_what_it_spent_before(home: Home, tmp_path: Path) -> None:
     first = launch(make_draft(home, tmp_path, steps=10_000, step_s=0.01), home)
     store = tmp_path / "store/runs" / first.run.id
@@ -297,6 +304,7 @@ def is_training(home: Home, step: int) -> bool:
     return bool(signs and signs.heartbeat and signs.heartbeat.step >= step)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_or_unknown_cannot_be_resumed(home: Home, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run"):
         make_draft(home, tmp_path, resume=True)
@@ -306,6 +314,7 @@ def test_a_run_that_is_done_or_unknown_cannot_be_resumed(home: Home, tmp_path: P
         make_draft(home, tmp_path, resume=True)
 
 
+@pytest.mark.slow
 def test_two_homes_never_touch_each_other(home: Home, tmp_path: Path) -> None:
     other = Home(tmp_path / "other-home", World())
     assert other.owner != home.owner
@@ -323,6 +332,7 @@ def test_a_run_is_not_resumed_from_another_store_than_its_own(home: Home, tmp_pa
     assert "store: file:/elsewhere into the run file" in caught.value.fix
 
 
+@pytest.mark.slow
 def test_a_launch_whose_terminal_is_gone_still_undoes_itself(home: Home, tmp_path: Path) -> None:
     def closed(text: str) -> None:
         if "Pushing" not in text:
@@ -335,6 +345,7 @@ def test_a_launch_whose_terminal_is_gone_still_undoes_itself(home: Home, tmp_pat
     assert home.ledger.find("moss").state == "failed"
 
 
+@pytest.mark.slow
 def test_a_ledger_that_cannot_be_written_does_not_keep_a_machine_running(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +364,7 @@ def test_a_ledger_that_cannot_be_written_does_not_keep_a_machine_running(
     assert billing_lines(home.ledger.lines()) == []
 
 
+@pytest.mark.slow
 def test_a_store_that_is_gone_is_not_made_anew_by_looking_or_writing_down(home: Home, tmp_path: Path) -> None:
     row = launch(make_draft(home, tmp_path, steps=3), home).run
     list(watch(home, row, every_s=1))
@@ -362,6 +374,7 @@ def test_a_store_that_is_gone_is_not_made_anew_by_looking_or_writing_down(home: 
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.slow
 def test_what_travels_is_told_with_its_size_and_hash(home: Home, tmp_path: Path) -> None:
     said: list[str] = []
     ready = make_draft(home, tmp_path)
@@ -384,6 +397,7 @@ class _Flickering(FileStore):
         return super().read(key)
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_for_a_moment_after_the_first_heartbeat_ends_no_healthy_machine(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +418,7 @@ def test_a_store_that_fails_for_a_moment_after_the_first_heartbeat_ends_no_healt
     destroy_run(home, home.ledger.find("moss"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("failures", "is_well"), [(2, True), (10_000, False)])
 def test_an_age_that_cannot_be_told_is_tried_again_and_never_left_untold(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, is_well: bool

@@ -67,6 +67,7 @@ def test_raising_goes_to_the_provider_first_and_to_the_agent_last(
     assert end_by == pytest.approx(line.created_at + 30_000 - reserve_s(PROVIDER, 30_000), abs=5)
 
 
+@pytest.mark.slow
 def test_lowering_goes_to_the_provider_last_after_the_agent_confirmed(
     home: Home, run: RunRow, calls: list[tuple[str, Any]]
 ) -> None:
@@ -76,6 +77,7 @@ def test_lowering_goes_to_the_provider_last_after_the_agent_confirmed(
     assert [who for who, _ in calls] == ["ledger", "agent", "provider"]
 
 
+@pytest.mark.slow
 def test_a_changed_limit_stands_in_ledger_papers_record_and_heartbeat(home: Home, run: RunRow) -> None:
     assert change_limit(home, propose(home, run, Decimal("2.50"), 7200.0))
     row = home.ledger.find("moss")
@@ -93,6 +95,7 @@ def test_a_changed_limit_stands_in_ledger_papers_record_and_heartbeat(home: Home
     assert papers(home, row).run.limits.time_s == 7200.0
 
 
+@pytest.mark.slow
 def test_a_stop_that_was_asked_for_stays_asked_for(home: Home, run: RunRow) -> None:
     store = home.store_of(run)
     wish = Request(serial=5, stop=True, reason="Enough.", age_s=7.0)
@@ -103,6 +106,7 @@ def test_a_stop_that_was_asked_for_stays_asked_for(home: Home, run: RunRow) -> N
     assert (now.serial, now.stop, now.spend_limit_usd, now.age_s) == (6, True, "3", 7.0)
 
 
+@pytest.mark.slow
 def test_an_agent_that_does_not_answer_is_said_and_the_rest_is_done(
     home: Home, run: RunRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +116,7 @@ def test_an_agent_that_does_not_answer_is_said_and_the_rest_is_done(
     assert home.ledger.find("moss").spend_limit_usd == "3"
 
 
+@pytest.mark.slow
 def test_below_what_is_spent_it_is_refused(home: Home, run: RunRow) -> None:
     home.ledger.update(home.ledger.lines()[-1].mark, spend_usd="0.40")
     with pytest.raises(UsageError, match="not more than what") as caught:
@@ -122,6 +127,7 @@ def test_below_what_is_spent_it_is_refused(home: Home, run: RunRow) -> None:
     assert home.ledger.find("moss").spend_limit_usd == "1.00"
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_is_gone_on_with_by_resuming(home: Home, run: RunRow) -> None:
     destroy_run(home, run)
     with pytest.raises(UsageError, match="has ended") as caught:
@@ -129,6 +135,7 @@ def test_a_run_that_ended_is_gone_on_with_by_resuming(home: Home, run: RunRow) -
     assert "homing launch moss --resume --spend-limit 20.00" in caught.value.fix
 
 
+@pytest.mark.slow
 def test_no_limit_named_is_no_change(home: Home, run: RunRow) -> None:
     with pytest.raises(UsageError, match="No new limit"):
         propose(home, run, None, None)

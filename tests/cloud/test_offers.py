@@ -11,7 +11,7 @@ from tests.doubles.shop import Shop, offer, open_shops
 from homing.cloud.home import Home
 from homing.cloud.offers import check_gpu, find_offers, is_dear, list_offers
 from homing.cloud.prices import TABLE, find_price
-from homing.cloud.providers.base import Needs
+from homing.cloud.providers.base import Needs, Offer
 from homing.errors import NoOffer, ProviderRefused, ProviderSilent, UsageError
 from homing.gpus import GPUS
 
@@ -120,6 +120,18 @@ def test_why_something_was_left_out_is_said_when_asked(home: Home, monkeypatch: 
     assert [each.device for each in found.offers] == ["H100"]
     (left,) = found.left_out
     assert (left.offer.device, "memory" in left.why) == ("T4", True)
+
+
+def test_what_a_provider_itself_would_not_let_us_take_is_among_them(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Choosy(Shop):
+        def left_out(self) -> list[tuple[Offer, str]]:
+            return [(offer("A100", rate="0.90"), "runs only Windows")]
+
+    open_shops(monkeypatch, north=Choosy([offer("H100")]))
+    (left,) = find_offers(Needs(), ["north"], home, explain=True).left_out
+    assert (left.offer.device, left.why) == ("A100", "runs only Windows")
 
 
 def test_an_hour_is_dear_only_while_nobody_said_what_it_may_cost() -> None:

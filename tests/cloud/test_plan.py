@@ -14,6 +14,7 @@ from tests.doubles.shop import Shop, open_shops
 from tests.doubles.shop import offer as shop_offer
 
 from homing.cloud.home import Home
+from homing.cloud.ledger import LedgerLine
 from homing.cloud.plan import Plan, make_plan, needs_of, relay_of
 from homing.cloud.providers.base import Needs, Offer, lack
 from homing.cloud.speed import FILE, estimate, remember
@@ -168,6 +169,20 @@ def test_being_taken_away_costs_time_and_money_and_is_counted(
     assert taken.odds.num_interruptions == pytest.approx(0.5 * taken.seconds / 3600)
     # What is lost each time is what stands between the two times.
     assert taken.seconds - plan.best.seconds == pytest.approx(taken.odds.num_interruptions * taken.odds.lost_s)
+
+
+def test_how_often_a_spot_machine_is_taken_away_is_assumed_and_then_learned_where_nobody_told(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sell(monkeypatch, shop_offer(is_spot=True))
+    odds = planned(tmp_path, plain).best.odds
+    assert (odds.per_hour, odds.text) == (1 / 20, "assumed: once in 20 h")
+    for number, note in enumerate(["preempted by the provider", "deleted", "preempted by the provider"]):
+        line = LedgerLine(f"m-{number}", "r", "moss", 1, "north", "1x_h100", "2.49", None, 0.0, "i", 0.0, 36000.0)
+        plain.ledger.adopt(dataclasses.replace(line, note=note))
+    odds = planned(tmp_path, plain).best.odds
+    assert odds.per_hour == pytest.approx(3 / 50)
+    assert "seen here: 2 in 30.0 h" in odds.text
 
 
 def test_one_that_is_taken_away_faster_than_it_gets_on_is_left_out_and_alone_it_is_no_offer(

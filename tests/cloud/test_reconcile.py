@@ -27,6 +27,7 @@ def wait_until_gone(home: Home) -> None:
     assert wait_until(lambda: not home.provider("local").list_owned(), timeout_s=60, every_s=0.1, world=home.world)
 
 
+@pytest.mark.slow
 def test_an_instance_that_ended_itself_gets_its_receipt_on_the_next_look(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=3), home)
     wait_until_gone(home)
@@ -39,6 +40,7 @@ def test_an_instance_that_ended_itself_gets_its_receipt_on_the_next_look(home: H
     assert home.ledger.find("moss").state == "done"
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_told_apart_from_a_good_one_after_the_instance_is_gone(home: Home, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, how="fail"), home)
     wait_until_gone(home)
@@ -48,6 +50,7 @@ def test_a_failed_run_is_told_apart_from_a_good_one_after_the_instance_is_gone(h
     assert "not finite" in row.reason
 
 
+@pytest.mark.slow
 def test_a_provider_that_cannot_be_asked_is_said_and_its_instances_stay_maybe(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +70,7 @@ def test_a_provider_that_cannot_be_asked_is_said_and_its_instances_stay_maybe(
     assert home.ledger.lines()[0].billing == "yes"
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_read_is_said_and_the_run_stays_as_it_was(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     (tmp_path / "store").rename(tmp_path / "elsewhere")
@@ -90,6 +94,7 @@ def test_an_instance_that_the_ledger_forgot_is_found_and_destroyed(home: Home, t
     assert Decimal(fresh.ledger.lines()[0].spend_usd) > 0
 
 
+@pytest.mark.slow
 def test_what_was_closed_too_early_is_opened_again(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     home.ledger.close(done.instance.mark, at=1.0, spend_usd=Decimal(0), note="wrong")
@@ -117,6 +122,7 @@ def test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over(hom
     assert home.ledger.find("moss").state == "failed"
 
 
+@pytest.mark.slow
 def test_an_agent_that_was_killed_leaves_an_instance_that_is_shown_as_billing(home: Home, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, steps=100_000), home)
     while marked_now(home):
@@ -130,6 +136,7 @@ def test_an_agent_that_was_killed_leaves_an_instance_that_is_shown_as_billing(ho
     assert billing_lines(home.ledger.lines()) == []
 
 
+@pytest.mark.slow
 def test_destroy_asks_only_when_something_would_be_lost(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     assert "not pushed" in would_be_lost(home, done.run)
@@ -137,6 +144,7 @@ def test_destroy_asks_only_when_something_would_be_lost(home: Home, tmp_path: Pa
     assert would_be_lost(home, done.run) == ""
 
 
+@pytest.mark.slow
 def test_destroying_what_is_gone_is_success_and_says_the_run_was_ended_by_hand(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     first = destroy_run(home, done.run)
@@ -147,6 +155,7 @@ def test_destroying_what_is_gone_is_success_and_says_the_run_was_ended_by_hand(h
     assert (row.state, row.reason) == ("stopped", "destroyed by hand")
 
 
+@pytest.mark.slow
 def test_destroy_is_retried_until_the_provider_shows_it_absent(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +191,7 @@ def test_a_destroy_that_is_not_confirmed_in_time_is_still_billing_and_remembered
     assert home.ledger.unconfirmed()
 
 
+@pytest.mark.slow
 def test_all_are_destroyed_before_the_first_failure_is_told(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +223,7 @@ def test_a_launch_destroyed_before_its_create_call_creates_nothing(home: Home, t
     assert home.provider("local").list_owned() == []
 
 
+@pytest.mark.slow
 def test_a_launch_that_cannot_be_closed_does_not_keep_the_others_from_ending(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,8 @@ from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance
 from homing.cloud.providers.fake import KEY_HEADER
 from homing.cloud.providers.fake_faults import Faults, Strike
-from homing.cloud.reconcile import CREATE_GRACE_S, refresh
+from homing.cloud.providers.local import Local
+from homing.cloud.reconcile import CREATE_GRACE_S, receipt, refresh
 from homing.cloud.survey import Finding, end, keep, survey
 from homing.errors import StillBilling
 from homing.world import HttpRequest, HttpResponse, NetworkError
@@ -141,6 +142,36 @@ def test_what_is_kept_and_has_no_run_is_said_to_be_the_persons_alone(home: Home,
     rent(home, tmp_path, 1, run="other-20260101-000000-abcd")
     (finding,) = survey(home).to_answer
     assert "nobody but you ends it" in keep(home, finding)
+
+
+def test_a_provider_that_shows_the_mark_of_another_ones_machine_does_not_get_its_line(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = rent(home, tmp_path)
+    note(home, instance.id)
+    stranger = dataclasses.replace(instance, id="not-it", provider="local")
+    monkeypatch.setattr(Local, "list_owned", lambda self: [stranger])
+    monkeypatch.setattr("homing.cloud.reconcile.configured", lambda *_: ["fake", "local"])
+    problems = refresh(home)
+    assert "local shows not-it" in problems[0]
+    (line,) = home.ledger.lines()
+    assert (line.provider, line.instance_id) == ("fake", instance.id)
+    assert guard_pass(home).done == []
+    assert [each.id for each in home.provider("fake").list_owned()] == [instance.id]
+
+
+@pytest.mark.parametrize(("theirs", "costs"), [("5", "5"), ("0.01", "2.49"), (None, "2.49")])
+def test_a_receipt_is_the_larger_of_the_providers_figure_and_ours(
+    home: Home, world: FakeWorld, tmp_path: Path, theirs: str | None, costs: str
+) -> None:
+    instance = rent(home, tmp_path)
+    note(home, instance.id)
+    ended = dataclasses.replace(
+        instance, spend_usd=None if theirs is None else Decimal(theirs), ended_at=world.now() + 3600
+    )
+    (line,) = home.ledger.lines()
+    receipt(home, line, ended, "ended")
+    assert Decimal(home.ledger.lines()[0].spend_usd) == Decimal(costs)
 
 
 def test_what_was_closed_and_is_still_there_is_opened_again(home: Home, tmp_path: Path) -> None:
@@ -306,3 +337,17 @@ def test_of_another_home_only_what_was_adopted_is_shown(home: Home, world: FakeW
         ("known", "instance", theirs.mark),
         ("in use", "volume", theirs.mark),
     ]
+
+
+def test_what_is_kept_by_wish_is_shown_with_its_rate_and_not_asked_about(
+    home: Home, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(world, "volumes", f"homing-{home.owner}-moss-volume")
+    real = home.provider("fake").list_resources
+    monkeypatch.setattr(
+        home.provider("fake"), "list_resources", lambda: [dataclasses.replace(each, is_kept=True) for each in real()]
+    )
+    (kept,) = survey(home).findings
+    assert kept.kind == "kept"
+    assert kept.may_bill
+    assert not kept.needs_answer

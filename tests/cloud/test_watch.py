@@ -68,6 +68,7 @@ def test_watch_tells_steps_events_samples_and_the_end(home: Home, tmp_path: Path
     assert json.loads((home.path / "speed.json").read_text())["measured"][0]["tokens_per_s"] == 6400.0
 
 
+@pytest.mark.slow
 def test_a_failed_poll_is_told_once_and_does_not_end_the_watch(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_limit_ends_the_run_inside_it_and_is_told_apart(
     assert to_finish(look(home, row), home) is not None
 
 
+@pytest.mark.slow
 def test_when_nothing_of_ours_is_left_on_the_instance_whoever_watches_ends_it_and_goes_on(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_past_the_limit_with_the_instance_still_there_whoever_watches_ends_it(ho
     assert not marked_now(home)
 
 
+@pytest.mark.slow
 def test_an_end_that_the_provider_does_not_confirm_is_loud(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +148,7 @@ def test_an_end_that_the_provider_does_not_confirm_is_loud(
             list(watch(home, done.run, every_s=1))
 
 
+@pytest.mark.slow
 def test_events_validations_and_samples_come_in_the_order_in_which_they_happened(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=2), home)
     list(watch(home, done.run, every_s=1))
@@ -164,6 +168,7 @@ def test_events_validations_and_samples_come_in_the_order_in_which_they_happened
     assert "validation at step 9" in told[1][1]
 
 
+@pytest.mark.slow
 def test_a_provider_that_cannot_be_asked_is_told_once(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +188,7 @@ def test_a_provider_that_cannot_be_asked_is_told_once(
     assert reports[-1].kind == "end"
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_is_told_at_once(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=3), home)
     list(watch(home, done.run, every_s=1))

@@ -53,3 +53,15 @@ def test_an_image_that_nobody_would_start_is_said_and_a_placeholder_is_refused(l
     (found,) = mistakes(BASE + "cloud: {providers: [runpod], image: yourusername/llm-finetuning:latest}\n")
     assert (found.key, found.line) == ("cloud.image", 10)
     assert "placeholder" in found.problem
+
+
+def test_what_modal_is_told_comes_in_base_units_and_a_mistake_with_its_line(load: Load, mistakes: Mistakes) -> None:
+    there = "cloud: {providers: [modal], modal: {cores: 4, memory: 32GiB, queue: 5m}}\nstore: modal:runs/here\n"
+    run = load(BASE + there).run
+    settings = run.cloud.settings["modal"]
+    assert (settings["cores"], settings["memory"], settings["queue"]) == (4.0, 32 * 2**30, 300.0)
+    assert run.store == "modal:runs/here"
+    (found,) = mistakes(BASE + "cloud: {providers: [modal], modal: {queue: 2d}}\n")
+    assert (found.key, found.line) == ("cloud.modal.queue", 10)
+    (found,) = mistakes(BASE + "store: modal:a b\n")
+    assert found.key == "store"

@@ -33,7 +33,7 @@ def test_all_mistakes_are_listed_in_the_order_of_their_lines(mistakes: Mistakes)
         ("model.heads", "5", "does not divide"),
         ("model.kv_heads", "3", "cannot share"),
         ("model.head_size", "31", "odd"),
-        ("model.family", "swift", "cannot train it yet"),
+        ("phases.0.lr_scalar", "0.5", "no meaning with family: stock"),
         ("phases.0.batch_tokens", "250", "Nearest: 224 or 256"),
         ("phases.0.micro_batch", "3", "Nearest: 2, 4"),
         ("phases.0.epochs", "-1", "out of range"),

@@ -1,6 +1,6 @@
 """AWS on this computer: moto, and before it what moto lacks of the real one's manners.
 
-    AwsDouble(now, machines).handle(HttpRequest) -> HttpResponse      in this process; tests/doubles/aws_server.py serves it
+    AwsDouble(now, machines).handle(HttpRequest) -> HttpResponse      in this process; aws_server.py beside it serves it
 
 Added to moto: ClientToken (the same call gives the same instance, another one is refused), zones without room, quotas,
 throttling, answers that are lost or fail after the deed, ids that are shown late, instances that are pending, a profile
@@ -31,14 +31,14 @@ IMAGE_NAMES = ("20260301", "20260905", "20251111")  # the newest is neither the 
 _EC2_XML = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 # On demand in us-east-1, and by which part of that spot is sold in each zone.
 PRICES = {
-    "g4dn.xlarge": "0.526", "g4dn.2xlarge": "0.752", "g5.xlarge": "1.006", "g5.12xlarge": "5.672", "g6.xlarge": "0.8048",
-    "g6e.xlarge": "1.861", "p3dn.24xlarge": "31.212", "p4d.24xlarge": "21.957642",
+    "g4dn.xlarge": "0.526", "g4dn.2xlarge": "0.752", "g5.xlarge": "1.006", "g5.12xlarge": "5.672",
+    "g6.xlarge": "0.8048", "g6e.xlarge": "1.861", "p3dn.24xlarge": "31.212", "p4d.24xlarge": "21.957642",
     "p5.4xlarge": "6.88", "p5.48xlarge": "55.04", "m5.large": "0.096",
 }  # fmt: skip
 SPOT_SHARE = {"a": 0.40, "b": 0.35, "c": 0.55, "d": 0.36}
 NO_ROOM = (
-    "We currently do not have sufficient {type} capacity in the Availability Zone you requested ({zone}). Our system will"
-    " be working on provisioning additional capacity. You can currently get {type} capacity by not specifying an"
+    "We currently do not have sufficient {type} capacity in the Availability Zone you requested ({zone}). Our system"
+    " will be working on provisioning additional capacity. You can currently get {type} capacity by not specifying an"
     " Availability Zone in your request or choosing us-east-1f."
 )
 TOO_MANY = (
@@ -116,6 +116,7 @@ class Life:
     profile: str = ""
     group: str = ""
     ended: float | None = None
+    reason: str = ""  # why it ended, as EC2 calls it
     shutdown_at: float | None = None  # the system's own timer
     notice_at: float | None = None
     taken_at: float | None = None
@@ -335,12 +336,12 @@ class AwsDouble:
         kinds = [value for name, value in form.items() if name.startswith("InstanceType.")]
         items = "".join(
             f"<item><instanceType>{kind}</instanceType><productDescription>Linux/UNIX</productDescription>"
-            f"<spotPrice>{self.spot_price(kind, letter):.6f}</spotPrice><timestamp>{_iso(self._now() - age_s)}</timestamp>"
+            f"<spotPrice>{self.spot_price(kind, letter):.6f}</spotPrice>"
+            f"<timestamp>{_iso(self._now() - 600)}</timestamp>"
             f"<availabilityZone>{region}{letter}</availabilityZone></item>"
             for kind in kinds
             if kind in PRICES
             for letter in SPOT_SHARE
-            for age_s in (600.0,)
         )
         return _xml("DescribeSpotPriceHistory", f"<spotPriceHistorySet>{items}</spotPriceHistorySet>")
 
@@ -349,13 +350,13 @@ class AwsDouble:
 
     def _pricing_GetProducts(self, form: dict[str, str], request: HttpRequest) -> HttpResponse:
         if not self.settings.has_price_list:
-            return _refusal("json", 400, "AccessDeniedException", "User is not authorized to perform: pricing:GetProducts")
+            return _refusal("json", 400, "AccessDeniedException", "not authorized to perform: pricing:GetProducts")
         asked = {each["Field"]: each["Value"] for each in json.loads(request.body)["Filters"]}
         rows = [
             json.dumps(
                 {
                     "product": {"attributes": {"instanceType": kind, "regionCode": asked["regionCode"]}},
-                    "terms": {"OnDemand": {"T": {"priceDimensions": {"D": {"unit": "Hrs", "pricePerUnit": {"USD": usd}}}}}},
+                    "terms": {"OnDemand": {"T": {"priceDimensions": {"D": _dimension(usd)}}}},
                 }
             )
             for kind, usd in PRICES.items()
@@ -374,11 +375,14 @@ class AwsDouble:
         return self._to_moto(request)
 
     def _ec2_RunInstances(self, form: dict[str, str], request: HttpRequest) -> HttpResponse:
+        if form.get("DryRun") == "true":
+            text = "Request would have succeeded, but DryRun flag is set."
+            return _refusal("ec2", 412, "DryRunOperation", text)
         token, digest = form.get("ClientToken", ""), _digest(form)
         if token in self._tokens:
             before, response = self._tokens[token]
             if before != digest:
-                text = "Arguments on this idempotent request are inconsistent with arguments used in previous request(s)."
+                text = "Arguments on this idempotent request are inconsistent with those of previous request(s)."
                 return _refusal("ec2", 400, "IdempotentParameterMismatch", text)
             return response
         refusal = self._why_not(form, request)
@@ -397,14 +401,14 @@ class AwsDouble:
         if key and key not in self.settings.key_pairs:
             return _refusal("ec2", 400, "InvalidKeyPair.NotFound", f"The key pair '{key}' does not exist")
         if profile and self._now() - self._profiles.get(profile, self._now()) < self.settings.profile_s:
-            text = f"Value ({profile}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
+            text = f"Value ({profile}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile"
             return _refusal("ec2", 400, "InvalidParameterValue", text)
         subnet = _backend(region).get_subnet(form["NetworkInterface.1.SubnetId"])
         zone = str(subnet.availability_zone)
         if is_spot:
             price, most = self.spot_price(kind, zone[-1]), float(form["InstanceMarketOptions.SpotOptions.MaxPrice"])
             if price > most:
-                text = f"Your Spot request price of {most} is lower than the minimum required Spot request fulfillment price of {price}."
+                text = f"Your Spot request price of {most} is lower than the minimum required price of {price}."
                 return _refusal("ec2", 400, "SpotMaxPriceTooLow", text)
         refusal = self._over_quota(kind, is_spot)
         if refusal is not None:
@@ -520,7 +524,7 @@ class AwsDouble:
     def _end(self, life: Life, reason: str) -> None:
         if life.ended is not None:
             return
-        life.ended = self._now()
+        life.ended, life.reason = self._now(), reason
         self.machines.end(life.id)
         backend, instance = _backend(life.region), self._instance(life)
         for volume in list(backend.volumes.values()):
@@ -537,7 +541,7 @@ class AwsDouble:
     # --- roles ---
 
     def _denied(self, request: HttpRequest) -> str:
-        """"" where it may: keys of an instance's role open what its policy says, others open everything."""
+        """ "" where it may: keys of an instance's role open what its policy says, others open everything."""
         auth = {name.lower(): value for name, value in request.headers.items()}.get("authorization", "")
         key = auth.partition("Credential=")[2].partition("/")[0]
         if not key.startswith("ASIA"):
@@ -561,6 +565,10 @@ class AwsDouble:
 
 
 # --- small parts ---
+
+
+def _dimension(usd: str) -> dict[str, Any]:
+    return {"unit": "Hrs", "pricePerUnit": {"USD": usd}}
 
 
 def _backend(region: str) -> Any:

@@ -1,10 +1,10 @@
 """The double of AWS as a process: its API on a loopback port, its instances as machines that run user data for real.
 
-    with aws_cloud(folder) as cloud:    cloud.url   cloud.lives()   cloud.preempt(id)   cloud.strike(...)
+with aws_cloud(folder) as cloud:    cloud.url   cloud.lives()   cloud.preempt(id)   cloud.strike(...)
 
-    /...              every service, as AWS_ENDPOINT_URL has it
-    /imds/ID/latest   the metadata service of one instance (on the machine it looks like /imds/latest)
-    /double/...       what a test says to it, and what a machine says when it shuts down
+/...              every service, as AWS_ENDPOINT_URL has it
+/imds/ID/latest   the metadata service of one instance (on the machine it looks like /imds/latest)
+/double/...       what a test says to it, and what a machine says when it shuts down
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from homing.world import HttpRequest, HttpResponse, NetworkError
 
 IMDS = "/imds"
 _CARDS = {"g4dn": "Tesla T4", "g5": "NVIDIA A10G", "g6": "NVIDIA L4", "p5": "NVIDIA H100 80GB HBM3"}
-_START_S = 60.0
+_START_S = 180.0
 _DISK_BYTES = 64 << 20
 
 
@@ -102,6 +102,9 @@ class RealMachines:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     double: AwsDouble
+
+    def handle_error(self, *_: object) -> None:
+        """A client that was killed, or a machine that went: part of the day here."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -205,21 +208,27 @@ class Cloud:
 
 @contextlib.contextmanager
 def aws_cloud(folder: Path, **settings: float) -> Iterator[Cloud]:
+    server, cloud = start(folder, **settings)
+    try:
+        yield cloud
+    finally:
+        server.terminate()
+        server.wait(timeout=_START_S)
+
+
+def start(folder: Path, **settings: float) -> tuple[subprocess.Popen[bytes], Cloud]:
+    """As a process of its own, which is there for whoever is killed."""
     folder.mkdir(parents=True, exist_ok=True)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     argv = [sys.executable, "-m", "tests.doubles.aws_server", "--folder", str(folder), *words]
     with (folder / "server.log").open("wb") as out:
         server = subprocess.Popen(argv, stdout=out, stderr=out, cwd=Path(__file__).parents[2])
-    try:
-        deadline = time.monotonic() + _START_S
-        while not (folder / "server.json").exists():
-            assert server.poll() is None, (folder / "server.log").read_text()
-            assert time.monotonic() < deadline, "the double of AWS did not start"
-            time.sleep(0.1)
-        yield Cloud(json.loads((folder / "server.json").read_text())["url"], folder)
-    finally:
-        server.terminate()
-        server.wait(timeout=_START_S)
+    deadline = time.monotonic() + _START_S
+    while not (folder / "server.json").exists():
+        assert server.poll() is None, (folder / "server.log").read_text()
+        assert time.monotonic() < deadline, "the double of AWS did not start"
+        time.sleep(0.1)
+    return server, Cloud(json.loads((folder / "server.json").read_text())["url"], folder)
 
 
 def main() -> None:

@@ -84,7 +84,9 @@ class Machine:
         while num_quiet < 3:  # in the midst of its exec a process has no environment that we could see
             assert time.monotonic() < deadline, "processes of a machine outlive SIGKILL"
             self._tree.send(signal.SIGKILL)
-            num_quiet = 0 if self._tree.processes() else num_quiet + 1
+            for pid in self._servers():
+                World().signal(pid, signal.SIGKILL)
+            num_quiet = 0 if self._tree.processes() or self._servers() else num_quiet + 1
             time.sleep(0.05)
 
     def restart(self, *, is_wiped: bool = False) -> None:
@@ -138,6 +140,18 @@ class Machine:
             time.sleep(0.1)
 
     # --- helpers, in the order they are called ---
+
+    def _servers(self) -> list[int]:
+        """sshd writes its title over its environment, so that nothing but its command line tells whose it is."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().decode("utf-8", "replace").replace("\0", " ")
+            except OSError:
+                continue  # it ended while we looked
+            if "sshd" in words and f" -f {self.folder}/" in words:
+                found.append(int(path.parent.name))
+        return found
 
     def _here(self, script: str) -> str:
         wrapper = f"ForceCommand {self.folder}/bin/as-there\nListenAddress 127.0.0.1\nPort {self.port}\n"

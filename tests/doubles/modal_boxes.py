@@ -120,8 +120,9 @@ class Box:
             self.process.send_signal(number)
 
     def kill(self, word: str) -> None:
-        """Those of its processes with this word in their command: a crash."""
-        for process in self._tree.processes():
+        """Those of its processes with this word in their command: a crash. Its first command lives on."""
+        first = self.process.pid if self.process is not None else 0
+        for process in [each for each in self._tree.processes() if each.pid != first]:
             with contextlib.suppress(OSError):
                 if word in Path(f"/proc/{process.pid}/cmdline").read_text(errors="replace"):
                     os.kill(process.pid, signal.SIGKILL)

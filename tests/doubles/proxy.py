@@ -4,6 +4,7 @@
         proxy.cut_up_after = [70_000, 5]   cut after so many bytes from the client, whichever connection carries them;
         proxy.cut_down_after = [1]         then after so many more
         proxy.answers = [b"HTTP/1.1 503 ..."]   said in place of the server to the next new connections
+        proxy.waits_s = [2.0]              so long the next new connections wait before anything passes
 
 One thread per direction; a cut is a reset, as a pulled cable would be seen.
 """
@@ -14,6 +15,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from types import TracebackType
 
 _PIECE = 65_536
@@ -25,6 +27,7 @@ class Proxy:
         self.cut_up_after: list[int] = []
         self.cut_down_after: list[int] = []
         self.answers: list[bytes] = []
+        self.waits_s: list[float] = []
         self.bytes_up = 0
         self.cuts = 0
         self._lock = threading.Lock()
@@ -64,6 +67,8 @@ class Proxy:
     def _serve(self, client: socket.socket) -> None:
         with self._lock:
             answer = self.answers.pop(0) if self.answers else None
+            wait_s = self.waits_s.pop(0) if self.waits_s else 0.0
+        time.sleep(wait_s)
         if answer is not None:
             self._say(client, answer)
             return

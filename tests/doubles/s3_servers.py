@@ -75,11 +75,10 @@ def _running(argv: list[str], port: int) -> Iterator[None]:
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 60
     while True:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
             connection.request("GET", "/")
             connection.getresponse().read()
-            connection.close()
             return
         assert process.poll() is None, "the server ended"
         assert time.monotonic() < deadline, "the server did not answer in a minute"

@@ -138,7 +138,7 @@ CATALOGUE = [
 class Rented:
     id: str
     asked: dict[str, Any]  # the create call, as it came
-    kind: dict[str, Any]  # the catalogue's entry
+    sold_as: dict[str, Any]  # the catalogue's entry
     rate: Decimal
     created_at: float
     active_at: float = math.inf
@@ -157,6 +157,21 @@ class Rented:
     @property
     def mark(self) -> str:
         return str(self.asked["name"])
+
+    # As the simulator's truth looks at a thing of any cloud.
+    kind = "instance"
+
+    @property
+    def rate_usd_per_hour(self) -> str:
+        return str(self.rate)
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.deleting_at
+
+    @property
+    def guard_usd(self) -> str | None:
+        return self.auto_delete.get("spend_threshold")
 
     @property
     def is_spot(self) -> bool:
@@ -250,10 +265,17 @@ class ShadeformCloud:
     def live(self) -> dict[str, int]:
         """Mark -> how many instances under it bill now."""
         found: dict[str, int] = {}
-        for each in self.rented.values():
-            if each.deleting_at is None:
-                found[each.mark] = found.get(each.mark, 0) + 1
+        for each in self._live.values():
+            found[each.mark] = found.get(each.mark, 0) + 1
         return found
+
+    @property
+    def _things(self) -> dict[str, Rented]:
+        return self.rented
+
+    @property
+    def _live(self) -> dict[str, Rented]:
+        return {each.id: each for each in self.rented.values() if each.deleting_at is None}
 
     def preempt(self, instance_id: str, notice_s: float | None = None) -> None:
         """Takes it away; a notice only sets when, in `rental_terms`: nobody is told on the machine."""
@@ -468,13 +490,13 @@ class ShadeformCloud:
     def _show(self, each: Rented, *, is_info: bool) -> dict[str, Any]:
         status, asked = self._status(each), each.asked
         host, port, user = self._machines.address(each.id) if status == "active" else (None, None, "shadeform")
-        has = {name: value for name, value in each.kind["configuration"].items() if name != "os_options"}
+        has = {name: value for name, value in each.sold_as["configuration"].items() if name != "os_options"}
         body: dict[str, Any] = {
             "id": each.id,
             "cloud": asked["cloud"],
             "region": asked["region"],
             "shade_instance_type": asked["shade_instance_type"],
-            "cloud_instance_type": each.kind["cloud_instance_type"],
+            "cloud_instance_type": each.sold_as["cloud_instance_type"],
             "cloud_assigned_id": f"their-{each.id[-4:]}",
             "shade_cloud": asked["shade_cloud"],
             "name": asked["name"],
@@ -487,14 +509,14 @@ class ShadeformCloud:
             "cost_estimate": f"{each.spend(self.now()):.4f}",
             "hourly_price": int((each.rate * 100).to_integral_value())
             if not each.is_spot
-            else each.kind["hourly_price"],
+            else each.sold_as["hourly_price"],
             "rental_terms": self._terms(each),
             "tags": asked.get("tags", []),
             "port_mappings": [],
             "active_at": _text(each.active_at if each.is_booted else -math.inf),
             "created_at": _text(each.created_at),
             "deleted_at": _text(each.deleted_at if each.deleted_at is not None else -math.inf),
-            "boot_time": each.kind["boot_time"],
+            "boot_time": each.sold_as["boot_time"],
         }
         if is_info:
             body.update(volume_ids=[], auto_delete=each.auto_delete, alert=each.alert, envs=asked.get("envs", []))

@@ -3,11 +3,16 @@
     with ShadeformServer(folder) as shadeform:  shadeform.url, shadeform.cloud, shadeform.machine(instance_id)
 
 `ahead_s` sets its clock forward, so that a date comes without being waited for.
+
+    python -m tests.doubles.shadeform_server FOLDER    as a process of its own; FOLDER/server.json is its environment
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -21,8 +26,9 @@ from tests.doubles.shadeform import KEY, Settings, ShadeformCloud
 
 from homing.cloud.providers.fake_faults import Faults
 from homing.cloud.providers.shadeform import KEY_ENV, URL_ENV
-from homing.world import HttpRequest, NetworkError
+from homing.world import HttpRequest, NetworkError, World
 
+SERVER = "server.json"
 _TICK_S = 0.2
 
 
@@ -137,3 +143,17 @@ class ShadeformServer:
         while not self._is_over.wait(_TICK_S):
             with self._turn:
                 self.cloud.tick()
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    with ShadeformServer(folder / "machines") as server:
+        World().write(folder / SERVER, json.dumps(dict(server.env)).encode())
+        over.wait()
+    return 0 if not server.unlike else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

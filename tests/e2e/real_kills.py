@@ -24,17 +24,20 @@ from pathlib import Path
 
 import pytest
 from tests.cloud.rig import look_more_often, make_draft, make_run, marked_now, trainer_argv
-from tests.doubles import modal_server, runpod_server
+from tests.doubles import aws_server, modal_server, runpod_server, shadeform_server
 from tests.doubles.sshd import Sshd, have_sshd
 from tests.e2e.test_kill_points import ENDLESS, FaultyWorld, end_some
 
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
+from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
 from homing.cloud.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.providers.aws import Aws
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.providers.fake import SERVER
 from homing.cloud.providers.modal import Modal
 from homing.cloud.providers.runpod import Runpod
+from homing.cloud.providers.shadeform import Shadeform
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import billing_lines
 from homing.cloud.watch import watch
@@ -43,7 +46,7 @@ from homing.world import World
 
 __all__ = ["PROVIDERS", "Real", "is_here", "strikes"]
 
-PROVIDERS = ("local", "fake", "ssh", "runpod", "modal")
+PROVIDERS = ("local", "fake", "ssh", "runpod", "shadeform", "aws", "modal")
 _TRIP_EVERY = 8  # strikes between two runs that are let through to their end
 _PARTS = ("agent", "trainer", "sync")
 _START_S = 60.0
@@ -60,7 +63,7 @@ class Real:
 
 def is_here(provider: str) -> bool:
     """Whether this machine has what the provider's double needs."""
-    return provider not in ("ssh", "runpod") or have_sshd()
+    return provider not in ("ssh", "runpod", "shadeform", "aws") or have_sshd()
 
 
 def strikes(provider: str, num: int, folder: Path, seed: int = 0) -> Iterator[Real]:
@@ -84,9 +87,14 @@ def _rig(provider: str, folder: Path) -> Iterator[Rig]:
         look_more_often(patch)
         home = Home(folder / "home", World())
         home.owner  # noqa: B018 (made once: a killed child must not decide it)
-        server = _serve_cloud(home.path) if provider == "fake" else None
+        server = _serve_cloud(home.path, patch) if provider == "fake" else None
         if provider == "runpod":
             server = _serve_runpod(folder / "runpod", patch)
+        if provider == "shadeform":
+            server = _serve_shadeform(folder / "shadeform", patch)
+            sign_in(home, 3600.0)  # a launch wants one on duty where no machine can end itself
+        if provider == "aws":
+            server = _serve_aws(folder / "aws", patch)
         if provider == "modal":
             server = _serve_modal(folder / "modal", patch)
         sshd = Sshd(folder / "sshd") if provider == "ssh" else None
@@ -105,11 +113,13 @@ def _rig(provider: str, folder: Path) -> Iterator[Rig]:
                 sshd.stop()
 
 
-def _serve_cloud(home: Path) -> subprocess.Popen[bytes]:
+def _serve_cloud(home: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "homing.cloud.providers.fake_server", "--home", str(home), "--settle-s", "0.2"]
     server = subprocess.Popen(argv)
     world = World()
     assert wait_until(lambda: world.exists(home / SERVER), timeout_s=_START_S, every_s=0.1, world=world), "no server"
+    for module in ("destroy", "reconcile"):  # who dies before the answer to its create call waits for it; not for long
+        patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
     return server
 
 
@@ -128,6 +138,38 @@ def _serve_runpod(folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[b
         patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
     patch.setattr("homing.cloud.providers.runpod_start.EVERY_S", 0.3)
     patch.setattr("homing.cloud.providers.runpod._DESCRIBE_EVERY_S", 0.5)
+    return server
+
+
+def _serve_shadeform(folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """As for RunPod. No key is on its machines: who looks at the end of a trip ends it."""
+    folder.mkdir()
+    server = subprocess.Popen([sys.executable, "-m", "tests.doubles.shadeform_server", str(folder)], cwd=_ROOT)
+    world, path = World(), folder / shadeform_server.SERVER
+    assert wait_until(lambda: world.exists(path), timeout_s=_START_S, every_s=0.1, world=world), "no server"
+    for name, value in json.loads(path.read_bytes()).items():
+        patch.setenv(name, value)
+    patch.setattr(Shadeform, "cannot", {"end_itself": "It cannot end itself."})  # and shares our disk
+    patch.setattr(Shadeform, "settle_s", 0.2)
+    for module in ("destroy", "reconcile"):
+        patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
+    patch.setattr("homing.cloud.providers.shadeform._DESCRIBE_EVERY_S", 0.5)
+    patch.setattr("homing.cloud.providers.shadeform._LOOK_EVERY_S", 0.3)
+    return server
+
+
+def _serve_aws(folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """As for RunPod. Files come by SSH; that an instance shares our disk is the double's doing."""
+    server, cloud = aws_server.start(folder, pending_s=0.2, late_s=0.2)
+    env = {"AWS_ENDPOINT_URL": cloud.url, "AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "of-the-account"}
+    for name, value in {**env, "AWS_REGION": "us-east-1"}.items():
+        patch.setenv(name, value)
+    patch.setattr(Aws, "cannot", {})
+    patch.setattr(Aws, "settle_s", 0.5)
+    for module in ("destroy", "reconcile"):
+        patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
+    patch.setattr("homing.cloud.providers.aws._DESCRIBE_EVERY_S", 0.5)
+    patch.setattr("homing.cloud.providers.aws._LOOK_S", 0.3)
     return server
 
 
@@ -206,17 +248,27 @@ class Rig:
         return True
 
     def draft(self, steps: int, step_s: float = 0.01) -> Draft:
-        if self._sshd is None:
+        told = self._told()
+        if told is None:
             return make_draft(self.home, self.folder, steps=steps, step_s=step_s, provider=self.provider)
-        there = self._sshd.settings(work_dir=str(self.folder / "there"), python=sys.executable)
-        run = dataclasses.replace(make_run(self.folder), cloud=Cloud(providers=["ssh"], ssh=there))
+        run = dataclasses.replace(make_run(self.folder), cloud=told)
         self.home.configure(run)
-        offer = self.home.provider("ssh").offers(Needs())[0]
+        offer = self.home.provider(self.provider).offers(Needs())[0]
         order = LaunchOrder(run, "name: moss\n", is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"))
         made = draft(order, self.home)
-        work_dir = self.home.provider("ssh").place(made.mark).work_dir
+        work_dir = self.home.provider(self.provider).place(made.mark).work_dir
         argv = tuple(trainer_argv(self.folder, work_dir, steps=steps, step_s=step_s))
         return dataclasses.replace(made, order=dataclasses.replace(order, trainer_argv=argv, heartbeat_s=0.2))
+
+    def _told(self) -> Cloud | None:
+        """What the run file has to say to this provider; None where it works without."""
+        if self._sshd is not None:
+            there = self._sshd.settings(work_dir=str(self.folder / "there"), python=sys.executable)
+            return Cloud(providers=["ssh"], ssh=there)
+        if self.provider == "aws":
+            settings = {"instance_types": ["g5.xlarge"], "ssh_from": "127.0.0.1"}
+            return Cloud(providers=["aws"], settings={"aws": settings})
+        return None
 
     # --- what must hold ---
 

@@ -13,18 +13,22 @@ import pytest
 from tests.cloud.rig import look_more_often, make_run, marked_now, trainer_argv
 from tests.doubles.aws_server import Cloud as AwsCloudDouble
 from tests.doubles.aws_server import aws_cloud
+from tests.doubles.sshd import need_sshd
+from tests.e2e.test_same_result import RUN_FILE, homing
 
 from homing.cloud.destroy import destroy_run
 from homing.cloud.fetch import fetch
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, LaunchOrder, draft, launch
+from homing.cloud.launch import Draft, LaunchOrder, draft, guards, launch
+from homing.cloud.plan import needs_of
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.reconcile import refresh
 from homing.cloud.watch import watch
+from homing.config import load_run
 from homing.wire.run import Cloud
 from homing.world import World
 
-pytestmark = [pytest.mark.machine, pytest.mark.slow]
+pytestmark = [pytest.mark.machine, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SECRET_KEY = "canary/of+the/account"
 STORE = "s3://models/homing"
@@ -32,6 +36,7 @@ STORE = "s3://models/homing"
 
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsCloudDouble]:
+    need_sshd()
     with aws_cloud(tmp_path_factory.mktemp("aws"), pending_s=0.5, late_s=0.5, profile_s=1.0) as found:
         yield found
 
@@ -63,7 +68,9 @@ def ready(
     home: Home, cloud: AwsCloudDouble, tmp_path: Path, *, steps: int = 12, step_s: float = 0.01, **settings: Any
 ) -> Draft:
     told = {"instance_types": ["g5.xlarge"], "metadata_url": cloud.metadata_url, **settings}
-    run = dataclasses.replace(make_run(tmp_path), cloud=Cloud(providers=["aws"], settings={"aws": told}), store=STORE)
+    # `watch` guards too: it would go on with what was taken away by itself, on AWS.
+    where = Cloud(providers=["aws"], settings={"aws": told}, on_preempt="stop")
+    run = dataclasses.replace(make_run(tmp_path), cloud=where, store=STORE)
     home.configure(run)
     offer = home.provider("aws").offers(Needs())[0]
     order = LaunchOrder(run, "name: moss\n", is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"))
@@ -72,18 +79,38 @@ def ready(
     return dataclasses.replace(made, order=dataclasses.replace(order, trainer_argv=tuple(argv), heartbeat_s=0.2))
 
 
-def test_launch_train_push_end_fetch_without_any_key_on_the_machine(
-    home: Home, cloud: AwsCloudDouble, tmp_path: Path
+def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
+    home: Home, cloud: AwsCloudDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = launch(ready(home, cloud, tmp_path, steps=40, step_s=0.05), home)
+    """A real model, trained on a type without a card; no SSH: its files come by signed addresses, and by its role."""
+    from importlib.resources import files
+
+    (tmp_path / "runs").mkdir()
+    text = RUN_FILE.replace("steps: 300", "steps: 30").replace("every: 50", "every: 10")
+    told = f"{{instance_types: [m5.large], metadata_url: {cloud.metadata_url}}}"
+    (tmp_path / "runs/stone.yaml").write_text(f"{text}\nstore: {STORE}\ncloud: {{providers: [aws], aws: {told}}}\n")
+    (tmp_path / "shakespeare.txt.xz").write_bytes((files("homing.presets") / "texts/shakespeare.txt.xz").read_bytes())
+    homing(tmp_path, "prep", "stone")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_run("runs/stone.yaml", ())
+    home.configure(loaded.run)
+    offer = home.provider("aws").offers(needs_of(loaded.run))[0]
+    assert offer.is_spot
+    order = LaunchOrder(loaded.run, loaded.text, is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"))
+    made = draft(order, home)
+    assert any("EC2 terminates what shuts down" in said for said in guards(made, home))
+    done = launch(made, home)
     assert done.heartbeat.has_dead_man
     last = [report.text for report in watch(home, done.run, every_s=1)][-1]
     assert last.startswith("done"), last
     refresh(home)
     (line,) = home.ledger.lines(done.run.id)
     assert line.destroyed_at is not None
-    assert line.note == "shut itself down"
-    assert [life.mark for life in cloud.living()] == []
+    (life,) = [each for each in cloud.lives() if each.mark == line.mark]
+    assert life.ended is not None
+    assert life.reason == "Client.InstanceInitiatedShutdown"
+    paid = Decimal(str((life.ended - life.began) / 3600)) * offer.rate_usd_per_hour
+    assert abs(Decimal(line.spend_usd) - paid) < Decimal("0.01")
     assert home.provider("aws").list_resources() == []
     assert len(fetch(home, done.run).files) > 3
     assert marked_now(home) == []
@@ -175,7 +202,8 @@ def test_the_volume_of_a_run_is_formatted_once_and_found_again(
     said = home.provider("aws").log(second.instance.id)
     assert "formatting" not in said
     assert "the persistent volume is mounted" in said
-    assert len({life.zone for life in cloud.lives() if life.id in (first.instance.id[10:], second.instance.id[10:])}) == 1
+    zones = {f"us-east-1/{life.id}": life.zone for life in cloud.lives()}
+    assert zones[first.instance.id] == zones[second.instance.id]
     destroy_run(home, second.run)
     for each in home.provider("aws").list_resources():
         home.provider("aws").destroy_resource(each)

@@ -181,6 +181,7 @@ def fail_at(tmp_path: Path, home: Home, at: int) -> bool:
     return world.count >= at
 
 
+@pytest.mark.slow
 def test_a_launch_that_fails_here_and_there_undoes_itself(home: Home, tmp_path: Path) -> None:
     for at in points_of_interest(tmp_path, home)[::2]:
         assert fail_at(tmp_path, home, at)
@@ -207,6 +208,7 @@ def end_some(home: Home, run_id: str, what: str) -> None:
             continue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["agent", "trainer", "sync"])
 def test_killing_a_part_of_the_instance_hides_nothing(home: Home, tmp_path: Path, what: str) -> None:
     done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
@@ -242,6 +244,7 @@ def test_a_trainer_killed_under_way_is_restarted_and_the_run_comes_home(home: Ho
     assert marked_now(home) == []
 
 
+@pytest.mark.slow
 def test_a_watching_client_that_is_killed_changes_nothing(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path, steps=60, step_s=0.02), home)
     child = os.fork()

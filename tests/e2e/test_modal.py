@@ -29,7 +29,7 @@ from homing.cloud.stop import ask_to_stop
 from homing.wire.run import Cloud
 from homing.world import World
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 REPLACE = {"/opt/homing": "{box}/root"}
 RUN_FILE = """
 name: moss
@@ -177,10 +177,10 @@ def test_a_run_that_is_longer_than_a_sandbox_may_live_saves_in_time_and_goes_on_
     """A day of a minute and a half: what the guard at home does for days it does here at once."""
     monkeypatch.setattr("homing.cloud.providers.modal_box.LIFETIME_S", 90.0)
     monkeypatch.setattr("homing.cloud.providers.modal_box._LEAST_S", 30)
-    made = ready(home, tmp_path, steps=200, step_s=0.4)
+    made = ready(home, tmp_path, steps=100, step_s=0.8)
     monkeypatch.setattr(
         "homing.cloud.boot.trainer_argv",
-        lambda python, work_dir: trainer_argv(tmp_path, "/opt/homing/work", steps=200, step_s=0.02),
+        lambda python, work_dir: trainer_argv(tmp_path, "/opt/homing/work", steps=100, step_s=0.02),
     )
     first = launch(made, home)
     assert modal.sandboxes[first.instance.id].definition.timeout_secs == 90
@@ -193,4 +193,4 @@ def test_a_run_that_is_longer_than_a_sandbox_may_live_saves_in_time_and_goes_on_
     until_over(home, modal)
     assert home.ledger.find("moss").state == "done"
     assert len(modal.sandboxes) == 2
-    assert fetch(home, home.ledger.find("moss"), tmp_path / "models" / "moss").manifest.step == 200
+    assert fetch(home, home.ledger.find("moss"), tmp_path / "models" / "moss").manifest.step == 100

@@ -13,6 +13,6 @@ pytestmark = [pytest.mark.machine, pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_a_launch_and_what_it_started_may_die_anywhere(tmp_path: Path) -> None:
     need_sshd()
-    struck = list(strikes("runpod", 3, tmp_path))
+    struck = list(strikes("runpod", 2, tmp_path))
     assert [(each.what, each.broken) for each in struck if each.broken] == []
-    assert sum(each.was_hit for each in struck) >= 3
+    assert sum(each.was_hit for each in struck) >= 2

@@ -32,6 +32,7 @@ from homing.cloud.logs import boot_log
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import billing_lines
+from homing.cloud.stop import ask_to_stop
 from homing.cloud.watch import watch
 from homing.config import load_run
 from homing.errors import StartTimeout, UsageError
@@ -167,7 +168,7 @@ def test_offers_launch_boot_train_watch_push_end_fetch_receipt(
 def test_with_self_delete_it_ends_itself_and_the_key_is_in_no_file(
     home: Home, shadeform: ShadeformServer, bucket: str, tmp_path: Path
 ) -> None:
-    made = stand_in(home, bucket, tmp_path, 40, 0.1, settings={"self_delete": True}, is_one_guard_enough=False)
+    made = stand_in(home, bucket, tmp_path, ENDLESS, 0.1, settings={"self_delete": True}, is_one_guard_enough=False)
     assert any("the account's key goes onto the machine" in said for said in guards(made, home))
     assert made.run.limits.time_s == 0, "nothing has to bound what it wastes"
     done = launch(made, home)
@@ -176,11 +177,12 @@ def test_with_self_delete_it_ends_itself_and_the_key_is_in_no_file(
     assert holders
     assert all("agent.zip" in argv for argv in holders), "the trainer and what it starts never see it"
     assert all(KEY not in argv for argv, _ in seen.values())
-    assert wait_until(lambda: shadeform.cloud.live() == {}, timeout_s=120, every_s=0.3, world=home.world)
+    ask_to_stop(home, done.run)
+    assert wait_until(lambda: shadeform.cloud.live() == {}, timeout_s=300, every_s=0.3, world=home.world)
     assert marked_now(home) == []
     refresh(home)
     row = home.ledger.find("moss")
-    assert (row.state, row.exit_code) == ("done", 0), row.reason
+    assert (row.state, row.exit_code) == ("stopped", 0), row.reason
     assert billing_lines(home.ledger.lines(row.id)) == []
     assert files_with(KEY, tmp_path / "machines") == []
     assert files_with(KEY, home.path) == []
@@ -193,7 +195,7 @@ def test_done_with_nobody_there_it_waits_for_home_or_for_its_date(
     done = launch(stand_in(home, bucket, tmp_path, 10), home)
     beat = f"{names.STORE_RUNS}/{done.run.id}/{names.HEARTBEAT}"
     store = home.store_of(done.run)
-    assert wait_until(lambda: b'"ended"' in store.read(beat), timeout_s=120, every_s=0.5, world=home.world)
+    assert wait_until(lambda: b'"ended"' in store.read(beat), timeout_s=300, every_s=0.5, world=home.world)
     assert sum(shadeform.cloud.live().values()) == 1, "it cannot end itself, and bills"
     guard_pass(home)
     assert shadeform.cloud.live() == {}, "whoever looks ends it at once"
@@ -226,7 +228,7 @@ def test_a_spot_machine_that_is_taken_away_goes_on_elsewhere(
     key = f"{names.STORE_RUNS}/{done.run.id}/{names.CHECKPOINTS}"
     assert wait_until(
         lambda: any(entry.key.endswith(names.MANIFEST) for entry in store.list(key)),
-        timeout_s=120, every_s=0.5, world=home.world,
+        timeout_s=300, every_s=0.5, world=home.world,
     )  # fmt: skip
     shadeform.take(done.instance.id)
     refresh(home)

@@ -77,7 +77,9 @@ def test_the_cpu_is_fp32_uncompiled_and_has_no_mfu() -> None:
     assert pick_precision("bf16", CPU) == "bf16"
     assert not is_compile_worthwhile(CPU)
     assert peak_flops(CPU) is None
-    with pytest.raises(UsageError, match="no precision called 'fp8'"):
+    with pytest.raises(UsageError, match="no precision called 'fp4'"):
+        pick_precision("fp4", CPU)
+    with pytest.raises(UsageError, match="cannot compute in fp8"):
         pick_precision("fp8", CPU)
 
 

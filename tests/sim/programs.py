@@ -69,6 +69,8 @@ def _find(argv: list[str]) -> tuple[str, Program]:
         return "end_billing", lambda world: _end_local(world, argv[-2], argv[-1])
     if words[0] == "bash" and "RUNPOD_POD_ID" in argv[-1]:
         return "end_billing", runpod.end_billing
+    if words[0] == "echo":  # a machine that cannot end its own billing, and says so
+        return "end_billing", lambda world: 0
     raise Broken(f"no program for {argv}")
 
 

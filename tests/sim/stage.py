@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any
 from unittest import mock
 
-from tests.sim import runpod
+from tests.sim import runpod, shadeform
 from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
 from tests.sim.host import HOME, Host
 from tests.sim.kernel import Broken, Sim, Task
@@ -39,6 +39,8 @@ from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, S
 __all__ = ["HOME", "Stage", "pace"]
 
 DATA = "/home/me/data"
+_CLOUDS: dict[str, type[SimCloud]] = {"runpod": runpod.SimRunpod, "shadeform": shadeform.SimShadeform}
+_ENVS = {"runpod": runpod.ENV, "shadeform": shadeform.ENV}
 _FAKE_ENV = {URL_ENV: f"http://{CLOUD_HOST}", KEY_ENV: API_KEY}
 VERB_DEADLINE_S = 1800.0  # no verb may take longer, whatever goes wrong
 
@@ -65,13 +67,13 @@ class Stage(Sim):
 
     def add_home(self, name: str) -> Host:
         host = self.add_host(name)
-        host.env.update(runpod.ENV if self.provider == "runpod" else _FAKE_ENV)
+        host.env.update(_ENVS.get(self.provider, _FAKE_ENV))
         self._lay_out(host)
         return host
 
     def rent(self, settings: Settings, faults: Faults, rate_usd_per_hour: str) -> SimCloud:
         """Opens the cloud of this schedule."""
-        kind = runpod.SimRunpod if self.provider == "runpod" else SimCloud
+        kind = _CLOUDS.get(self.provider, SimCloud)
         self.cloud = kind(self, settings, faults, rate_usd_per_hour)
         return self.cloud
 
@@ -116,6 +118,8 @@ class Stage(Sim):
             offer=home.provider(told["provider"]).offers(Needs())[0],
             spend_limit_usd=Decimal(told["limit"]),
             resume=told["resume"],
+            # Where no machine can end itself a launch wants a guard on duty; these days do without, and say so.
+            is_one_guard_enough=self.provider == "shadeform",
         )
 
     def draft(self, home: Home, **told: Any) -> Draft:
@@ -164,6 +168,7 @@ def pace() -> Iterator[None]:
             mock.patch("homing.cloud.papers._heartbeat_s", _every_five_s),
             mock.patch("homing.cloud.home.HERE_ONLY", ("local",)),
             runpod.pace(),
+            shadeform.pace(),
             contextlib.redirect_stderr(io.StringIO()),
         ):
             yield

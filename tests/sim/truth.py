@@ -161,7 +161,7 @@ class Truth:
             if not host.is_up or host.is_frozen or "cloud" in host.cut:
                 continue
             for proc in host.living():
-                if host.name == life.id and proc.role in ("agent", "dead-man"):
+                if host.name == life.id and proc.role in ("agent", "dead-man") and stage.provider != "shadeform":
                     found.add(f"{proc.role}")
                 elif proc.role == "guard" and _is_guarded_from(host, life.mark):
                     found.add(f"guard on {host.name}")

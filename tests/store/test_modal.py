@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from grpclib import Status
+from tests.cloud.rig import homing
 from tests.contracts.stores import StoreContract
 from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, Fault, Modal
+from tests.store.test_verbs import there_and_back
 
 from homing.cloud.store_dry import DryStore
 from homing.errors import IntegrityError, StoreError, UsageError
@@ -151,6 +153,22 @@ def test_a_transfer_that_breaks_off_begins_anew(modal: Modal, store: VolumeStore
         store.get("k", str(tmp_path / "k"), "0" * 64)
 
 
+def test_a_full_disk_here_is_not_called_a_silent_modal(
+    modal: Modal, store: VolumeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_bytes("k", b"1")
+
+    def append(self: World, path: Any, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(World, "append", append)
+    with pytest.raises(StoreError, match="here") as caught:
+        store.get("k", str(tmp_path / "k"))
+    assert "No space left" in caught.value.why
+    assert modal.calls.count("VolumeGetFile2") == 1, "asked once"
+    assert list(tmp_path.glob("k*")) == []
+
+
 @pytest.mark.parametrize("method", ["VolumePutFiles2", "VolumeListFiles2", "VolumeGetFile2", "VolumeRemoveFile2"])
 @pytest.mark.parametrize("status", [Status.UNAVAILABLE, Status.RESOURCE_EXHAUSTED])
 def test_a_burst_of_errors_is_waited_out(modal: Modal, store: VolumeStore, method: str, status: Status) -> None:
@@ -167,6 +185,13 @@ def test_a_lost_reply_of_a_delete_is_a_delete(modal: Modal, store: VolumeStore) 
     modal.faults.append(Fault("VolumeRemoveFile2", is_after=True))
     store.delete("k")
     assert not store.exists("k")
+
+
+def test_homing_store_works_with_a_volume(
+    modal: Modal, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modal.add_volume("runs")
+    there_and_back(lambda *argv: homing(capsys, monkeypatch, *argv), "modal:runs/x", tmp_path)
 
 
 # --- an exclusive write ---

@@ -185,6 +185,19 @@ def test_a_later_attempt_with_an_empty_disk_deletes_nothing_until_it_has_a_newer
     assert whole_steps(store) == [("pretrain", 20)]
 
 
+def test_an_attempt_that_began_further_back_deletes_no_checkpoint_that_is_newer_than_its_own(
+    run_dir: Path, store: Recording
+) -> None:
+    for step in (10, 20):
+        write_checkpoint(run_dir, "pretrain", step)
+    make_pusher(run_dir, store).push_changes()
+    shutil.rmtree(run_dir / "checkpoints")
+    second = make_pusher(run_dir, store)
+    write_checkpoint(run_dir, "pretrain", 15)
+    second.push_changes()
+    assert whole_steps(store) == [("pretrain", 15), ("pretrain", 20)]
+
+
 def test_a_checkpoint_damaged_here_is_told_and_never_shown_as_whole(run_dir: Path, store: Recording) -> None:
     write_checkpoint(run_dir, "pretrain", 10)
     damaged = write_checkpoint(run_dir, "pretrain", 20)

@@ -24,6 +24,7 @@ SOURCE = "dead-man"  # of its events; also its log
 PAUSES_S = (2.0, 15.0, 60.0)  # before each restart of an agent; after the last one the run has failed
 FORGET_S = 3600.0  # an agent that lived this long was started well
 GRACE_S = 60.0
+QUICK_TRIES = 20  # that failed, without growing pauses: the limit is seconds away
 AGAIN_S = 20.0  # after an end that was accepted: whoever is still here was not ended
 LAST_PUSH_S = 600.0
 
@@ -43,15 +44,15 @@ class DeadMan:
         self._alone_since = -1.0  # on the monotonic clock; negative while an agent lives
 
     def run(self) -> None:
-        tries = 0
+        failed = 0  # in a row: an end that was accepted and did nothing is no reason to be slower
         while True:
             try:
                 why = self.why_end()
                 if why:
-                    tries += 1
                     self.folder.event("dead_man_ends", why)
-                    if end_billing(self.folder, tries, lambda: self.world.sleep(0.1)):
-                        self.world.sleep(pause_s(tries, self.tick_s))
+                    is_refused = end_billing(self.folder, failed + 1, lambda: self.world.sleep(0.1))
+                    failed = failed + 1 if is_refused else 0
+                    self.world.sleep(pause_s(max(0, failed - QUICK_TRIES), self.tick_s) if failed else 0.0)
             except Exception:  # an ill disk must not take the last guard on this machine down
                 log.exception("the dead-man goes on")
             self.world.sleep(self.tick_s)

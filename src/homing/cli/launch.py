@@ -11,6 +11,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
+from homing.cli.offers import rate_age
 from homing.cli.options import Json, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
 from homing.cli.pick import agrees_to_next, agrees_to_rate, select
 from homing.cli.tracking import begin, following, wanted
@@ -196,6 +197,9 @@ def _with_wishes(ready: Draft, *, keep_on_failure_s: float, is_one_guard_enough:
 def _say_plan(ready: Draft, home: Home) -> None:
     before = f", {usd(ready.spent_before_usd)} of it spent by earlier attempts" if ready.spent_before_usd else ""
     talk.say(f"Worst case: {usd(ready.worst_case_usd)}{before}.")
+    age = rate_age(ready.order.offer, home.world.now())
+    if age:
+        talk.say(f"Not told by the provider just now: {age}.")
     for sentence in guards(ready, home):
         talk.say(f"  {sentence}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -12,8 +13,10 @@ import typer
 from homing.cli import talk
 from homing.cli.control import open_home, say_problems, usd
 from homing.cli.options import Json
+from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.offers import Found, check_gpu, list_offers
 from homing.cloud.providers.base import Needs, Offer
+from homing.cloud.providers.registry import PROVIDERS, configured
 from homing.errors import UsageError
 from homing.gpus import find_gpu
 from homing.units import format_duration
@@ -41,6 +44,7 @@ def command(
     needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=0 if all_configs else num_gpus)
     with open_home() as home:
         found = list_offers(needs, provider or [], home)
+        asked = set(configured(home.path, home.world))
         now = home.world.now()
     talk.emit("offers/1", _document(found, now))
     name = needs.gpu or "machines"
@@ -50,7 +54,16 @@ def command(
     )
     talk.table([*HEADERS, *extra], rows, title=f"Available {name} (sorted by price)")
     say_problems(found.problems)
+    if not provider:
+        _say_unasked(asked)
     talk.say("\nThe lowest rate is not always the cheapest to finish. Next: homing plan RUN")
+
+
+def _say_unasked(asked: set[str]) -> None:
+    """Somebody has a key and has not said that it is for machines."""
+    for name, account in ACCOUNTS.items():
+        if name in PROVIDERS and name not in asked and all(os.environ.get(key) for key in account.keys):
+            talk.say(f"{account.title} has keys here and is not asked yet: homing setup {name}")
 
 
 def row_of(number: int, offer: Offer) -> list[str]:

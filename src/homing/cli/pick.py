@@ -44,7 +44,8 @@ def agrees_to_rate(row: OfferPlan, run_name: str, limit_usd_per_hour: Decimal | 
         raise UsageError(
             what=f"{name_of(row.offer)} costs {rate} an hour, and nobody has said that it may.",
             why=f"Over {usd(DEAR_USD_PER_HOUR)}/h it is asked for by name, also with --yes, unless limits.rate is set.",
-            fix=f"homing launch {run_name} --set limits.rate={row.offer.rate_usd_per_hour}",
+            fix=f"homing launch {run_name} --set limits.rate={row.offer.rate_usd_per_hour}   or answer at a terminal,"
+            " as a run that goes on must",
         )
     return talk.ask(question, yes=False)
 

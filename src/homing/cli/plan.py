@@ -93,7 +93,7 @@ def _show_phases(plan: Plan) -> None:
     rows = [(part.name, device, format_duration(part.seconds), usd(part.cost_usd)) for part in parts]
     if best.odds.num_interruptions:
         away_s = best.seconds - sum(part.seconds for part in parts)
-        times = f"taken away {best.odds.num_interruptions:.2g} times"
+        times = f"taken away {best.odds.num_interruptions:.2g} times ({best.odds.text})"
         rows.append((times, device, format_duration(away_s), usd(meter.cost(best.offer.rate_usd_per_hour, away_s))))
     if best.storage_usd:
         rows.append(("storage", plan.run.store, format_duration(best.seconds), usd(best.storage_usd)))
@@ -176,6 +176,7 @@ def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:
                 "worst_usd": str(row.worst_usd),
                 "storage_usd": str(row.storage_usd),
                 "num_interruptions": row.odds.num_interruptions,
+                "odds_text": row.odds.text,
                 "minimum_usd": str(row.minimum_usd),
                 "rate_age_s": 0.0 if row.offer.as_of is None else max(0.0, now - row.offer.as_of),
                 "phases": [

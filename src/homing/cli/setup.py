@@ -38,7 +38,8 @@ def command(
         raise UsageError(what=f"There is no provider {provider!r}.", fix=f"Known: {', '.join(sorted(PROVIDERS))}")
     with open_home() as home:
         account = ACCOUNTS.get(provider)
-        if account is not None and provider not in configured(home.path, home.world):
+        is_set = account is None or account.is_set(home.world.environment(), home.world)
+        if account is not None and not is_set and provider not in configured(home.path, home.world):
             _take_key(account, home, dry_run=dry_run)
         steps = steps_for(provider, home, store)
         for step in steps:

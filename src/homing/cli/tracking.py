@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from homing.trackers.to_wandb import mode_of
 from homing.wire.run import Run
 from homing.world import World
 
-__all__ = ["begin", "following", "wanted"]
+__all__ = ["begin", "following", "go_on", "wanted"]
 
 _FOLDER = "trackers"  # in the run's folder at home
 
@@ -60,6 +61,14 @@ def begin(each: Following, world: World) -> None:
             talk.say(f"{each.tracker} is told, from here, until the run ends: {each.path('log')}")
     except OSError as exc:
         talk.say(f"warning: {each.tracker} is not told: {exc}")
+
+
+def go_on(home: Path, run_id: str, world: World) -> None:
+    """Followers that were asked for once and died with a computer that was shut down."""
+    folder = home / "runs" / run_id / _FOLDER
+    orders = [name for name in world.listdir(folder) if name.endswith(".order")] if world.exists(folder) else []
+    for name in orders:
+        begin(Following(**json.loads(world.read(folder / name))), world)
 
 
 def _config(run: Run) -> dict[str, Any]:

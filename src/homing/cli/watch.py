@@ -11,7 +11,7 @@ import typer
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, usd
 from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb
-from homing.cli.tracking import begin, following, wanted
+from homing.cli.tracking import begin, following, go_on, wanted
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.meter import MARGIN_S, cost
@@ -46,6 +46,8 @@ def command(
     trackers = wanted(tracker, wandb=wandb, verb="watch")
     with open_home() as home:
         row = find_run(home, run)
+        if row.is_live:
+            go_on(home.path, row.id, home.world)
         for each in trackers:
             begin(following(each, home.path, row.id, run_name, store=row.store), home.world)
         try:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from homing.world import World
 
 __all__ = ["ACCOUNTS", "Account"]
 
@@ -19,6 +23,13 @@ class Account:
     url: str = ""  # asked for the time
     extra: str = ""  # what to install
     login: str = ""  # a command that leaves a key in a file instead
+    files: tuple[str, ...] = ()  # where that leaves it, below the person's home
+
+    def is_set(self, environment: Mapping[str, str], world: World) -> bool:
+        """Whether there is something that may be a key; whether it is taken only the provider can say."""
+        folder = Path(environment.get("HOME", "~")).expanduser()
+        is_there = any(world.exists(folder / name) for name in self.files)
+        return is_there or all(environment.get(name) for name in self.keys)
 
 
 ACCOUNTS: dict[str, Account] = {
@@ -35,6 +46,7 @@ ACCOUNTS: dict[str, Account] = {
             "https://sts.amazonaws.com",
             extra="aws",
             login="aws configure",
+            files=(".aws/credentials", ".aws/config"),
         ),
         Account(
             "modal",
@@ -47,6 +59,7 @@ ACCOUNTS: dict[str, Account] = {
             "https://api.modal.com",
             extra="modal",
             login="modal setup",
+            files=(".modal.toml",),
         ),
         Account(
             "runpod",
@@ -57,6 +70,7 @@ ACCOUNTS: dict[str, Account] = {
             "docs/runpod.md",
             "RUNPOD_API_URL",
             "https://api.runpod.io/v2",
+            files=(".runpod/config.toml",),
         ),
         Account(
             "shadeform",

@@ -77,9 +77,8 @@ def _judge_token(status: int, body: bytes, account: Account, *, is_needed: bool)
 def _check_provider(name: str, examined: Examined) -> list[Check]:
     home, account = examined.home, ACCOUNTS.get(name)
     try:
-        environment = home.world.environment()
-        has_keys = account is not None and all(environment.get(key) for key in account.keys)
-        if account is not None and not has_keys and name not in configured(home.path, home.world):
+        is_set = account is None or account.is_set(home.world.environment(), home.world)
+        if account is not None and not is_set and name not in configured(home.path, home.world):
             return [_unset(account, is_needed=examined.is_needed)]
         provider = _open(name, examined)
         if examined.run is not None:

@@ -22,7 +22,7 @@ from decimal import Decimal
 
 from homing.cloud import diary, heard, meter, relaunch
 from homing.cloud.destroy import destroy_lines, end_twins
-from homing.cloud.guards import can_end_itself, sign_in
+from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance
@@ -30,6 +30,7 @@ from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, billing_lines, look
 from homing.cloud.survey import kept_key
 from homing.cloud.terms import Terms, limits_of, terms_of
+from homing.cloud.unattended import waits_for_home
 from homing.errors import HomingError, LimitReached, NotOwner, StillBilling
 from homing.store import pace_of
 from homing.units import format_duration
@@ -211,13 +212,8 @@ class _Round:
             self._end(f"The guard at home ends its machine: it was {said}.", "late")
 
     def _waits_for_us(self) -> bool:
-        """It has said goodbye and cannot end its own billing: from here on every second is paid for nothing."""
-        line = self.billing[-1]
-        if can_end_itself(self.home.provider_of(line)):
-            return False
-        signs = look(self.home, self.run).signs
-        beat = signs.heartbeat if signs is not None else None
-        return beat is not None and beat.mark == line.mark and beat.state == "ended"
+        line, signs = self.billing[-1], look(self.home, self.run).signs
+        return signs is not None and waits_for_home(self.home.provider_of(line), line.mark, signs.heartbeat)
 
     def _is_kept(self, line: LedgerLine) -> bool:
         """By a person, who told `homing reconcile` so: said aloud, and ended by its limit or by that person."""

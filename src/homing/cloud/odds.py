@@ -2,7 +2,8 @@
 
     each time   the steps since the last checkpoint, half of the way between two on average
                 + another machine: boot, inputs, the checkpoint from the store, load and compile
-    so often    as the offer says, for every hour that it runs, those hours included that this itself adds
+    so often    as the provider tells; where it tells nothing of a spot machine, once in twenty hours is assumed, and
+                what this home has seen of that offer counts; for every hour, those included that this itself adds
 
 A notice before the end would save the steps; it is not counted on, because it may not come.
 """
@@ -12,11 +13,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from homing.cloud.home import Home
 from homing.cloud.providers.base import Offer
 from homing.cloud.timing import Timing
 from homing.wire.run import Phase, Run
 
 __all__ = ["Odds", "odds_of"]
+
+ASSUMED_HOURS = 20.0  # in which a spot machine is taken away once, as long as nothing else is known
+_TAKEN = "preempted"  # how the ledger's note of such an end begins
 
 
 @dataclass(frozen=True)
@@ -24,18 +29,44 @@ class Odds:
     seconds: float  # from create to gone, with the times it is taken away; infinite: it would never get on
     num_interruptions: float  # expected
     lost_s: float  # each time
+    per_hour: float = 0.0
+    text: str = ""  # how we know
 
 
-def odds_of(run: Run, offer: Offer, timing: Timing) -> Odds:
+def odds_of(run: Run, offer: Offer, timing: Timing, home: Home) -> Odds:
     whole_s = timing.whole_s(run)
-    if offer.interruptions_per_hour <= 0:
+    per_hour, text = _per_hour(offer, home)
+    if per_hour <= 0:
         return Odds(whole_s, 0.0, 0.0)
     lost_s = _between_saves_s(run, timing) / 2 + timing.arrive_s + timing.push_s + timing.start_s
-    share_lost = offer.interruptions_per_hour * lost_s / 3600
+    share_lost = per_hour * lost_s / 3600
     if share_lost >= 1:
-        return Odds(math.inf, math.inf, lost_s)
+        return Odds(math.inf, math.inf, lost_s, per_hour, text)
     seconds = whole_s / (1 - share_lost)
-    return Odds(seconds, offer.interruptions_per_hour * seconds / 3600, lost_s)
+    return Odds(seconds, per_hour * seconds / 3600, lost_s, per_hour, text)
+
+
+def _per_hour(offer: Offer, home: Home) -> tuple[float, str]:
+    if offer.interruptions_per_hour:
+        return offer.interruptions_per_hour, "as the provider tells"
+    if not offer.is_spot:
+        return 0.0, ""
+    num_taken, hours = _seen(offer, home)
+    text = f"assumed: once in {ASSUMED_HOURS:g} h"
+    if hours:
+        text += f", and seen here: {num_taken} in {hours:.1f} h"
+    # The assumption weighs as much as its own hours, and what is seen takes over as it grows.
+    return (num_taken + 1) / (hours + ASSUMED_HOURS), text
+
+
+def _seen(offer: Offer, home: Home) -> tuple[int, float]:
+    """How often one of these was taken away from this home, in how many hours."""
+    if not home.world.exists(home.path / "ledger.sqlite"):
+        return 0, 0.0
+    lines = [line for line in home.ledger.lines() if (line.provider, line.offer) == (offer.provider, offer.name)]
+    ended = [line for line in lines if line.created_at is not None and line.destroyed_at is not None]
+    hours = sum((line.destroyed_at or 0.0) - (line.created_at or 0.0) for line in ended) / 3600
+    return sum(line.note.startswith(_TAKEN) for line in ended), max(0.0, hours)
 
 
 def _between_saves_s(run: Run, timing: Timing) -> float:

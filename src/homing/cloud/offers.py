@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Protocol, runtime_checkable
 
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Needs, Offer, Provider, lack
@@ -23,6 +24,13 @@ __all__ = ["ASK_S", "DEAR_USD_PER_HOUR", "Found", "LeftOut", "check_gpu", "find_
 ASK_S = 30.0  # so long a provider may take to say what it has
 # From here on an hour costs so much that --yes alone does not take it: limits.rate says that it is meant.
 DEAR_USD_PER_HOUR = Decimal(20)
+
+
+@runtime_checkable
+class Choosy(Protocol):
+    """A provider that has what it would not let us take: of an operating system or a kind that we cannot use."""
+
+    def left_out(self) -> list[tuple[Offer, str]]: ...  # of what it was last asked for
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,10 @@ def _look(provider: Provider, needs: Needs, *, explain: bool = False) -> Found:
     if not explain:
         return Found(offers)
     every = provider.offers(Needs(gpu=needs.gpu, num_gpus=needs.num_gpus))
-    return Found(offers, [LeftOut(offer, why) for offer in every if (why := lack(offer, needs))])
+    left_out = [LeftOut(offer, why) for offer in every if (why := lack(offer, needs))]
+    if isinstance(provider, Choosy):
+        left_out += [LeftOut(offer, why) for offer, why in provider.left_out()]
+    return Found(offers, left_out)
 
 
 def _ask(

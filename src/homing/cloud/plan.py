@@ -148,7 +148,7 @@ def _reached(run: Run, offers: list[Offer], home: Home) -> tuple[list[Offer], li
 def _plan_offer(run: Run, offer: Offer, home: Home) -> OfferPlan:
     speed = estimate(run, offer, home)
     timing = timing_of(run, offer, speed, home)
-    odds, rate = odds_of(run, offer, timing), offer.rate_usd_per_hour
+    odds, rate = odds_of(run, offer, timing, home), offer.rate_usd_per_hour
     is_finite = math.isfinite(odds.seconds)
     storage = _storage_usd(run, odds.seconds, home) if is_finite else Decimal(0)
     return OfferPlan(
@@ -189,7 +189,7 @@ def _worst_usd(run: Run, rate: Decimal, slow_s: float) -> Decimal:
 
 
 def _odds_text(row: OfferPlan) -> str:
-    return f"{row.offer.interruptions_per_hour:g} times an hour, and each time costs {format_duration(row.odds.lost_s)}"
+    return f"{row.odds.per_hour:g} times an hour, and each time costs {format_duration(row.odds.lost_s)}"
 
 
 def _taken_too_often(run: Run, rows: list[OfferPlan]) -> NoOffer:

@@ -135,7 +135,12 @@ def _refresh_lines(home: Home, name: str, open_: Callable[[], Provider], of: lis
             problems.append(f"{name} shows {first.id} and {instance.id} under the one mark {instance.mark}: both bill.")
             if known is not None and known.instance_id == instance.id:
                 owned[instance.mark] = instance
+    others = {line.mark: line.provider for line in home.ledger.lines() if line.provider != name}
     for mark, instance in owned.items():
+        if mark in others:
+            # An id of one provider in the line of another would make a stranger of the machine that is there.
+            problems.append(f"{name} shows {instance.id} under the mark {mark}, which is on {others[mark]}.")
+            continue
         _note_owned(home, lines.get(mark), instance)
     for line in lines.values():
         if line.destroyed_at is None and line.created_at is not None and line.mark not in owned:

@@ -18,7 +18,9 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.lease import require_owner
 from homing.cloud.ledger import CUT_SHORT, LedgerLine, RunRow
+from homing.cloud.offers import is_dear
 from homing.cloud.plan import make_plan
+from homing.cloud.providers.base import Offer
 from homing.cloud.signs import read_document
 from homing.errors import (
     CreateFailed,
@@ -91,6 +93,7 @@ def relaunch(home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
             is_one_guard_enough=kept.is_one_guard_enough,
         )
         try:
+            _refuse_dear(row.offer, kept.run, home.ledger.lines(run.id))
             # In the try: what is left of the limit may be too little for this offer and enough for the next.
             return _launch(draft(order, home), home, run, tell)
         except NotOwner:
@@ -100,6 +103,19 @@ def relaunch(home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
             tell(f"{row.offer.provider} {row.offer.name}: {exc.what}")
     assert problem is not None, "a plan has offers, or raises"
     raise problem
+
+
+def _refuse_dear(offer: Offer, run: Run, lines: list[LedgerLine]) -> None:
+    """Nobody is there to be asked: an hour far dearer than those before is taken only where limits.rate allows it."""
+    most = None if run.limits.rate_usd_per_hour is None else Decimal(run.limits.rate_usd_per_hour)
+    before = max((Decimal(line.rate_usd_per_hour) for line in lines), default=Decimal(0))
+    if is_dear(offer, most) and offer.rate_usd_per_hour > before:
+        rate = meter.show_usd(offer.rate_usd_per_hour)
+        raise UsageError(
+            what=f"It costs {rate} an hour, and nobody has said that it may.",
+            why=f"{run.name} ran at {meter.show_usd(before)} an hour at most.",
+            fix=f"homing launch {run.name} --resume   and answer, or set limits.rate in the run file beforehand",
+        )
 
 
 def papers(home: Home, run: RunRow) -> _Papers:

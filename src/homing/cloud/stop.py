@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
 from homing.cloud.lease import require_owner
 from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.signs import read_document, read_signs
 from homing.cloud.status import Status, billing_lines, look
+from homing.cloud.unattended import waits_for_home
 from homing.cloud.wish import ask, deliver
 from homing.errors import HomingError, UsageError
 from homing.store import run_key
 from homing.units import format_duration
 from homing.wire import names
-from homing.wire.control import Request
+from homing.wire.control import Heartbeat, Request
 
 __all__ = ["ask_to_stop", "wait_for_stop"]
 
@@ -57,6 +59,7 @@ def wait_for_stop(
         if not status.run.is_live and not status.is_billing:
             return status
         beat = status.signs.heartbeat if status.signs else None
+        _end_what_waits(home, status, beat, tell)
         now = f"{beat.state} at step {beat.step:,}" if beat else "no heartbeat yet"
         for text in [*problems, *([status.problem] if status.problem else []), f"waiting for the agent: {now}"]:
             if text != said:
@@ -69,3 +72,11 @@ def wait_for_stop(
                 fix=f"homing watch {run.name}   or at once, losing what is not pushed: homing destroy {run.name}",
             )
         home.world.sleep(_EVERY_S)
+
+
+def _end_what_waits(home: Home, status: Status, beat: Heartbeat | None, tell: Callable[[str], None]) -> None:
+    """A machine that cannot end its own billing is ended from here, once it has said goodbye."""
+    for line in billing_lines(status.lines) if not status.run.is_live else []:
+        if waits_for_home(home.provider_of(line), line.mark, beat):
+            tell(f"{line.mark} has pushed everything and cannot end its own billing; ending it")
+            destroy_lines(home, [line])

@@ -12,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 from decimal import Decimal
 
-from homing.cloud.providers.base import Offer
+from homing.cloud.guards import can_end_itself
+from homing.cloud.providers.base import Offer, Provider
 from homing.cloud.timing import Timing
+from homing.wire.control import Heartbeat
 from homing.wire.limit import allowed_s
 from homing.wire.run import Run
 
-__all__ = ["with_time", "without_time"]
+__all__ = ["waits_for_home", "with_time", "without_time"]
 
 _KEY = "limits.time_s"
 _ORIGIN = "derived: its machine cannot end its own billing"
@@ -38,3 +40,8 @@ def with_time(run: Run, offer: Offer, timing: Timing, spend_limit_usd: Decimal, 
         return run
     limits = dataclasses.replace(run.limits, time_s=time_s)
     return dataclasses.replace(run, limits=limits, origin={**run.origin, _KEY: _ORIGIN})
+
+
+def waits_for_home(provider: Provider, mark: str, beat: Heartbeat | None) -> bool:
+    """It has said goodbye and cannot end its own billing: from here on every second is paid for nothing."""
+    return not can_end_itself(provider) and beat is not None and beat.mark == mark and beat.state == "ended"

@@ -39,6 +39,8 @@ def parameter_table(model: Model) -> list[Part]:
     """Every parameter once, in the order of the decoder. A tied head has a row of its own that counts nothing."""
     d, layers = model.width, model.num_layers
     queries, keys = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    if model.family == "swift":
+        return _swift_table(model, queries, keys)
     parts = [
         Part("embedding", model.vocab_size * d, False, f"{model.vocab_size:,} x {d:,}"),
         Part("attention q", layers * d * queries, True, f"{layers} x {d:,} x {queries:,}"),
@@ -56,6 +58,26 @@ def parameter_table(model: Model) -> list[Part]:
     else:
         parts.append(Part("head", model.vocab_size * d, True, f"{d:,} x {model.vocab_size:,}"))
     return parts
+
+
+# As in the trainer's model, which checks its own count against this one.
+_VALUE_GATE, _SMEAR_GATE = 12, 24
+
+
+def _swift_table(model: Model, queries: int, keys: int) -> list[Part]:
+    d, layers, vocab = model.width, model.num_layers, model.vocab_size
+    with_values = (layers + 1) // 2
+    gates = with_values * model.num_kv_heads * _VALUE_GATE + _SMEAR_GATE
+    return [
+        Part("embedding", vocab * d, False, f"{vocab:,} x {d:,}"),
+        Part("value embeddings", with_values * vocab * keys, False, f"{with_values} x {vocab:,} x {keys:,}"),
+        Part("attention q", layers * d * queries, True, f"{layers} x {d:,} x {queries:,}"),
+        Part("attention k, v", layers * 2 * d * keys, True, f"{layers} x 2 x {d:,} x {keys:,}"),
+        Part("attention out", layers * queries * d, True, f"{layers} x {queries:,} x {d:,}"),
+        Part("feed-forward", layers * 2 * d * model.ffn_width, True, f"{layers} x 2 x {d:,} x {model.ffn_width:,}"),
+        Part("gates and scales", gates + 2 * layers + 2, False),
+        Part("head", vocab * d, True, f"{d:,} x {vocab:,}"),
+    ]
 
 
 def sizes(model: Model) -> Sizes:

@@ -34,6 +34,10 @@ MUON_LR_EMBEDDING = 0.05
 MUON_LR_HEAD = 0.008
 MUON_LR_NORM = 0.008
 ADAMW_LR = 6e-4
+# swift norms its embedding, and nanochat's rates fit it.
+SWIFT_LR_EMBEDDING = 0.3
+SWIFT_LR_SCALAR = 0.5
+SWIFT_ROPE_BASE = 100_000.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,9 @@ def shape_of_depth(depth: int) -> Shape:
     return Shape(depth, width, width // HEAD_SIZE, HEAD_SIZE, ffn_width_of(width))
 
 
-def ffn_width_of(width: int) -> int:
-    """Three SwiGLU matrices of 8/3 width cost what two of 4 width cost."""
-    return round_up(8 * width / 3, 64)
+def ffn_width_of(width: int, family: str = "stock") -> int:
+    """Three SwiGLU matrices of 8/3 width cost what swift's two of 4 width cost."""
+    return 4 * width if family == "swift" else round_up(8 * width / 3, 64)
 
 
 def tokens_for(model: Model) -> int:

@@ -1,13 +1,12 @@
 """How much memory training takes on a card, by part, and what to lower where it does not fit.
 
     always there   fp32 weights, fp32 gradients, optimizer state, CUDA itself
-    a forward      bf16 copies of the matrices, activations per row, logits (in pieces, as the trainer's loss does)
+    a forward      copies of the matrices to compute with, activations per row, one piece of logits with its gradients
     a step         Muon's scratch for its largest group of matrices; never at the same time as a forward
 
 so the peak is `always + max(forward, step)`. Activations are those that backward needs, by counting the decoder's
-tensors; attention is the fused kind, whose memory does not grow with the square of the context. torch.compile keeps
-fewer activations and more logits. The constants were fitted to peaks measured on an H200 (tests/config/test_memory.py
-has them): eager within +1 to +5%, compiled within +1 to +2%.
+tensors; attention is the fused kind, whose memory does not grow with the square of the context. The count was compared
+with peaks measured on an H200 (tests/config/test_memory.py has them).
 """
 
 from __future__ import annotations
@@ -20,20 +19,17 @@ from homing.wire.run import Model, Phase, Run
 
 __all__ = ["Fit", "Memory", "fits", "memory_of", "training_memory"]
 
-FP32, BF16 = 4, 2
+FP32, BF16, FP8 = 4, 2, 1
 # The context, cuBLAS and cuDNN work spaces of one process: 0.75 GiB there, and more with other drivers.
 CUDA_BYTES = 2**30
 # The allocator rounds and leaves holes; what it cannot hand out is not ours to plan with.
 USABLE = 0.94
-# The trainer's loss holds the logits of so many (token, entry) pairs at a time, some of them three times in fp32.
-PIECE_LOGITS = 2**26
-BYTES_PER_LOGIT = 16
-# What torch.compile leaves of the activations, by recomputing what is cheap; and what it holds of the logits of all
-# pieces together, which it does not free one by one.
-COMPILED_ACTIVATIONS = 0.72
-COMPILED_BYTES_PER_LOGIT = 4.3
+# The trainer's loss holds the logits of so many (token, entry) pairs at a time, in the type it computes in.
+PIECE_LOGITS = 2**28
 # Stacked gradient, momentum mix and update in fp32, and the polynomial's operands in bf16.
 MUON_SCRATCH_BYTES = 16
+# What the count leaves out: work spaces of products, rows of statistics, holes.
+SPARE = 1.04
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,8 @@ class Memory:
     activations_per_row: int
     logits_per_row: int
     logits_most: int
+    head_gradient: int
     scratch: int
-    is_compiled: bool = True
     cuda: int = CUDA_BYTES
 
     @property
@@ -59,13 +55,8 @@ class Memory:
         return self.always + max(self.forward(micro_batch), self.scratch)
 
     def forward(self, micro_batch: int) -> int:
-        logits = float(min(self.logits_most, micro_batch * self.logits_per_row))
-        activations = float(micro_batch * self.activations_per_row)
-        if self.is_compiled:
-            activations *= COMPILED_ACTIVATIONS
-            if micro_batch * self.logits_per_row > self.logits_most:
-                logits += micro_batch * self.logits_per_row * COMPILED_BYTES_PER_LOGIT / BYTES_PER_LOGIT
-        return int(self.copies + activations + logits)
+        logits = min(self.logits_most, micro_batch * self.logits_per_row) + self.head_gradient
+        return int(self.copies + SPARE * micro_batch * self.activations_per_row + logits)
 
 
 @dataclass(frozen=True)
@@ -84,45 +75,55 @@ class Fit:
 def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = True) -> Memory:
     """Of one phase (the first when none is given) at the precision a card with or without bf16 takes."""
     phase = phase or run.phases[0]
-    is_bf16 = run.train.precision == "bf16" or (run.train.precision == "auto" and has_bf16)
-    return memory_of(run.model, phase.optimizer.kind, is_bf16=is_bf16, is_compiled=run.train.compile != "off")
+    precision = run.train.precision
+    if precision == "auto":
+        precision = "bf16" if has_bf16 else "fp32"
+    return memory_of(run.model, phase.optimizer.kind, precision=precision)
 
 
-def memory_of(model: Model, optimizer: str, *, is_bf16: bool, is_compiled: bool = True) -> Memory:
-    size = BF16 if is_bf16 else FP32
+def memory_of(model: Model, optimizer: str, *, precision: str) -> Memory:
+    size = FP32 if precision == "fp32" else BF16
     padded_vocab = round_up(model.vocab_size, 64)
     table = {part.name: part.num_params for part in parameter_table(model)}
     head = padded_vocab * model.width
     num_params = sum(table.values()) + (head - model.vocab_size * model.width) * (1 if model.is_tied else 2)
     blocks = sum(table[name] for name in ("attention q", "attention k, v", "attention out", "feed-forward"))
     muon = blocks if optimizer == "muon" else 0
-    num_logits = model.context * padded_vocab
+    # FP8 keeps a transposed copy of each matrix beside the one it casts from.
+    copies = {"fp32": 0, "bf16": BF16 * (blocks + head), "fp8": 2 * FP8 * blocks + BF16 * head}
     return Memory(
         weights=FP32 * num_params,
         gradients=FP32 * num_params,
         optimizer=FP32 * muon + 2 * FP32 * (num_params - muon),
-        copies=BF16 * (blocks + head) if is_bf16 else 0,
-        activations_per_row=model.context * (_activations_per_token(model) * size + 8),
-        logits_per_row=num_logits * BYTES_PER_LOGIT,
-        # Past one piece the head's gradient is summed in a copy of its own.
-        logits_most=PIECE_LOGITS * BYTES_PER_LOGIT + FP32 * head,
+        copies=copies[precision],
+        activations_per_row=model.context * (_activation_bytes(model, size, is_fp8=precision == "fp8") + 8),
+        logits_per_row=model.context * padded_vocab * size,
+        logits_most=PIECE_LOGITS * size,
+        head_gradient=FP32 * head,
         scratch=MUON_SCRATCH_BYTES * _largest_group(table) if muon else 0,
-        is_compiled=is_compiled,
     )
 
 
-def _activations_per_token(model: Model) -> int:
-    """Numbers per token that backward needs, all layers: see `Block`, `Attention` and `SwiGLU`."""
+def _activation_bytes(model: Model, size: int, *, is_fp8: bool) -> int:
+    """Bytes per token that backward needs, all layers: see the blocks of both families."""
     d, queries, keys = model.width, model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    stream = 4 * d  # two residual streams and their norms
-    projections = (3 if model.arch == "qwen3" else 2) * (queries + keys)  # before the norm, before and after turning
-    attention = keys + 2 * queries  # values; what attention gave, in both orders of its axes
-    feed_forward = 4 * model.ffn_width  # gate, its silu, up, their product
-    return model.num_layers * (stream + projections + attention + feed_forward) + 4 * d
+    is_swift = model.family == "swift"
+    stream = (3 if is_swift else 2) * d  # the residual streams; swift mixes the first one in
+    inputs = 2 * d  # the two norms' outputs, which are inputs of products
+    heads = 2 * queries + 3 * keys + queries  # q, k, v as projected, q and k as turned, attention's output
+    heads += keys if is_swift else 0  # two more in every second layer: the values' own rows, and the sum
+    up = (1 if is_swift else 2) * model.ffn_width  # before the activation
+    down = model.ffn_width  # after it: the input of a product
+    if is_fp8:  # inputs of products are kept in FP8; attention's output in both
+        per_layer = size * (stream + heads + up) + FP8 * (inputs + queries + down)
+    else:
+        per_layer = size * (stream + inputs + heads + up + down)
+    ends = 4 * d * size  # embedding, final norm and the gradient that the loss hands back
+    return model.num_layers * per_layer + ends
 
 
 def _largest_group(table: dict[str, int]) -> int:
-    """Matrices of one shape are stepped together: gate and up, or q and out."""
+    """Matrices of one shape are stepped together: gate and up (swift: up alone), or q and out."""
     return max(table["feed-forward"] * 2 // 3, table["attention q"] + table["attention out"])
 
 
@@ -142,6 +143,8 @@ def _fit(run: Run, phase: Phase, gpu: Gpu) -> Fit:
     lower = ""
     if run.train.precision == "bf16" and not gpu.has_bf16:
         lower = "train.precision: the card has no bf16, use auto or fp32"
+    elif run.train.precision == "fp8" and not gpu.has_fp8:
+        lower = "train.precision: the card has no fp8, use auto or bf16"
     elif most == 0:
         lower = _what_to_shrink(run, phase, gpu, usable)
     elif phase.micro_batch > most:

@@ -161,9 +161,9 @@ FOREIGN: dict[str, str] = {
     "sample_every": "sample.every",
     "max_new_tokens": "sample.tokens",
     # the trainer
-    "bf16": "train.precision (auto, fp32 or bf16)",
-    "fp16": "train.precision (auto, fp32 or bf16)",
-    "tf32": "train.precision (auto, fp32 or bf16)",
+    "bf16": "train.precision (auto, fp32, bf16 or fp8)",
+    "fp16": "train.precision (auto, fp32, bf16 or fp8)",
+    "tf32": "train.precision (auto, fp32, bf16 or fp8)",
     "dtype": "train.precision",
     "mixed_precision": "train.precision",
     "torch_dtype": "train.precision",

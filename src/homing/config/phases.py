@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from homing.config import dial
 from homing.config.derive import DATA_CONSTRAINED_EPOCHS, num_epochs, steps_for
@@ -75,8 +76,11 @@ def _refuse_what_cannot_train(trace: Trace, at: KeyPath) -> None:
     if phase.method != "full":
         problem = f"{phase.method} is a known method, but this version cannot train with it yet."
         trace.wrong((*at, "method"), problem, "Methods that train: full.")
-    if phase.optimizer == "adamw" and trace.is_given((*at, "momentum")):
-        trace.wrong((*at, "momentum"), "has no meaning with optimizer: adamw.", "Delete it, or change beta1.")
+    for name in ("momentum", "momentum_start", "variance_beta", "cautious"):
+        if phase.optimizer == "adamw" and trace.is_given((*at, name)):
+            trace.wrong((*at, name), "has no meaning with optimizer: adamw.", "Delete it, or change beta1.")
+    if trace.file.model.family != "swift" and trace.is_given((*at, "lr_scalar")):
+        trace.wrong((*at, "lr_scalar"), "has no meaning with family: stock.", "Delete it, or use model.family: swift.")
     if phase.schedule != "wsd" and trace.is_given((*at, "decay_fraction")):
         trace.wrong(
             (*at, "decay_fraction"), f"has no meaning with schedule: {phase.schedule}.", "Delete it, or use wsd."
@@ -160,26 +164,46 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
 def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens: int) -> Optimizer:
     kind = trace.plain(f"{wire}.optimizer.kind", (*at, "optimizer"))
     by_batch, by_width = dial.batch_scale(batch_tokens), dial.width_scale(model.width)
+    is_swift = model.family == "swift"
+    embedding = dial.SWIFT_LR_EMBEDDING if is_swift else dial.MUON_LR_EMBEDDING
     batch_why = f"derived from {wire}.batch_tokens"
     both_why = f"derived from model.width and {wire}.batch_tokens"
     if kind == "muon":
         rates = {
             "lr": (dial.MUON_LR * by_batch, batch_why),
-            "lr_embedding": (dial.MUON_LR_EMBEDDING * by_width * by_batch, both_why),
+            "lr_embedding": (embedding * by_width * by_batch, both_why),
             "lr_head": (dial.MUON_LR_HEAD * by_width * by_batch, both_why),
             "lr_norm": (dial.MUON_LR_NORM * by_batch, batch_why),
         }
+        if is_swift:
+            rates["lr_scalar"] = (dial.SWIFT_LR_SCALAR * by_batch, batch_why)
     else:
         lr = trace.value((*at, "lr")) or dial.adamw_rate(model.width, batch_tokens)
         rates = {"lr": (lr, both_why)}
-        rates |= {name: (lr, f"derived from {wire}.lr") for name in ("lr_embedding", "lr_head", "lr_norm")}
-    taken = {
+        others = ("lr_embedding", "lr_head", "lr_norm", *(["lr_scalar"] if is_swift else []))
+        rates |= {name: (lr, f"derived from {wire}.lr") for name in others}
+    taken: dict[str, Any] = {
         name: trace.take(f"{wire}.optimizer.{name}", (*at, name), float(f"{value:.4g}"), why)
         for name, (value, why) in rates.items()
     }
-    rest = ("weight_decay", "beta1", "beta2", "eps", "momentum", "clip")
+    rest = ("weight_decay", "beta2", "clip")
     plain = {name: trace.plain(f"{wire}.optimizer.{name}", (*at, name)) for name in rest}
-    return Optimizer(kind=kind, **taken, **plain)
+    return Optimizer(kind=kind, **taken, **plain, **_memory(trace, at, wire, is_swift_muon=is_swift and kind == "muon"))
+
+
+def _memory(trace: Trace, at: KeyPath, wire: str, *, is_swift_muon: bool) -> dict[str, Any]:
+    """How long the optimizer remembers. What swift takes was measured on it (docs/log.md, families)."""
+    swift: dict[str, Any] = {
+        **{"beta1": 0.8, "eps": 1e-10, "momentum": 0.97, "momentum_start": 0.85},
+        **{"variance_beta": 0.9, "cautious": True},
+    }
+    own = swift if is_swift_muon else {name: trace.value((*at, name)) for name in swift}
+    why = "default of swift" if is_swift_muon else "default"
+    wires = {name: "is_cautious" if name == "cautious" else name for name in swift}
+    return {
+        wires[name]: trace.take(f"{wire}.optimizer.{wires[name]}", (*at, name), value, why)
+        for name, value in own.items()
+    }
 
 
 def _schedule(trace: Trace, at: KeyPath, wire: str, num_steps: int) -> Schedule:

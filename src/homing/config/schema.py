@@ -105,12 +105,13 @@ class Model(Section):
         le=128,
     )
     family: Literal["stock", "swift"] = key(
-        "stock opens in transformers, vLLM, llama.cpp and Ollama; swift is not trainable yet.",
+        "stock opens in transformers, vLLM, llama.cpp and Ollama; swift learns more per dollar in short runs and opens"
+        " in homing.",
         default="stock",
-        example="stock",
+        example="swift",
     )
     arch: Literal["llama", "qwen2", "qwen3"] = key(
-        "Which open architecture it is: llama, qwen2 (bias on q, k, v) or qwen3 (norm on q, k).",
+        "Which open architecture a stock model is: llama, qwen2 (bias on q, k, v) or qwen3 (norm on q, k).",
         default="qwen3",
         example="qwen3",
     )
@@ -136,7 +137,10 @@ class Model(Section):
         le=1024,
     )
     ffn_width: Count | None = key(
-        "Inner size of the SwiGLU feed-forward.", derived="8/3 of the width, in steps of 64", example="2048", ge=8
+        "Inner size of the feed-forward.",
+        derived="8/3 of the width, in steps of 64 (swift: 4 widths)",
+        example="2048",
+        ge=8,
     )
     context: Count | None = key(
         "Tokens the model sees at once.", derived="2048 with the dial, else 1024", example="2048", ge=8, le=1_048_576
@@ -267,11 +271,39 @@ class Phase(Section):
     lr_norm: Number | None = key(
         "Peak rate of the norms.", derived="muon: 0.008 scaled by batch; adamw: lr", example="0.005", gt=0.0, le=10.0
     )
+    lr_scalar: Number | None = key(
+        "Peak rate of swift's gates and scales.", derived="muon: 0.5 scaled by batch; adamw: lr", example="0.5",
+        gt=0.0, le=10.0,
+    )  # fmt: skip
     weight_decay: Number = key("Decay of the block matrices.", default=0.1, example="0.1", ge=0.0, le=10.0)
     beta1: Number = key("AdamW's first moment.", default=0.9, example="0.9", ge=0.0, lt=1.0)
     beta2: Number = key("AdamW's second moment.", default=0.95, example="0.99", ge=0.0, lt=1.0)
     eps: Number = key("AdamW's epsilon.", default=1e-8, example="1e-8", gt=0.0, le=0.1)
-    momentum: Number = key("Muon's momentum.", default=0.95, example="0.95", ge=0.0, lt=1.0)
+    momentum: Number = key(
+        "Muon's momentum.", default=0.95, derived="0.95; 0.97 in swift", example="0.95", ge=0.0, lt=1.0
+    )
+    momentum_start: Number = key(
+        "Muon's momentum at the first step, from where it grows over 300 steps; 0: as later.",
+        default=0.0,
+        derived="0; 0.85 in swift",
+        example="0.85",
+        ge=0.0,
+        lt=1.0,
+    )
+    variance_beta: Number = key(
+        "Muon's memory of how much each row of a matrix moves, by which rows are evened out (NorMuon); 0: off.",
+        default=0.0,
+        derived="0; 0.9 in swift",
+        example="0.9",
+        ge=0.0,
+        lt=1.0,
+    )
+    cautious: Flag = key(
+        "Muon's weight decay only where the step itself goes towards zero.",
+        default=False,
+        derived="false; true in swift",
+        example="true",
+    )
     clip: Number = key("Largest norm of all gradients together; 0: no clipping.", default=1.0, example="1.0", ge=0.0)
     schedule: Literal["wsd", "cosine", "constant"] = key(
         "wsd: warm up, stay, decay in a straight line. cosine: warm up, then half a cosine. constant: warm up, stay.",
@@ -297,8 +329,11 @@ class Train(Section):
     """How the trainer runs, whatever it trains."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = key("Where to compute.", default="auto", example="cpu")
-    precision: Literal["auto", "fp32", "bf16"] = key(
-        "Of the arithmetic; the weights themselves are kept in fp32.", default="auto", example="bf16"
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = key(
+        "Of the arithmetic; the weights themselves are kept in fp32. auto: bf16 where the card has it. fp8, for Ada,"
+        " Hopper and newer: the products of the blocks, faster from about a billion parameters.",
+        default="auto",
+        example="bf16",
     )
     compile: Annotated[Literal["auto", "on", "off"], Switch] = key(
         "torch.compile; auto turns it on where it pays.", default="auto", example="off"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homing.config.derive import round_up
-from homing.config.dial import CONTEXT, HEAD_SIZE, REFERENCE_DEPTH, ffn_width_of
+from homing.config.dial import CONTEXT, HEAD_SIZE, REFERENCE_DEPTH, SWIFT_ROPE_BASE, ffn_width_of
 from homing.config.sets import SHAPE
 from homing.config.trace import Trace
 from homing.wire.run import Model
@@ -26,27 +26,36 @@ def resolve_model(trace: Trace, vocab_size: int) -> Model:
     num_kv_heads = trace.take("model.num_kv_heads", ("model", "kv_heads"), num_heads, "derived from model.heads")
     _check(trace, width, num_heads, num_kv_heads, head_size)
     family = trace.plain("model.family", ("model", "family"))
-    if family != "stock":
-        trace.wrong(
-            ("model", "family"), f"{family} is a known name, but this version cannot train it yet.", "Use stock."
-        )
+    is_swift = family == "swift"
+    if is_swift:
+        _refuse_in_swift(trace)
     return Model(
-        family="stock",
-        arch=trace.plain("model.arch", ("model", "arch")),
+        family=family,
+        arch="swift" if is_swift else trace.plain("model.arch", ("model", "arch")),
         num_layers=num_layers,
         width=width,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
         ffn_width=trace.take(
-            "model.ffn_width", ("model", "ffn_width"), ffn_width_of(width), "derived from model.width"
+            "model.ffn_width", ("model", "ffn_width"), ffn_width_of(width, family), "derived from model.width"
         ),
         context=trace.take("model.context", ("model", "context"), CONTEXT if has_dial else _OWN_CONTEXT, why),
         vocab_size=vocab_size,
-        is_tied=trace.take("model.is_tied", ("model", "tied"), not has_dial, why),
-        rope_base=trace.plain("model.rope_base", ("model", "rope_base")),
+        is_tied=trace.take("model.is_tied", ("model", "tied"), not has_dial and not is_swift, why),
+        rope_base=trace.take(
+            "model.rope_base", ("model", "rope_base"), SWIFT_ROPE_BASE if is_swift else trace.file.model.rope_base
+        ),
         norm_eps=trace.plain("model.norm_eps", ("model", "norm_eps")),
     )
+
+
+def _refuse_in_swift(trace: Trace) -> None:
+    if trace.is_given(("model", "arch")):
+        trace.wrong(("model", "arch"), "has no meaning with family: swift.", "Delete it, or use family: stock.")
+    if trace.is_given(("model", "tied")) and trace.file.model.tied:
+        trace.wrong(("model", "tied"), "swift has a head of its own.", "Delete it, or use family: stock.")
+    trace.note("model.arch", "swift")
 
 
 def _heads(trace: Trace, width: int, has_dial: bool, why: str) -> tuple[int, int]:

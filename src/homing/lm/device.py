@@ -14,7 +14,15 @@ import torch
 from homing.errors import UsageError
 from homing.gpus import find_gpu
 
-__all__ = ["DEVICES", "describe_device", "is_compile_worthwhile", "peak_flops", "pick_device", "pick_precision"]
+__all__ = [
+    "DEVICES",
+    "describe_device",
+    "has_fp8",
+    "is_compile_worthwhile",
+    "peak_flops",
+    "pick_device",
+    "pick_precision",
+]
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -59,12 +67,18 @@ def _why_no_cuda() -> str:
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
-    """`auto | fp32 | bf16` -> what the matrix products are computed in."""
-    if wanted not in ("auto", "fp32", "bf16"):
+    """`auto | fp32 | bf16 | fp8` -> what the matrix products are computed in."""
+    if wanted not in ("auto", "fp32", "bf16", "fp8"):
         raise UsageError(
             what=f"There is no precision called {wanted!r}.",
-            why="homing computes in fp32 or bf16.",
-            fix="Set train.precision to auto, fp32 or bf16.",
+            why="homing computes in fp32, bf16 or fp8.",
+            fix="Set train.precision to auto, fp32, bf16 or fp8.",
+        )
+    if wanted == "fp8" and not has_fp8(device):
+        raise UsageError(
+            what=f"{describe_device(device)} cannot compute in fp8.",
+            why="fp8 came with the Ada and Hopper cards (compute capability 8.9).",
+            fix="Set train.precision: auto, or rent such a card.",
         )
     has_bf16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     if wanted == "bf16" and not has_bf16:
@@ -77,6 +91,11 @@ def pick_precision(wanted: str, device: torch.device) -> str:
         # On CPU and MPS bf16 works, but was never seen to be faster at the sizes one trains there.
         return "bf16" if device.type == "cuda" and has_bf16 else "fp32"
     return wanted
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Ada, Hopper and newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from homing.errors import StoreError
+from homing.errors import IntegrityError, StoreError
 from homing.wire import names
 
 __all__ = [
@@ -32,10 +32,12 @@ __all__ = [
     "Progress",
     "Store",
     "check_key",
+    "disk_failed",
     "is_aside",
     "not_in_store",
     "run_key",
     "unwatched",
+    "wrong_content",
 ]
 
 
@@ -84,6 +86,22 @@ def not_in_store(key: str, url: str) -> NotInStore:
         what=f"{key} is not in {url}.",
         why="The store answered and has nothing under that key.",
         fix="See what is there: homing store ls",
+    )
+
+
+def wrong_content(key: str, url: str, sha256: str, expected: str) -> IntegrityError:
+    return IntegrityError(
+        what=f"{key} in {url} is not what it should be.",
+        why=f"Its sha256 is {sha256}, expected {expected}.",
+        fix="Push it again from where it is whole, or use an older checkpoint.",
+    )
+
+
+def disk_failed(exc: OSError, done: str, key: str, url: str) -> StoreError:
+    return StoreError(
+        what=f"{key or 'The store'} could not be {done} in {url}.",
+        why=f"{type(exc).__name__}: {exc}",
+        fix="Check the disk's space and the folder's permissions here, then try again.",
     )
 
 

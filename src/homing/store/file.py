@@ -11,8 +11,20 @@ import hashlib
 import os
 from collections.abc import Iterator
 
-from homing.errors import IntegrityError, StoreError
-from homing.store.base import Entries, Entry, Files, Keys, Progress, check_key, is_aside, not_in_store, unwatched
+from homing.errors import StoreError
+from homing.store.base import (
+    Entries,
+    Entry,
+    Files,
+    Keys,
+    Progress,
+    check_key,
+    disk_failed,
+    is_aside,
+    not_in_store,
+    unwatched,
+    wrong_content,
+)
 from homing.world import World
 
 __all__ = ["FileStore"]
@@ -58,11 +70,7 @@ class FileStore:
             with self._as_store_error("fetched", key):
                 digest = self._world.copy(source, aside)
             if sha256 is not None and digest != sha256:
-                raise IntegrityError(
-                    what=f"{key} in {self.url} is not what it should be.",
-                    why=f"Its sha256 is {digest}, expected {sha256}.",
-                    fix="Push it again from where it is whole, or use an older checkpoint.",
-                )
+                raise wrong_content(key, self.url, digest, sha256)
             with self._as_store_error("fetched", key):
                 self._world.rename(aside, path)
         finally:
@@ -167,8 +175,4 @@ class FileStore:
         try:
             yield
         except OSError as exc:
-            raise StoreError(
-                what=f"{key or 'The store'} could not be {done} in {self.url}.",
-                why=f"{type(exc).__name__}: {exc}",
-                fix="Check the disk's space and the folder's permissions.",
-            ) from exc
+            raise disk_failed(exc, done, key, self.url) from exc

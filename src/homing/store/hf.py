@@ -18,9 +18,20 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from homing.errors import IntegrityError, StoreError
+from homing.errors import StoreError
 from homing.store.address import parse_hub
-from homing.store.base import Entries, Entry, Files, Keys, Progress, check_key, is_aside, not_in_store, unwatched
+from homing.store.base import (
+    Entries,
+    Entry,
+    Files,
+    Keys,
+    Progress,
+    check_key,
+    is_aside,
+    not_in_store,
+    unwatched,
+    wrong_content,
+)
 from homing.store.hf_client import Door, UploadFailed, hub_failures, open_door, status_of
 from homing.world import World
 
@@ -100,11 +111,7 @@ class HubStore:
                     have += len(piece)
                     self.progress(have, total)
             if sha256 is not None and digest.hexdigest() != sha256:
-                raise IntegrityError(
-                    what=f"{key} in {self.url} is not what it should be.",
-                    why=f"Its sha256 is {digest.hexdigest()}, expected {sha256}.",
-                    fix="Push it again from where it is whole, or use an older checkpoint.",
-                )
+                raise wrong_content(key, self.url, digest.hexdigest(), sha256)
             with self._as_store_error("fetched", key):
                 self._world.rename(aside, path)
         finally:

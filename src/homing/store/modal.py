@@ -18,9 +18,21 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import cached_property
 from typing import Any, TypeVar
 
-from homing.errors import IntegrityError, StoreError
+from homing.errors import StoreError
 from homing.store.address import parse_modal
-from homing.store.base import Entries, Entry, Files, Keys, Progress, Store, check_key, is_aside, not_in_store, unwatched
+from homing.store.base import (
+    Entries,
+    Entry,
+    Files,
+    Keys,
+    Progress,
+    Store,
+    check_key,
+    is_aside,
+    not_in_store,
+    unwatched,
+    wrong_content,
+)
 from homing.store.modal_client import TIMEOUT_S, Door, failures, kind_of, open_door, text_of
 from homing.store.modal_mount import MountedVolume
 from homing.world import World
@@ -92,13 +104,9 @@ class VolumeStore:
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         aside = f"{path}.part-{self._world.random_hex(8)}"
         try:
-            digest = self._read(key, lambda data: self._world.append(aside, data), lambda: self._begin(aside))
+            digest = self._read(key, lambda data: self._append(aside, data, key), lambda: self._begin(aside, key))
             if sha256 is not None and digest != sha256:
-                raise IntegrityError(
-                    what=f"{key} in {self.url} is not what it should be.",
-                    why=f"Its sha256 is {digest}, expected {sha256}.",
-                    fix="Push it again from where it is whole, or use an older checkpoint.",
-                )
+                raise wrong_content(key, self.url, digest, sha256)
             with self._reading(key):
                 self._world.rename(aside, path)
         finally:
@@ -263,8 +271,15 @@ class VolumeStore:
         except _Gone:
             self._hydrate(may_create=False)
 
-    def _begin(self, aside: str) -> None:
-        self._world.write(aside, b"")
+    # In words of their own: a full disk here is not a silent Modal, and trying again would not help.
+
+    def _begin(self, aside: str, key: str) -> None:
+        with self._reading(key):
+            self._world.write(aside, b"")
+
+    def _append(self, aside: str, data: bytes, key: str) -> None:
+        with self._reading(key):
+            self._world.append(aside, data)
 
     def _still(self, key: str, path: str, asides: Keys) -> tuple[Any, Entry]:
         """What cannot change while it goes: the SDK hashes first and reads again later."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from homing.errors import IntegrityError, StoreError
+from homing.errors import StoreError
 from homing.store import s3_transfer as transfer
 from homing.store.address import parse_s3
 from homing.store.base import (
@@ -28,9 +28,11 @@ from homing.store.base import (
     Keys,
     Progress,
     check_key,
+    disk_failed,
     is_aside,
     not_in_store,
     unwatched,
+    wrong_content,
 )
 from homing.store.s3_client import Door, code_of, is_absent, is_s3_failure, open_door
 from homing.world import World
@@ -93,11 +95,7 @@ class S3Store:
                 self.world.write(aside, b"")
         if sha256 is not None and digest.hexdigest() != sha256:
             self.world.remove(aside)
-            raise IntegrityError(
-                what=f"{key} in {self.url} is not what it should be.",
-                why=f"Its sha256 is {digest.hexdigest()}, expected {sha256}.",
-                fix="Push it again from where it is whole, or use an older checkpoint.",
-            )
+            raise wrong_content(key, self.url, digest.hexdigest(), sha256)
         with self._as_store_error("fetched", key):
             self.world.rename(aside, path)
 
@@ -247,11 +245,7 @@ class S3Store:
         try:
             yield
         except OSError as exc:
-            raise StoreError(
-                what=f"{key or 'The store'} could not be {done} in {self.url}.",
-                why=f"{type(exc).__name__}: {exc}",
-                fix="Check the disk's space and permissions here, then try again.",
-            ) from exc
+            raise disk_failed(exc, done, key, self.url) from exc
         except Exception as exc:
             if not is_s3_failure(exc):
                 raise

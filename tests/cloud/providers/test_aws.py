@@ -171,7 +171,8 @@ def test_a_new_account_without_any_quota_is_told_which_one_and_where_to_ask(tmp_
         fresh.offers(Needs())
     assert "L-3819A6DF" in caught.value.why
     assert "4 vCPUs" in caught.value.why
-    assert "https://us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-3819A6DF" in caught.value.fix
+    page = "https://us-east-1.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/L-3819A6DF"
+    assert page in caught.value.fix
 
 
 def test_a_quota_that_may_not_be_seen_hides_no_offer(tmp_path: Path) -> None:
@@ -683,3 +684,27 @@ def test_a_budget_alert_is_made_once_and_kept(tmp_path: Path) -> None:
     assert [(each.mark, each.is_kept) for each in found] == [(f"homing-{OWNER}-budget", True)]
     rig.provider.destroy_resource(found[0])
     assert not [each for each in rig.provider.list_resources() if each.kind == "budget"]
+
+
+# --- doctor and setup ---
+
+
+def test_doctor_is_told_who_we_are_and_what_the_account_may_do(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.double.settings.quotas.update({"L-DB2E81BA": 0.0, "L-3819A6DF": 0.0})
+    found = open_aws(rig.home, rig.world).checks()
+    states = {check.name: check.state for check in found}
+    assert (states["aws.identity"], states["aws.region"], states["aws.rights"]) == ("ok", "ok", "ok")
+    (none,) = [check for check in found if check.is_finding]
+    assert "quota for G instances in us-east-1 is 0" in none.text
+    assert none.page.endswith("/quotas/L-3819A6DF")
+    assert rig.double.lives == {}
+
+
+def test_setting_up_lets_every_verb_look_at_aws(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    (step,) = rig.provider.setup_steps()
+    assert not step.is_done
+    step.do()
+    assert Aws.is_configured(rig.home, rig.world)
+    assert rig.provider.setup_steps()[0].is_done

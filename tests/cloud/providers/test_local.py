@@ -15,9 +15,10 @@ from tests.contracts.providers import ProviderContract
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Needs, Provider, Request, wait_until
 from homing.cloud.providers.local import Local
+from homing.cloud.providers.process_tree import MACHINE_ENV
 from homing.errors import CreateFailed, ProviderRefused, UsageError
 from homing.wire import names
-from homing.world import World
+from homing.world import Process, World
 
 WORLD = World()
 
@@ -222,3 +223,25 @@ class TestLocal(ProviderContract):
         assert {instance.state for instance in provider.list_owned()} == {"ready", "unknown"}
         provider.destroy(request_.mark)
         assert [instance.state for instance in provider.list_owned()] == ["unknown"]
+
+
+class Flickering(World):
+    """A process table in which what another provider's machine started begins and ends between two looks."""
+
+    def __init__(self, owner: str) -> None:
+        self.inside = [[5], [6]]  # in the first look and in the second
+        self.theirs, self.ours = make_mark(owner, "fern", 1), make_mark(owner, "moss", 1)
+
+    def marked(self, variable: str, prefix: str) -> list[tuple[Process, str]]:
+        if variable == MACHINE_ENV:
+            return [(Process(pid, ""), "machine") for pid in (self.inside.pop(0) if self.inside else [])]
+        found = [(Process(pid, ""), self.theirs) for pid in (4, 5, 6)] + [(Process(9, ""), self.ours)]
+        return [(process, mark) for process, mark in found if mark.startswith(prefix)]
+
+
+def test_what_runs_inside_another_providers_machine_here_is_never_taken_for_an_instance_of_this_one(
+    homing_home: Path,
+) -> None:
+    world = Flickering("abc123")
+    provider = Local(home=homing_home, owner="abc123", world=world)
+    assert [instance.mark for instance in provider.list_owned()] == [world.ours]

@@ -420,6 +420,31 @@ def test_what_was_written_down_for_the_create_call_is_gone_after_it(modal: Modal
     assert list((tmp_path / "home").rglob("*.json")) == []
 
 
+# --- the first time ---
+
+
+def test_doctor_hears_whether_rates_are_told_and_changes_nothing(cloud: Cloud, modal: Modal) -> None:
+    assert [check.state for check in modal.checks()] == ["ok"]
+    cloud.has_rates = False
+    (check,) = modal.checks()
+    assert check.state == "warning"
+    assert check.fix
+    assert cloud.apps == {}
+
+
+def test_setup_makes_app_and_image_and_may_be_repeated(cloud: Cloud, modal: Modal) -> None:
+    assert [step.is_done for step in modal.setup_steps()] == [False, False]
+    for _ in range(2):
+        for step in modal.setup_steps():
+            step.do()
+    assert list(cloud.apps) == ["homing"]
+    assert [step.is_done for step in modal.setup_steps()] == [True, False], "Modal itself finds an image again"
+    images = len(cloud.images)
+    modal.setup_steps()[1].do()
+    assert len(cloud.images) == images
+    assert cloud.sandboxes == {}
+
+
 # --- its life ---
 
 
@@ -451,9 +476,12 @@ def test_its_first_command_starts_the_agent_and_lives_as_long_as_it(
 def test_it_is_over_when_neither_agent_nor_dead_man_is_left(cloud: Cloud, living: str) -> None:
     box = cloud.sandboxes[living].box
     assert box is not None
-    _until(lambda: "agent.zip" in box.environments())
+    _until(lambda: box.processes() >= 2)
+    time.sleep(2.5)
+    assert cloud.billing(), "it lives as long as the agent does"
     box.kill("agent.zip")
     _until(lambda: not cloud.billing())
+    assert "SUCCESS" in str(cloud.sandboxes[living].result), "its command has found out, and ended"
 
 
 def test_its_log_is_read_while_it_lives_and_when_it_died(cloud: Cloud, modal: Modal, living: str) -> None:
@@ -483,7 +511,10 @@ def test_what_home_writes_later_is_shown_to_it(cloud: Cloud, modal: Modal, livin
     assert (mount / "own").exists()
 
 
-def test_an_open_file_is_waited_for_and_then_told(cloud: Cloud, modal: Modal, living: str) -> None:
+def test_an_open_file_is_waited_for_and_then_told(
+    cloud: Cloud, modal: Modal, living: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.cloud.providers.modal._DELIVER_S", 6.0)
     box = cloud.sandboxes[living].box
     assert box is not None
     with (box.folder / "root" / "store" / "seen").open("rb"), pytest.raises(ProviderSilent, match="not been told") as e:

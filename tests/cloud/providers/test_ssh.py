@@ -16,6 +16,7 @@ from tests.doubles.sshd import Sshd, running_sshd
 
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Needs, Provider, Request, wait_until
+from homing.cloud.providers.local import Local
 from homing.cloud.providers.ssh import Ssh
 from homing.cloud.providers.ssh_host import HostKeyChanged, HostKeyUnknown, fingerprint
 from homing.errors import CreateFailed, ProviderRefused, UsageError
@@ -78,6 +79,12 @@ class TestSsh(ProviderContract):
         later.destroy(made.id)
         assert later.describe(made.id).state == "gone"
         assert marked(request_.mark) == []
+
+    def test_on_a_host_that_is_this_computer_it_is_not_taken_for_an_instance_of_local(
+        self, provider: Provider, request_: Request, owner: str, homing_home: Path
+    ) -> None:
+        provider.create(request_)
+        assert Local(home=homing_home, owner=owner, world=World()).list_owned() == []
 
     def test_a_home_that_does_not_know_the_host_never_calls_its_instance_gone(
         self, provider: Provider, request_: Request, tmp_path: Path

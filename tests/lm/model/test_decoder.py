@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from homing.errors import DataError
-from homing.lm.model import Decoder, config_json, count_params, shape_from_config
+from homing.lm.model import Decoder, config_json, count_params, fused, shape_from_config
 from homing.lm.model import loss as loss_module
 from homing.wire.run import Model
 
@@ -228,13 +228,16 @@ def test_the_piecewise_loss_equals_the_whole_one_with_its_gradients(
 def test_the_piecewise_loss_really_works_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_module, "PIECE_LOGITS", 128 * 12)
     sizes: list[int] = []
-    for name in ("_differentiate", "_logits"):
 
-        def watched(piece: torch.Tensor, *rest: Any, real: Any = getattr(loss_module, name)) -> Any:
+    def watched(real: Any) -> Any:
+        def counted(piece: torch.Tensor, *rest: Any) -> Any:
             sizes.append(len(piece))
             return real(piece, *rest)
 
-        monkeypatch.setattr(loss_module, name, watched)
+        return counted
+
+    for name in ("_differentiate", "_logits"):
+        monkeypatch.setattr(loss_module, name, watched(getattr(loss_module, name)))
     model = built(TINY)
     ids, targets = batch(TINY, rows=4)
     model.loss(ids, targets).backward()
@@ -343,3 +346,102 @@ def test_the_decoder_traces_into_one_graph() -> None:
             loss = compiled(ids, targets)
             loss.backward()
             torch.testing.assert_close(loss, eager)
+
+
+# -- swift -------------------------------------------------------------------------------------------------------------
+
+SWIFT = Model("swift", "swift", 4, 64, 4, 2, 16, 256, 32, 300, False, rope_base=1e5)
+
+
+def shaken(shape: Model) -> Decoder:
+    """Fresh weights, moved a little: zeros would hide what they multiply."""
+    model = built(shape)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            model.cut_padding(name, parameter).add_(0.05 * torch.randn_like(model.cut_padding(name, parameter)))
+    return model
+
+
+def test_swift_counts_what_it_has_and_every_part_of_it_learns() -> None:
+    model = shaken(SWIFT)
+    assert model.num_params() == sum(count_params(SWIFT).values())
+    ids, targets = batch(SWIFT)
+    model.loss(ids, targets).backward()
+    still = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+    assert still == []
+
+
+def test_swift_begins_at_a_guess_that_all_tokens_are_equally_likely() -> None:
+    ids, targets = batch(SWIFT)
+    assert built(SWIFT).loss(ids, targets).item() == pytest.approx(math.log(SWIFT.vocab_size), abs=0.1)
+
+
+def test_swift_read_token_by_token_says_what_it_says_at_once() -> None:
+    model = shaken(SWIFT)
+    ids, _ = batch(SWIFT)
+    with torch.no_grad():
+        whole = model(ids)
+        cache = model.new_cache(batch=len(ids))
+        parts = [model(ids[:, :5], cache=cache), model(ids[:, 5:9], cache=cache)]
+        parts += [model(ids[:, at : at + 1], cache=cache) for at in range(9, ids.shape[1])]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_swift_never_looks_ahead_and_its_logits_stay_inside_the_cap() -> None:
+    model = shaken(SWIFT)
+    ids, _ = batch(SWIFT)
+    changed = ids.clone()
+    changed[:, 20] = (changed[:, 20] + 1) % SWIFT.vocab_size
+    with torch.no_grad():
+        before, after = model(ids), model(changed)
+    assert torch.equal(before[:, :20], after[:, :20])
+    assert not torch.equal(before[:, 20:], after[:, 20:])
+    assert float(before.abs().max()) < 15.0
+
+
+def test_swift_comes_back_from_its_own_weights_without_padding() -> None:
+    model, other = shaken(SWIFT), Decoder(SWIFT)
+    on_disk = model.weights_for_disk()
+    assert {len(t) for name, t in on_disk.items() if "embed" in name or "head" in name} == {300}
+    other.load_weights(on_disk)
+    ids, targets = batch(SWIFT)
+    with torch.no_grad():
+        assert torch.equal(model.loss(ids, targets), other.loss(ids, targets))
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_the_piecewise_loss_holds_logits_inside_a_cap_with_the_right_gradient(
+    softcap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    hidden, head = torch.randn(24, 16), torch.randn(64, 16)
+    targets = torch.randint(0, 60, (24,))
+    found = []
+    for piece_logits in (2**26, 64 * 5):
+        monkeypatch.setattr(loss_module, "PIECE_LOGITS", piece_logits)
+        h, w = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+        loss = loss_module.mean_loss(h, w, targets, 60, softcap)
+        loss.backward()
+        found.append((loss.detach(), h.grad, w.grad))
+    for whole, pieces in zip(*found, strict=True):
+        torch.testing.assert_close(pieces, whole, atol=1e-6, rtol=1e-5)
+
+
+# -- on a card ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("shape", [SWIFT, dataclasses.replace(TINY, arch="qwen3"), TINY], ids=lambda s: s.arch)
+def test_kernels_compute_what_plain_torch_does(shape: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for has_triton in (True, False):
+        monkeypatch.setattr(fused, "HAS_TRITON", has_triton)
+        model = shaken(shape).to("cuda").set_precision("bf16")
+        ids, targets = (part.to("cuda") for part in batch(shape))
+        model.loss(ids, targets).backward()
+        found.append([p.grad.float() for p in model.parameters() if p.grad is not None])
+    floor = 1e-3 * max(float(g.norm()) for g in found[1])
+    for mine, plain in zip(*found, strict=True):
+        assert float((mine - plain).norm()) < 0.05 * (float(plain.norm()) + floor)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from homing.errors import DataError
 from homing.lm.model import Decoder
-from homing.lm.train.muon import POLAR_EXPRESS, orthogonalize
+from homing.lm.train.muon import POLAR_EXPRESS, momentum_at, orthogonalize
 from homing.lm.train.optim import AdamGroup, build_optimizer, clip_gradients, grad_norm
 from homing.wire.run import Model, Optimizer
 
@@ -281,3 +281,90 @@ def test_state_of_another_optimizer_is_refused_by_name_and_changes_nothing() -> 
         optimizer.load_state_tensors(foreign)
     assert "momentum is missing" in caught.value.why
     assert all(torch.equal(before[name], t) for name, t in optimizer.state_tensors().items())
+
+
+SWIFT = Model("swift", "swift", 3, 32, 4, 2, 8, 128, 16, 100, False)
+PLUS = dataclasses.replace(
+    MUON, lr_scalar=0.05, momentum=0.97, momentum_start=0.85, variance_beta=0.9, is_cautious=True, weight_decay=0.5
+)
+
+
+@pytest.mark.parametrize("spec", [SPEC, MUON, PLUS], ids=["adamw", "muon", "plus"])
+def test_a_step_that_is_not_good_changes_nothing_whatever_its_gradients(spec: Optimizer) -> None:
+    model = built(SWIFT)
+    optimizer = build_optimizer(model, spec)
+    train(model, optimizer, range(2))
+    before, state = weights(model), {name: t.clone() for name, t in optimizer.state_tensors().items()}
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    optimizer.step(1.0, torch.tensor(False), num_steps=2)
+    after = optimizer.state_tensors()
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(model).items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in after.items())
+    assert optimizer.num_steps == 2
+
+
+def test_every_part_of_swift_has_a_rate_of_its_own_and_moves() -> None:
+    model = built(SWIFT)
+    optimizer = build_optimizer(model, PLUS)
+    before = weights(model)
+    train(model, optimizer, range(3))
+    assert [name for name, tensor in weights(model).items() if torch.equal(before[name], tensor)] == []
+    rates = {name: group.lr for group in optimizer.adam for name in group.names}
+    assert rates["model.layers.0.self_attn.value_embed.weight"] == pytest.approx(0.5 * PLUS.lr_embedding)
+    assert rates["model.first_scales"] == PLUS.lr_scalar
+    assert rates["model.keep_scales"] == pytest.approx(0.01 * PLUS.lr_scalar)
+    assert "model.layers.0.mlp.up_proj.weight" not in rates
+
+
+def test_evening_out_slows_the_rows_that_move_most_and_keeps_the_size_of_the_step() -> None:
+    plain, even = built(), built()
+    one, other = build_optimizer(plain, MUON), build_optimizer(even, dataclasses.replace(MUON, variance_beta=0.9))
+    before = weights(plain)
+    for step in range(4):
+        for model, optimizer in ((plain, one), (even, other)):
+            give_gradients(model, step)
+            optimizer.step(1.0, num_steps=step)
+    name = "model.layers.0.mlp.up_proj.weight"
+    moved, moved_evenly = (weights(model)[name] - before[name] for model in (plain, even))
+    assert not torch.equal(moved, moved_evenly)
+    assert float(moved_evenly.norm()) == pytest.approx(float(moved.norm()), rel=0.2)
+    spread, spread_evenly = (float(m.norm(dim=1).std() / m.norm(dim=1).mean()) for m in (moved, moved_evenly))
+    assert spread_evenly <= spread
+
+
+def test_cautious_decay_never_works_against_the_step() -> None:
+    cautious = dataclasses.replace(MUON, weight_decay=1.0, is_cautious=True)
+    without = dataclasses.replace(MUON, weight_decay=0.0)
+    ends = []
+    for spec in (cautious, without):
+        model = built()
+        optimizer = build_optimizer(model, spec)
+        give_gradients(model, 0)
+        optimizer.step(1.0)
+        ends.append(weights(model))
+    name = "model.layers.0.mlp.up_proj.weight"
+    begun, decayed, undecayed = weights(built())[name], ends[0][name], ends[1][name]
+    step = undecayed - begun
+    is_decayed = (decayed - undecayed).abs() > 1e-9
+    assert is_decayed.any()
+    assert not (is_decayed & (begun * step > 0)).any()  # where the step grows the weight, nothing is taken from it
+
+
+def test_the_momentum_grows_from_its_start_to_its_full_length() -> None:
+    assert momentum_at(MUON, 0) == MUON.momentum
+    assert momentum_at(PLUS, 0) == 0.85
+    assert momentum_at(PLUS, 150) == pytest.approx(0.91)
+    assert momentum_at(PLUS, 10_000) == 0.97
+
+
+def test_the_state_of_swift_comes_back_from_disk(tmp_path: Path) -> None:
+    model, other = built(SWIFT), built(SWIFT)
+    first, second = build_optimizer(model, PLUS), build_optimizer(other, PLUS)
+    train(model, first, range(3))
+    save_file({name: t.contiguous() for name, t in first.state_tensors().items()}, tmp_path / "state.safetensors")
+    other.load_weights(model.weights_for_disk())
+    second.load_state_tensors(load_file(tmp_path / "state.safetensors"))
+    train(model, first, range(3, 5))
+    train(other, second, range(3, 5))
+    assert all(torch.equal(weights(model)[name], tensor) for name, tensor in weights(other).items())

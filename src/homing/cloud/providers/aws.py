@@ -56,6 +56,7 @@ _YOUNG_S = 60.0  # a new id is not known everywhere at once
 _RUNNING_S = 300.0
 _HAND_OVER_S = 600.0
 _LOOK_S = 2.0
+_DESCRIBE_EVERY_S = 2.0  # whoever waits looks more often than EC2 likes to be asked
 _STATES: dict[str, InstanceState] = {
     "pending": "requested",
     "running": "ready",
@@ -90,6 +91,7 @@ class Aws:
         self._settings = AwsCloud()
         self._made: dict[str, float] = {}  # what this process created -> when
         self._ours: set[str] = set()  # ids that it has seen under our mark
+        self._looked: dict[str, tuple[float, Instance]] = {}
 
     @staticmethod
     def is_configured(home: Path, world: World) -> bool:
@@ -104,6 +106,7 @@ class Aws:
         lacking: dict[Feature, str] = {
             "multi_node": "On aws a run is one instance.",
             "file_store": "An instance of EC2 cannot read a folder on this computer.",
+            "native_deadline": "AWS itself ends no instance at a time; the timer that is armed is the machine's own.",
         }
         if not self._settings.ssh_from:
             lacking["ssh"] = "Nobody may log in: cloud.aws.ssh_from names no address."
@@ -161,7 +164,7 @@ class Aws:
             made = self._creation().start(request, region, self._wish_of(request.offer))
         found = self._instance(region, made)
         self._made[found.id] = self._world.monotonic()
-        return dataclasses.replace(found, state="requested") if found.state == "gone" else found
+        return found
 
     def hand_over(self, request: Request, instance_id: str) -> None:
         """The volume, which must wait until the instance runs; then the files and secrets, where SSH is open."""
@@ -184,22 +187,28 @@ class Aws:
             startup.hand_over(connection, request, world=self._world, timeout_s=_HAND_OVER_S)
 
     def describe(self, instance_id: str) -> Instance:
+        at, known = self._looked.get(instance_id, (0.0, None))
+        if known is not None and self._world.monotonic() - at < _DESCRIBE_EVERY_S:
+            return known
         body = self._find(instance_id)
-        region = instance_id.rpartition("/")[0]
         if body is not None:
-            return self._instance(region, self._own(instance_id, body))
+            found = self._instance(instance_id.rpartition("/")[0], self._own(instance_id, body))
+            self._looked[instance_id] = (self._world.monotonic(), found)
+            return found
         age_s = self._world.monotonic() - self._made.get(instance_id, -_YOUNG_S)
         if age_s < _YOUNG_S:
             return Instance(instance_id, "", self.name, "requested", "yes", Decimal(0), detail="not shown yet")
         return Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="not known to the provider")
 
     def list_owned(self) -> list[Instance]:
+        self._looked.clear()  # what is no longer listed must be looked at afresh
         found = []
         for region in self.regions():
             found += [self._instance(region, body) for body in self._with_mark(region, f"{self._prefix}*")]
         return found
 
     def destroy(self, instance_id: str) -> None:
+        self._looked.pop(instance_id, None)
         region, _, name = instance_id.rpartition("/")
         if instance_id not in self._ours:
             body = self._find(instance_id)

@@ -1,83 +1,64 @@
-"""What `homing doctor` asks of AWS beside its list: who we are, quotas, network, image, rights. Rents nothing."""
+"""What `homing doctor` asks AWS: whose key it is, whether it may start instances, and whether the quotas allow a card.
+
+A new account has quotas of nothing for such machines, and finds out at its first launch; here it finds out before.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from homing.cloud.checks import Check, fault, ok, warning
 from homing.cloud.providers.aws_api import GLOBAL, AwsApi, AwsRefused
 from homing.cloud.providers.aws_create import Creation
 from homing.cloud.providers.aws_market import Market, quota_page
-from homing.errors import HomingError, ProviderRefused
+from homing.errors import HomingError
 
 __all__ = ["check_aws"]
 
-_DOCS = "docs/aws.md"
-_SAMPLES = (("g5.xlarge", 4), ("p4d.24xlarge", 96))  # a type that stands for its quota, and its vCPUs
+_KEYS_PAGE = "https://console.aws.amazon.com/iam/home#/security_credentials"
+_FAMILIES = {"G": "g5.xlarge", "P": "p4d.24xlarge"}  # one type of each speaks for its family
+_WOULD_HAVE = "DryRunOperation"  # EC2's word for: allowed, and not done because it was only asked
 
 
 def check_aws(api: AwsApi, market: Market, creation: Creation, regions: list[str]) -> list[Check]:
-    found = [_ask("aws.identity", lambda: _identity(api))]
-    for region in regions:
-        found += [
-            _ask(f"aws.network.{region}", lambda region=region: _network(creation, region)),  # type: ignore[misc]
-            _ask(f"aws.image.{region}", lambda region=region: _image(creation, region)),  # type: ignore[misc]
-            _ask(f"aws.launch.{region}", lambda region=region: _may_launch(api, creation, region)),  # type: ignore[misc]
-        ]
-        for kind, least in _SAMPLES:
-            found += [_quota(market, region, kind, least, is_spot=is_spot) for is_spot in (True, False)]
-    return found
-
-
-def _ask(name: str, question: Callable[[], str]) -> Check:
     try:
-        return ok(name, question())
+        who = api.call("sts", "get_caller_identity", GLOBAL)
     except HomingError as exc:
-        return fault(name, " ".join(f"{exc.what} {exc.why}".split()), exc.fix, _DOCS)
+        fix = exc.fix or "aws configure"
+        return [fault("aws.identity", _said(exc), fix, _KEYS_PAGE)]
+    found = [ok("aws.identity", f"The key belongs to account {who.get('Account', '?')}.")]
+    if not regions:
+        return [*found, fault("aws.region", "No region is named.", "export AWS_REGION=us-east-1   or: aws configure")]
+    found.append(ok("aws.region", f"{', '.join(regions)}."))
+    found.append(_check_right(api, creation, regions[0]))
+    return [*found, *(_check_quota(market, region, *each) for region in regions for each in _FAMILIES.items())]
 
 
-def _identity(api: AwsApi) -> str:
-    who = api.call("sts", "get_caller_identity", GLOBAL)
-    return f"The credentials are those of {who['Arn']}."
-
-
-def _network(creation: Creation, region: str) -> str:
-    subnets, network = creation.subnets(region)
-    return f"{network} has a subnet in {len(subnets)} zones of {region}."
-
-
-def _image(creation: Creation, region: str) -> str:
-    image = creation.image(region)
-    return f"{image['ImageId']}, {image.get('Name', '')}"
-
-
-def _may_launch(api: AwsApi, creation: Creation, region: str) -> str:
-    """EC2 answers a call that is only to be tried with what it would have said."""
-    image = str(creation.image(region)["ImageId"])
+def _check_right(api: AwsApi, creation: Creation, region: str) -> Check:
+    """Asked with DryRun: EC2 says whether it would, and does nothing."""
+    fix = "Give the key ec2:RunInstances; docs/aws.md has the whole list of rights."
     try:
-        api.call("ec2", "run_instances", region, ImageId=image, InstanceType="g5.xlarge", MinCount=1, MaxCount=1,
-                 DryRun=True)  # fmt: skip
+        image = str(creation.image(region)["ImageId"])
+        wish = {"ImageId": image, "InstanceType": _FAMILIES["G"], "MinCount": 1, "MaxCount": 1, "DryRun": True}
+        api.call("ec2", "run_instances", region, **wish)
     except AwsRefused as exc:
-        if exc.code == "DryRunOperation":
-            return "The credentials may start instances."
-        if exc.code != "UnauthorizedOperation":
-            raise
-        raise ProviderRefused(
-            what=f"The credentials may not start instances in {region}.",
-            why=exc.text,
-            fix="Give them the rights that docs/aws.md lists",
-        ) from exc
-    return "EC2 did not mind."
+        if exc.code == _WOULD_HAVE:
+            return ok("aws.rights", f"It may start instances in {region}.")
+        return fault("aws.rights", f"It may not start instances in {region}: {exc.text or exc.why}", fix, _KEYS_PAGE)
+    except HomingError as exc:
+        return warning("aws.rights", f"Whether it may start instances is not known. {_said(exc)}", exc.fix or fix)
+    return warning("aws.rights", "EC2 did not answer the question as it should.", fix, _KEYS_PAGE)
 
 
-def _quota(market: Market, region: str, kind: str, least: int, *, is_spot: bool) -> Check:
-    quota = market.quota(region, kind, is_spot=is_spot)
-    what = f"{'spot' if is_spot else 'on-demand'} instances like {kind}"
-    name = f"aws.quota.{region}.{quota.code}"
-    if quota.num_cores is None:
-        text, fix = f"How many {what} the account may have could not be asked.", "Allow servicequotas:GetServiceQuota"
-        return warning(name, text, fix, quota_page(region, quota.code))
-    if quota.num_cores < least:
-        text = f"The account may not have {what}: its quota is {quota.num_cores} vCPUs."
-        return warning(name, text, "Ask AWS for more there; it takes hours to days", quota_page(region, quota.code))
-    return ok(name, f"The account may have {quota.num_cores} vCPUs of {what}.")
+def _check_quota(market: Market, region: str, family: str, kind: str) -> Check:
+    """Enough if one of both, spot or on demand, allows something."""
+    quotas = [market.quota(region, kind, is_spot=is_spot) for is_spot in (True, False)]
+    name, known = f"aws.quota-{family.lower()}", [quota for quota in quotas if quota.num_cores is not None]
+    if not known:
+        return ok(name, f"The quota for {family} instances in {region} cannot be asked with this key.")
+    if not any(quota.num_cores for quota in known):
+        text = f"The quota for {family} instances in {region} is 0, spot and on demand."
+        return warning(name, text, "Ask for some: it takes hours to days.", quota_page(region, known[0].code))
+    return ok(name, ", ".join(f"{quota.num_cores} cores ({quota.code})" for quota in known) + f" in {region}.")
+
+
+def _said(exc: HomingError) -> str:
+    return " ".join(f"{exc.what} {exc.why}".split())

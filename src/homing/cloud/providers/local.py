@@ -157,12 +157,20 @@ class Local:
 
     def list_owned(self) -> list[Instance]:
         folders = self._world.listdir(self._root) if self._world.exists(self._root) else []
-        marked = self._world.marked(names.MARK_ENV, self._prefix)
-        elsewhere = {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
-        running = [mark for process, mark in marked if process.pid not in elsewhere]
-        ids = {name for name in (*folders, *running) if name.startswith(self._prefix)}
+        ids = {name for name in (*folders, *self._running()) if name.startswith(self._prefix)}
         found = [self._describe_or_unknown(instance_id) for instance_id in sorted(ids)]
         return [instance for instance in found if instance.state != "gone"]
+
+    def _running(self) -> set[str]:
+        """Marks of processes here that are not inside another provider's machine on this computer.
+
+        A child of such a machine may begin or end between two looks at the process table; so the look at who is inside
+        one is taken on both sides, and one process inside speaks for all of its mark.
+        """
+        inside = {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
+        marked = self._world.marked(names.MARK_ENV, self._prefix)
+        inside |= {process.pid for process, _ in self._world.marked(MACHINE_ENV, "")}
+        return {mark for _, mark in marked} - {mark for process, mark in marked if process.pid in inside}
 
     def _describe_or_unknown(self, instance_id: str) -> Instance:
         """One damaged folder must not hide the others, nor keep them from being destroyed."""

@@ -14,6 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from homing.cloud.checks import Check, ok, warning
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers import modal_box
 from homing.cloud.providers.base import (
@@ -28,10 +29,11 @@ from homing.cloud.providers.base import (
     Resource,
     wait_until,
 )
-from homing.cloud.providers.modal_api import ModalApi
+from homing.cloud.providers.modal_api import APP, ModalApi
 from homing.cloud.providers.modal_offers import Size, gpu_string, make_offers
 from homing.cloud.providers.once import Once
 from homing.cloud.providers.rest import Unsure, Unwelcome
+from homing.cloud.setup import Step
 from homing.errors import HomingError, NoOffer, ProviderRefused, ProviderSilent
 from homing.store.modal_client import TOKEN_ENV, has_account
 from homing.units import format_duration
@@ -74,6 +76,23 @@ class Modal:
 
     def configure(self, settings: dict[str, Any]) -> None:
         self._settings = {**_DEFAULTS, **settings}
+
+    def checks(self) -> list[Check]:
+        """For `homing doctor`: what shows only when it is needed, and changes nothing."""
+        if self._api.rates():
+            return [ok("modal.rates", "Modal tells its own rates.")]
+        text = "Modal tells this account no rates: those of a dated table are shown and counted by."
+        return [
+            warning("modal.rates", text, "Compare them with https://modal.com/pricing before a long run.", self.page)
+        ]
+
+    def setup_steps(self) -> list[Step]:
+        """What the first launch would do while somebody waits for it."""
+        has_app = self._api.app(may_create=False) is not None
+        return [
+            Step(f"the app {APP} in the workspace, in which sandboxes are made", has_app, self._make_app),
+            Step("the image with the versions installed here, built by Modal and kept there", False, self._make_image),
+        ]
 
     # --- what it would rent ---
 
@@ -176,6 +195,12 @@ class Modal:
         return None
 
     # --- helpers, in the order they are called ---
+
+    def _make_app(self) -> None:
+        self._api.app(may_create=True)
+
+    def _make_image(self) -> None:
+        self.prepare("modal:any")
 
     @property
     def _size(self) -> Size:

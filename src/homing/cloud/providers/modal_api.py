@@ -8,6 +8,7 @@ Nothing here knows what is rented or why.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from functools import cached_property
@@ -120,7 +121,8 @@ class ModalApi:
 
     def let_go(self, sandbox: Any) -> None:
         """To speak to the machine itself the SDK opened a connection of its own to it."""
-        self.door.call(sandbox.detach.aio)
+        with contextlib.suppress(*failures()):
+            self.door.call(sandbox.detach.aio)
 
     # --- calls ---
 

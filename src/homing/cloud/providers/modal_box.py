@@ -43,13 +43,14 @@ _LEAST_S = 60  # Modal's own default is five minutes; less than this could not e
 _LATE_SHARE = 0.9  # of the reserve: later than the landing that the limits ask for, so that an end stays an end
 
 # The sandbox is over when this is: so it stays while the agent or the dead-man lives, and the dead-man can start a
-# crashed agent again. What it looks for is written so that it does not find itself.
+# crashed agent again. It knows them by their command, which is also in its own: so by any process but itself.
 _ENTRY = f"""mkdir -p {WORK_DIR} && cp -R {_PARCEL}/. {WORK_DIR}/ || exit 1
 echo $$ > {_ENTRY_PID}
 "$@" & agent=$!
 trap 'kill -TERM $agent 2>/dev/null' TERM INT
 sleep 1
-while [ ! -e {_OVER} ] && grep -qsa '{WORK_DIR}/agent[.]zip' /proc/[0-9]*/cmdline; do sleep 1; done
+is_alive() {{ grep -lsa '{WORK_DIR}/agent[.]zip' /proc/[0-9]*/cmdline | grep -qv "^/proc/$$/"; }}
+while [ ! -e {_OVER} ] && is_alive; do sleep 1; done
 """
 
 

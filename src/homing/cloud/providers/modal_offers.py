@@ -82,7 +82,8 @@ def gpu_string(offer: Offer) -> str | None:
 
 def rate_key(name: str) -> str:
     """How a card is called in Modal's list of rates: gpu_hour_cost_a100_80gb."""
-    return "gpu_hour_cost_" + name.removesuffix("G" if name == "A10G" else "-").lower().replace("-", "_")
+    plain = "A10" if name == "A10G" else name
+    return "gpu_hour_cost_" + plain.lower().replace("-", "_")
 
 
 def _offer(card: Card, count: int, size: Size, told: Mapping[str, Decimal]) -> Offer:

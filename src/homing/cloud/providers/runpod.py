@@ -43,7 +43,7 @@ from homing.cloud.providers.base import (
 )
 from homing.cloud.providers.once import Once
 from homing.cloud.providers.rest import Api, Unwelcome
-from homing.cloud.providers.runpod_catalogue import COUNTS, Choice, Wanted
+from homing.cloud.providers.runpod_catalogue import ANYWHERE, COUNTS, Choice, Wanted
 from homing.cloud.providers.runpod_log import read_log
 from homing.cloud.providers.runpod_refusals import CONSOLE, not_ours, refused
 from homing.cloud.providers.runpod_start import EVERY_S, Start
@@ -133,17 +133,14 @@ class Runpod:
         try:
             self._api.items(_BILL, "records")
         except Unwelcome as exc:
+            text, page = f"The key may not read the bill: {exc.text}", f"{CONSOLE}/user/settings"
             fix = "Give the key the right to read billing; without it only our own meter counts."
-            found = [
-                warning("runpod.bill", f"The key may not read the bill: {exc.text}", fix, f"{CONSOLE}/user/settings")
-            ]
+            found = [warning("runpod.bill", text, fix, page)]
         if self._settings["volume"]:
             try:
                 volume = self._volume()
-                text = (
-                    f"{volume.name} is in {volume.data_center}." if volume else "It will be made by the first launch."
-                )
-                found.append(ok("runpod.volume", text))
+                where = f"is in {volume.data_center}" if volume else "will be made by the first launch"
+                found.append(ok("runpod.volume", f"{self._settings['volume']} {where}."))
             except UsageError as exc:
                 found.append(fault("runpod.volume", f"{exc.what} {exc.why}", exc.fix, f"{CONSOLE}/user/storage"))
         return found
@@ -290,7 +287,7 @@ class Runpod:
         if self._settings["disk"] is None:
             return max(_LEAST_DISK_GB, needed)
         given = int(self._settings["disk"])
-        if given < needs.disk_bytes + _ENVIRONMENT_BYTES and needs.disk_bytes:
+        if given < needs.disk_bytes + _ENVIRONMENT_BYTES:
             raise UsageError(
                 what=f"cloud.runpod.disk of {format_bytes(given)} is too small for this run.",
                 why=f"Data and checkpoints take {format_bytes(needs.disk_bytes)}, the environment"
@@ -350,7 +347,7 @@ class Runpod:
                 "image": told["image"] or ("" if told["template"] else IMAGE),
                 "disk_gb": math.ceil((request.offer.disk_bytes + _ENVIRONMENT_BYTES) / 10**9),
                 "env": {**request.env, "PUBLIC_KEY": key},
-                "data_centers": [volume.data_center] if volume else told["data_centers"],
+                "data_centers": [] if request.offer.region == ANYWHERE else [request.offer.region],
                 "volume_id": volume.id if volume else "",
             },
             args=runpod_pod.args_of(script),

@@ -19,9 +19,10 @@ from homing.cloud.providers.base import Offer
 from homing.cloud.providers.rest import Api
 from homing.gpus import Gpu, find_gpu
 
-__all__ = ["COUNTS", "Choice", "Wanted", "dollars", "find", "storage_rate"]
+__all__ = ["ANYWHERE", "COUNTS", "Choice", "Wanted", "dollars", "find", "storage_rate"]
 
 COUNTS = (1, 2, 4, 8)  # asked for where any number will do
+ANYWHERE = "any"  # as a region: RunPod places the pod
 # Storage is not in the catalogue: RunPod's price page of 2026-08, dollars per GB and month.
 _DISK_USD_PER_GB_MONTH = Decimal("0.10")
 _HOURS_PER_MONTH = Decimal(730)
@@ -86,32 +87,35 @@ def _query(wanted: Wanted, cloud: str, count: int) -> str:
 
 
 def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Iterator[Offer]:
-    """None or one. What cannot be had now, or could not run our torch, is no offer."""
+    """One wherever RunPod likes to place it, or one for each data center that the run file allows and that has stock.
+
+    What cannot be had now, or could not run our torch, is no offer.
+    """
     rate, stock = dollars(body["price"][cloud]), str(body.get("availability", "NONE"))
-    places = [place["id"] for place in body.get("dataCenters") or () if place["availability"] != "NONE"]
     card = _card(body)
     if not body[cloud] or stock == "NONE" or rate <= 0 or count > body["maxCount"][cloud]:
         return
     if body["manufacturer"] != "NVIDIA" or (card is not None and card.compute_capability < _LEAST_CAPABILITY):
         return
+    levels = {str(place["id"]): str(place["availability"]) for place in body.get("dataCenters") or ()}
+    places = {name: level for name, level in levels.items() if level != "NONE"}
     if wanted.data_centers:
-        places = [place for place in places if place in wanted.data_centers]
-        if not places:
-            return
-    yield Offer(
-        provider="runpod",
-        name=Choice(str(body["id"]), count, cloud).name,
-        device=card.name if card else str(body["name"]),
-        num_gpus=count,
-        num_cores=0,  # not told before it runs
-        memory_bytes=min(int(body["memory"]), card.memory_gib if card else 10**6) * 2**30,
-        rate_usd_per_hour=rate * count + storage_rate(wanted.disk_gb),
-        disk_bytes=wanted.free_bytes,
-        region=" ".join(places),
-        boot_s=_BOOT_S,
-        cloud=cloud,
-        stock=stock.lower(),
-    )
+        places = {name: level for name, level in places.items() if name in wanted.data_centers}
+    for region, level in places.items() if wanted.data_centers else [(ANYWHERE, stock)]:
+        yield Offer(
+            provider="runpod",
+            name=Choice(str(body["id"]), count, cloud).name,
+            device=card.name if card else str(body["name"]),
+            num_gpus=count,
+            num_cores=0,  # not told before it runs
+            memory_bytes=min(int(body["memory"]), card.memory_gib if card else 10**6) * 2**30,
+            rate_usd_per_hour=rate * count + storage_rate(wanted.disk_gb),
+            disk_bytes=wanted.free_bytes,
+            region=region,
+            boot_s=_BOOT_S,
+            cloud=cloud,
+            stock=level.lower() + (f" in {len(places)} data centers" if region == ANYWHERE and places else ""),
+        )
 
 
 def _card(body: dict[str, Any]) -> Gpu | None:

@@ -47,8 +47,8 @@ from homing.cloud.providers.shadeform_account import (
 )
 from homing.cloud.providers.shadeform_guard import Thresholds, moment_of, thresholds, thresholds_of
 from homing.cloud.providers.shadeform_offers import SPOT, Catalogue, Choice, choose_os, read_catalogue
-from homing.cloud.providers.ssh_host import ssh_argv
-from homing.cloud.ssh_keys import find_host_key, host_key, known_hosts_line, login_key
+from homing.cloud.providers.shadeform_reach import ask_there, connection_of
+from homing.cloud.ssh_keys import host_key, login_key
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, StartTimeout, UsageError
 from homing.units import format_duration
 from homing.wire.boot import EndBilling
@@ -67,7 +67,7 @@ _START_S = 1800.0
 _CREATE_TRIES = 2
 _DESCRIBE_EVERY_S = 7.5  # eight looks a minute at one instance are enough for anybody who waits
 _LOOK_EVERY_S = 5.0
-_LOG_BYTES, _SSH_S = 20_000, 30.0
+_LOG_BYTES = 20_000
 _ID = "{id}"  # in the request that ends billing, until create has told it
 _NO_KEY_THERE = "This machine holds no key that could end its billing: home or the auto_delete of Shadeform ends it."
 
@@ -249,17 +249,8 @@ class Shadeform:
             self._held_keys.add(resource.id)  # `homing reconcile` shows it, and ends it later
 
     def connection(self, instance_id: str) -> Connection | None:
-        """None before it has an address, and for a machine that another home launched: only that one pinned its key."""
         body = self._account.info(instance_id)
-        if body is None or not body.get("ip") or state_of(body) != "ready":
-            return None
-        key = find_host_key(self._home, mark_of(self._own(body)), self._world)
-        if key is None:
-            return None
-        host, port = str(body["ip"]), int(body.get("ssh_port") or 22)  # null in some replies, and then it is 22
-        private = str(login_key(self._home, self._world).private_path)
-        user = str(body.get("ssh_user") or "shadeform")
-        return Connection(user, host, port, private, known_hosts_line(key, host, port))
+        return None if body is None else connection_of(self._own(body), self._home, self._world)
 
     # --- helpers, in the order they are called ---
 
@@ -451,14 +442,11 @@ class Shadeform:
         return ended
 
     def _ask_there(self, instance: Instance, command: str) -> Completed | None:
-        """What a command answers on the machine, by SSH; None where it has no address yet."""
+        """None where nobody can log in yet."""
         connection = self.connection(instance.id)
         if connection is None:
             return None
-        known_hosts = self._home / "keys" / "hosts" / instance.mark / "known_hosts"
-        self._world.write(known_hosts, (connection.known_hosts + "\n").encode(), mode=0o600)
-        argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", f"{connection.user}@{connection.host}"]
-        return self._world.run([*argv, f"{command} 2>/dev/null || sudo -n {command}"], _SSH_S)
+        return ask_there(connection, instance.mark, command, self._home, self._world)
 
     def _own(self, body: dict[str, Any]) -> dict[str, Any]:
         if not mark_of(body).startswith(self._prefix):

@@ -26,7 +26,7 @@ __all__ = ["Thresholds", "moment_of", "thresholds_of"]
 
 ALERT_SHARE = Decimal("0.6")
 _CENT = Decimal("0.01")
-_SAME_S = 1.0  # a moment may come back without its fraction
+_SAME_S = 5.0  # a moment may come back without its fraction, and their clock is known to a second or two
 
 
 @dataclass(frozen=True)

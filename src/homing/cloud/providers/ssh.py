@@ -29,6 +29,7 @@ from homing.cloud.providers.base import (
     Resource,
     lack,
 )
+from homing.cloud.providers.process_tree import MACHINE_ENV
 from homing.cloud.providers.ssh_host import Host
 from homing.errors import CreateFailed, HomingError, ProviderRefused, UsageError
 from homing.gpus import find_gpu
@@ -107,7 +108,8 @@ class Ssh:
             offer=offer,
             order=order,
             argv=(self._python(), "-I", f"{work_dir}/agent.zip", f"{work_dir}/{names.BOOT}"),
-            env={names.MARK_ENV: order.mark},
+            # The host may be this very computer: `local` must not take what runs there for its own.
+            env={names.MARK_ENV: order.mark, MACHINE_ENV: f"ssh/{order.mark}"},
         )
 
     # --- its life ---

@@ -87,7 +87,7 @@ class RunpodCloud(Section):
         example="any",
     )
     data_centers: Annotated[FilledList, AfterValidator(_data_centers)] = key(
-        "Only in these data centers.", default=[], example="[EU-RO-1, US-KS-2]"
+        "Only in these data centers, each an offer of its own.", default=[], example="[EU-RO-1, US-KS-2]"
     )
     disk: Bytes | None = key(
         "Container disk; it goes with the pod. Less than data, checkpoints and environment take is refused.",

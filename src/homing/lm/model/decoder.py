@@ -125,13 +125,12 @@ class Decoder(nn.Module):
     def compile_blocks(self, *, is_on: bool = True) -> None:
         """torch.compile of one block, shared by all: a few seconds, where the whole model takes a minute. It is for
         training; evaluation and generation, whose shapes vary, stay as they are."""
-        kind = type(self.model)
-        parts: dict[str, Callable[..., Tensor]] = {"look_up": look_up, "end": kind.end}
+        parts: dict[str, Callable[..., Tensor]] = {"look_up": look_up, "end": type(self.model).end}
         parts["block"] = type(self.model.layers[0]).forward
         if isinstance(self.model, SwiftStack):
             parts["begin"] = SwiftStack.begin
-        compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items()}
-        self.model.compiled = compiled if is_on else {}
+        # Only where it is asked for: getting ready to compile takes a second of its own.
+        self.model.compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items() if is_on}
 
     def set_precision(self, precision: str) -> Decoder:
         """`fp32 | bf16 | fp8`: what products are computed in. The master weights stay fp32. With fp8 the products of

@@ -16,15 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fp8_product", "has_fp8", "takes_fp8"]
+__all__ = ["fp8_product", "takes_fp8"]
 
 _LEAST_SIZE = 128  # narrower products are no faster in FP8
 _FINE, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
-
-
-def has_fp8(device: torch.device) -> bool:
-    """Ada, Hopper and newer."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def takes_fp8(num_in: int, num_out: int) -> bool:

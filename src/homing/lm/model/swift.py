@@ -98,7 +98,6 @@ class SwiftBlock(nn.Module):
         x_BTD = x_BTD + self.self_attn(_norm(x_BTD, self.eps), cos, sin, values_BTC, cache)
         return x_BTD + self.mlp(_norm(x_BTD, self.eps))
 
-
     def value_table(self) -> Tensor | None:
         """(V, G K), or None in a layer without value embedding."""
         return self.self_attn.value_embed.weight if self.self_attn.has_values else None

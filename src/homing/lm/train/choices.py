@@ -115,7 +115,10 @@ def _pick_micro_batch(model: Model, device: torch.device, precision: str, rows_p
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     q, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    numbers = model.num_layers * (10 * model.width + 3 * q + 4 * kv + 4 * model.ffn_width) + 6 * model.width
+    # As in config.memory: streams, inputs of products, heads before and after turning, the feed-forward's two sides.
+    streams, sides, values = (5, 2, kv) if model.family == "swift" else (4, 3, 0)
+    numbers = model.num_layers * (streams * model.width + 3 * (q + kv) + values + sides * model.ffn_width)
+    numbers += 4 * model.width
     weights = model.num_layers * (model.width * 2 * (q + kv) + 3 * model.width * model.ffn_width)
     weights += 2 * model.vocab_size * model.width
     gradients_and_logits = 6 * weights + 2**30

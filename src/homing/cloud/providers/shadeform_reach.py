@@ -1,0 +1,40 @@
+"""Reaching a machine at Shadeform by SSH: who logs in where, and one command there.
+
+The host key was made at home and travelled in the startup script, so a machine is known before it exists; addresses are
+used again by other machines, so each has a known_hosts of its own, beside its key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from homing.cloud.providers.base import Connection
+from homing.cloud.providers.shadeform_account import mark_of, state_of
+from homing.cloud.providers.ssh_host import ssh_argv
+from homing.cloud.ssh_keys import find_host_key, known_hosts_line, login_key
+from homing.world import Completed, World
+
+__all__ = ["ask_there", "connection_of"]
+
+_ASK_S = 30.0
+
+
+def connection_of(body: dict[str, Any], home: Path, world: World) -> Connection | None:
+    """None before it has an address, and for a machine that another home launched: only that one pinned its key."""
+    if not body.get("ip") or state_of(body) != "ready":
+        return None
+    key = find_host_key(home, mark_of(body), world)
+    if key is None:
+        return None
+    host, port = str(body["ip"]), int(body.get("ssh_port") or 22)  # null in some replies, and then it is 22
+    user = str(body.get("ssh_user") or "shadeform")
+    return Connection(user, host, port, str(login_key(home, world).private_path), known_hosts_line(key, host, port))
+
+
+def ask_there(connection: Connection, mark: str, command: str, home: Path, world: World) -> Completed:
+    """What a command answers on the machine; as root where the login is not."""
+    known_hosts = home / "keys" / "hosts" / mark / "known_hosts"
+    world.write(known_hosts, (connection.known_hosts + "\n").encode(), mode=0o600)
+    argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", f"{connection.user}@{connection.host}"]
+    return world.run([*argv, f"{command} 2>/dev/null || sudo -n {command}"], _ASK_S)

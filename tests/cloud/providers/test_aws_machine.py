@@ -1,0 +1,165 @@
+"""The shell part of an EC2 instance's first script, run for real: the system's timer, and the persistent disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.agent.test_watchdog import make_boot
+
+from homing.cloud.providers.aws_machine import client_token, ends_in_s, prepare_text, user_data
+from homing.errors import CreateFailed
+from homing.wire.boot import Boot
+
+_PRELUDE = """
+say() { echo "$*"; }
+stuck() { echo "stuck: $*"; exit 3; }
+ROOT=@ROOT@ WORK=@ROOT@/work
+"""
+
+
+class Box:
+    """A folder with the disks and programs that the script finds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("bin", "by-id", "root/cache", "root/work/run"):
+            (folder / name).mkdir(parents=True)
+        self._program("shutdown", f'echo "$*" >>{folder}/shutdowns\n')
+        self._program("mount", f'echo "$*" >>{folder}/mounts\n')
+
+    def run(self, boot: Boot, *, has_volume: bool) -> tuple[int, str]:
+        text = (_PRELUDE + prepare_text(boot, has_volume=has_volume)).replace("@ROOT@", str(self.folder / "root"))
+        text = text.replace("/dev/disk/by-id/", f"{self.folder}/by-id/").replace("FOLLOW_S=60", "FOLLOW_S=0.2")
+        text = text.replace("VOLUME_WAIT_S=300", "VOLUME_WAIT_S=2").replace("/dev/xvdf", f"{self.folder}/none")
+        env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+        with (self.folder / "said").open("wb") as out:
+            self.process = subprocess.Popen(["bash", "-c", text], env=env, stdout=out, start_new_session=True)
+        return self.process.wait(timeout=60), (self.folder / "said").read_text()
+
+    def close(self) -> None:
+        """What it left in the background, as a machine that goes would."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def lines(self, name: str) -> list[str]:
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def disk(self, name: str = "nvme-Amazon_Elastic_Block_Store_vol0123") -> Path:
+        path = self.folder / "disk.img"
+        with path.open("wb") as file:
+            file.truncate(32 << 20)
+        (self.folder / "by-id" / name).symlink_to(path)
+        return path
+
+    def _program(self, name: str, text: str) -> None:
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}")
+        path.chmod(0o755)
+
+
+@pytest.fixture
+def box(tmp_path: Path):  # type: ignore[no-untyped-def]
+    made = Box(tmp_path / "box")
+    yield made
+    made.close()
+
+
+def boot_of(**changes: object) -> Boot:
+    told = {"started_at": time.time(), "rate_usd_per_hour": "1.00", "spend_limit_usd": "2.00", "time_limit_s": 0.0}
+    return make_boot(**{**told, **changes})
+
+
+def test_the_system_shuts_down_inside_the_limit(box: Box) -> None:
+    boot = boot_of()
+    assert box.run(boot, has_volume=False)[0] == 0
+    (words,) = box.lines("shutdowns")
+    minutes = int(words.split()[1].lstrip("+"))
+    assert ends_in_s(boot) / 60 - 2 <= minutes <= ends_in_s(boot) / 60 < 120
+
+
+def test_a_clock_that_is_behind_gives_it_no_more_time_and_one_that_is_ahead_a_minute(box: Box) -> None:
+    boot = boot_of(started_at=time.time() + 86400)
+    box.run(boot, has_volume=False)
+    assert box.lines("shutdowns")[0].split()[1] == f"+{int(ends_in_s(boot) // 60)}"
+    box.close()
+    box.run(boot_of(started_at=time.time() - 86400), has_volume=False)
+    assert box.lines("shutdowns")[-1].split()[1] == "+1"
+
+
+def test_the_timer_follows_a_limit_that_was_raised(box: Box) -> None:
+    import homing.wire.limit
+    from homing.wire import codec, names
+    from homing.wire.control import Request
+
+    work = box.folder / "root/work"
+    package = Path(homing.wire.limit.__file__).parents[2]
+    (work / "agent.zip").symlink_to(package)  # a folder is imported from as the zip is
+    boot = boot_of()
+    (work / "boot.json").write_text(codec.dumps(boot))
+    box.run(boot, has_volume=False)
+    told = Request(1, False, "", "4.00", 0.0)
+    (work / "run" / names.LIMITS).write_text(codec.dumps(told))
+    deadline = time.monotonic() + 30
+    while len(box.lines("shutdowns")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    first, second = (int(words.split()[1].lstrip("+")) for words in box.lines("shutdowns")[:2])
+    assert second > first + 60
+
+
+def test_without_a_limit_there_is_no_timer(box: Box) -> None:
+    box.run(boot_of(spend_limit_usd=None), has_volume=False)
+    assert box.lines("shutdowns") == []
+
+
+def test_a_new_disk_is_formatted_once_and_one_of_ours_never_again(box: Box) -> None:
+    disk = box.disk()
+    code, said = box.run(boot_of(), has_volume=True)
+    assert (code, "formatting the new volume" in said) == (0, True)
+    assert box.lines("mounts") == [f"{disk} {box.folder}/root/cache"]
+    box.close()
+    code, said = box.run(boot_of(), has_volume=True)
+    assert (code, "formatting" in said) == (0, False)
+    assert len(box.lines("mounts")) == 2
+
+
+def test_a_disk_with_anything_else_on_it_is_left_alone(box: Box) -> None:
+    disk = box.disk()
+    disk.write_bytes(b"somebody's notes\n" * 1000)
+    code, said = box.run(boot_of(), has_volume=True)
+    assert (code, "holds something that is no file system of ours" in said) == (3, True)
+    assert disk.read_bytes().startswith(b"somebody's notes")
+    assert box.lines("mounts") == []
+
+
+def test_the_disk_that_the_system_runs_from_is_never_taken(box: Box) -> None:
+    box.disk()
+    (box.folder / "by-id/nvme-Amazon_Elastic_Block_Store_vol0123-part1").touch()
+    code, said = box.run(boot_of(), has_volume=True)
+    assert (code, "did not appear" in said) == (3, True)
+
+
+def test_user_data_that_is_too_long_is_packed_and_what_is_longer_still_is_refused() -> None:
+    assert user_data("short") == b"short"
+    assert user_data("long" * 10_000)[:2] == b"\x1f\x8b"
+    with pytest.raises(CreateFailed, match="too long"):
+        user_data(os.urandom(40_000).hex())
+
+
+def test_a_token_is_the_same_for_the_same_try_and_fits_into_sixty_four_characters() -> None:
+    assert client_token("m", "us-east-1a") == client_token("m", "us-east-1a") != client_token("m", "us-east-1b")
+    assert len(client_token("m", "us-east-1a")) == 64
+
+
+def test_the_nearer_limit_counts() -> None:
+    boot = boot_of(time_limit_s=3600.0)
+    assert ends_in_s(boot) < 3600
+    assert ends_in_s(dataclasses.replace(boot, time_limit_s=0.0)) > 3600
