@@ -112,7 +112,8 @@ def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     paid = Decimal(str((life.ended - life.began) / 3600)) * offer.rate_usd_per_hour
     assert abs(Decimal(line.spend_usd) - paid) < Decimal("0.01")
     assert home.provider("aws").list_resources() == []
-    assert len(fetch(home, done.run).files) > 3
+    got = fetch(home, home.ledger.find("stone"), tmp_path / "models/stone")
+    assert (got.manifest.step, got.manifest.is_final) == (30, True)
     assert marked_now(home) == []
     check_no_key(cloud.machine(done.instance.id))
 

@@ -280,12 +280,12 @@ class Phase(Section):
     beta2: Number = key("AdamW's second moment.", default=0.95, example="0.99", ge=0.0, lt=1.0)
     eps: Number = key("AdamW's epsilon.", default=1e-8, example="1e-8", gt=0.0, le=0.1)
     momentum: Number = key(
-        "Muon's momentum.", default=0.95, derived="0.95; 0.97 in swift", example="0.95", ge=0.0, lt=1.0
+        "Muon's momentum.", default=0.95, derived="0.97 in swift", example="0.95", ge=0.0, lt=1.0
     )
     momentum_start: Number = key(
         "Muon's momentum at the first step, from where it grows over 300 steps; 0: as later.",
         default=0.0,
-        derived="0; 0.85 in swift",
+        derived="0.85 in swift",
         example="0.85",
         ge=0.0,
         lt=1.0,
@@ -293,7 +293,7 @@ class Phase(Section):
     variance_beta: Number = key(
         "Muon's memory of how much each row of a matrix moves, by which rows are evened out (NorMuon); 0: off.",
         default=0.0,
-        derived="0; 0.9 in swift",
+        derived="0.9 in swift",
         example="0.9",
         ge=0.0,
         lt=1.0,
@@ -301,7 +301,7 @@ class Phase(Section):
     cautious: Flag = key(
         "Muon's weight decay only where the step itself goes towards zero.",
         default=False,
-        derived="false; true in swift",
+        derived="true in swift",
         example="true",
     )
     clip: Number = key("Largest norm of all gradients together; 0: no clipping.", default=1.0, example="1.0", ge=0.0)

@@ -678,7 +678,7 @@ def test_a_volume_is_in_the_rate_while_it_is_attached(tmp_path: Path) -> None:
 
 
 def test_a_budget_alert_is_made_once_and_kept(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, budget="50", budget_email="me@example.org")
+    rig = Rig(tmp_path, monthly_budget="50", budget_email="me@example.org")
     rig.create()
     found = [each for each in rig.provider.list_resources() if each.kind == "budget"]
     assert [(each.mark, each.is_kept) for each in found] == [(f"homing-{OWNER}-budget", True)]

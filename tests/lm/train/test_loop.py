@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,9 @@ from tiny import (
 )
 
 from homing.errors import DataError, IntegrityError, RunFailed, UsageError
-from homing.lm.model import Decoder
+from homing.lm.generate.load import load_for_use
+from homing.lm.generate.sample import generate
+from homing.lm.model import Decoder, count_params
 from homing.lm.phases import pretrain
 from homing.lm.train import checkpoint, choices, loop
 from homing.lm.train.__main__ import main
@@ -600,3 +603,24 @@ def test_the_trainer_loads_torch_numpy_safetensors_tokenizers_and_nothing_else()
     code = f"import homing.lm.train.loop, sys; print([m for m in {foreign} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_swift_trains_stops_and_goes_on_bit_for_bit_and_can_be_talked_to(tmp_path: Path, data_dir: Path) -> None:
+    plain = make_run(data_dir, num_steps=6, save_every=3)
+    model = dataclasses.replace(plain.model, family="swift", arch="swift", is_tied=False)
+    spec = dataclasses.replace(
+        plain.phases[0].optimizer, kind="muon", lr_scalar=0.05, momentum_start=0.85, variance_beta=0.9, is_cautious=True
+    )
+    phases = [dataclasses.replace(plain.phases[0], optimizer=spec)]
+    sizes = dataclasses.replace(plain.sizes, num_params=sum(count_params(model).values()))
+    run = dataclasses.replace(plain, model=model, phases=phases, sizes=sizes)
+    go(tmp_path / "whole", run)
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again/checkpoints/pretrain" / names.step_dir(6))
+    go(tmp_path / "again")
+    assert figures(tmp_path / "again") == figures(tmp_path / "whole")
+    same = weights(tmp_path / "again", 6)
+    assert all(torch.equal(same[name], tensor) for name, tensor in weights(tmp_path / "whole", 6).items())
+    model, _ = load_for_use(tmp_path / "whole/checkpoints/pretrain" / names.step_dir(6), "cpu")
+    assert model.shape == run.model
+    assert len(list(generate(model, [1, 2, 3], num_tokens=5, temperature=0.0))) == 5

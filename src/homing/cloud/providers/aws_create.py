@@ -65,8 +65,10 @@ class Creation:
             raise self._no_room(request, region, "no zone has it at this rate now" if not zones else "no subnet there")
         group = make_group(self.api, region, network, request.mark, self.settings.ssh_from)
         profile = self._profile(request)
-        if self.settings.budget is not None:
-            make_budget(self.api, f"homing-{self.owner}-", str(self.settings.budget), self.settings.budget_email)
+        if self.settings.monthly_budget is not None:
+            make_budget(
+                self.api, f"homing-{self.owner}-", str(self.settings.monthly_budget), self.settings.budget_email
+            )
         data = machine.user_data(self._script(request))
         root = image["BlockDeviceMappings"][0]
         problems = []

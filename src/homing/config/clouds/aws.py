@@ -136,7 +136,7 @@ class AwsCloud(Section):
         ge=0,
         le=16 * 10**12,
     )
-    budget: Usd | None = key(
+    monthly_budget: Usd | None = key(
         "Make a monthly cost budget of so much in AWS Budgets, which mails at 60 and 100 percent. An alarm that comes"
         " hours late, never a limit.",
         example="$50.00",
@@ -153,6 +153,6 @@ class AwsCloud(Section):
 
     @model_validator(mode="after")
     def _belongs_together(self) -> AwsCloud:
-        if (self.budget is None) != (not self.budget_email):
-            raise ValueError("budget and budget_email belong together: how much, and who is told")
+        if (self.monthly_budget is None) != (not self.budget_email):
+            raise ValueError("monthly_budget and budget_email belong together: how much, and who is told")
         return self

@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 SWIFT = "swift"
+SWIFT_TYPE, SWIFT_CLASS = "homing_swift", "HomingSwiftForCausalLM"  # what its config.json says it is
 FAMILIES = ("stock", SWIFT)
 # Channels of the stream from which swift's gates are computed: a few are enough to tell kinds of tokens apart.
 VALUE_GATE_CHANNELS = 12
@@ -133,10 +134,11 @@ def has_value_embedding(shape: Model, layer: int) -> bool:
 
 
 def config_json(shape: Model, *, end_of_text_id: int = 0, chat_end_id: int | None = None) -> dict[str, Any]:
-    """What lies as config.json beside model.safetensors, so that the folder opens in transformers as it is."""
+    """What lies as config.json beside model.safetensors, so that a stock folder opens in transformers as it is."""
+    is_swift = shape.family == SWIFT
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[shape.arch]],
-        "model_type": shape.arch,
+        "architectures": [SWIFT_CLASS if is_swift else ARCHITECTURES[shape.arch]],
+        "model_type": SWIFT_TYPE if is_swift else shape.arch,
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.width,
         "intermediate_size": shape.ffn_width,
@@ -144,7 +146,7 @@ def config_json(shape: Model, *, end_of_text_id: int = 0, chat_end_id: int | Non
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_size,
-        "hidden_act": "silu",
+        "hidden_act": "relu2" if is_swift else "silu",
         "max_position_embeddings": shape.context,
         "rms_norm_eps": shape.norm_eps,
         # Both spellings: transformers 5 reads the second, everything older and everything else the first.
@@ -158,6 +160,8 @@ def config_json(shape: Model, *, end_of_text_id: int = 0, chat_end_id: int | Non
         "torch_dtype": "float32",
         "use_cache": True,
     }
+    if is_swift:
+        return config
     if shape.arch == "llama":
         config |= {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
     else:
@@ -171,17 +175,18 @@ def shape_from_config(config: Any) -> Model:
     """The shape in a Hugging Face config.json; what this decoder would compute otherwise is refused, not ignored."""
     if not isinstance(config, dict):
         raise ValueError(f"it is not an object but {type(config).__name__}")
-    arch = str(config.get("model_type"))
+    arch = SWIFT if config.get("model_type") == SWIFT_TYPE else str(config.get("model_type"))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"its rope parameters are not an object but {type(rope).__name__}")
     problems = []
-    if arch not in ARCHITECTURES:
-        problems.append(f"model_type {arch!r} is none of {', '.join(ARCHITECTURES)}.")
+    if arch != SWIFT and arch not in ARCHITECTURES:
+        problems.append(f"model_type {arch!r} is none of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.")
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         problems.append(f"rope of type {rope.get('rope_type', rope.get('type'))!r} is not known here.")
-    if config.get("hidden_act", "silu") != "silu":
-        problems.append(f"hidden_act {config['hidden_act']!r} is not silu.")
+    activation = "relu2" if arch == SWIFT else "silu"
+    if config.get("hidden_act", activation) != activation:
+        problems.append(f"hidden_act {config['hidden_act']!r} is not {activation}.")
     if config.get("use_sliding_window"):
         problems.append("use_sliding_window is true; this decoder attends to everything before.")
     if config.get("mlp_bias") or (arch != "qwen2" and config.get("attention_bias")):
@@ -205,7 +210,7 @@ def shape_from_config(config: Any) -> Model:
 def _shape(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
     num_heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
     return Model(
-        family="stock",
+        family=SWIFT if arch == SWIFT else "stock",
         arch=arch,
         num_layers=int(config["num_hidden_layers"]),
         width=width,
