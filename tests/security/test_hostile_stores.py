@@ -110,8 +110,10 @@ def test_an_input_that_leads_out_of_the_work_folder_is_refused_there(
     item = Input(f"objects/{SHA256}", path, len(EVIL), SHA256)
     end = EndBilling(kind="command", argv=["true"])
     boot = Boot(
-        RUN_ID, "moss", "mark", 1, str(work_dir), store.url, [item], [], [], end, 0.0, "1", "0", None, 0.0, 0.0, 0.0
-    )
+        run_id=RUN_ID, run_name="moss", mark="mark", attempt=1, work_dir=str(work_dir), store=store.url, inputs=[item],
+        trainer_argv=[], sync_argv=[], end_billing=end, started_at=0.0, rate_usd_per_hour="1", spent_before_usd="0",
+        spend_limit_usd=None, time_limit_s=0.0, idle_limit_s=0.0, stall_factor=0.0,
+    )  # fmt: skip
     with contextlib.suppress(HomingError):
         fetch_inputs(boot, store, World())
     after = {name: data for name, data in everything(tmp_path).items() if not name.startswith(str(work_dir))}
