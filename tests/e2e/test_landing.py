@@ -56,6 +56,7 @@ def test_a_small_limit_brings_a_finished_model_home_and_a_larger_one_goes_on_fro
     assert homing("prep", "poor").returncode == 0
     # More steps than any limit here pays for, each of them short: what the minimum pays for is then mostly the trip.
     changes = ("phases.0.steps=100000", "phases.0.batch_tokens=256", "phases.0.warmup_steps=5", "eval.tokens=1k")
+    changes += ("limits.rate=40",)  # so dear an hour is else asked about by name
     steps = [word for change in changes for word in ("--set", change)]
     minimum = Decimal(homing.json("plan", "poor", *steps)["minimum_spend_usd"])
     refused = homing("launch", "poor", *steps, "--spend-limit", str(minimum * Decimal("0.9")), "--yes")

@@ -15,6 +15,7 @@ from typing import Any
 
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Delivering
+from homing.cloud.providers.registry import HERE_ONLY
 from homing.cloud.signs import read_document
 from homing.store import Store, run_key
 from homing.wire import codec, names
@@ -47,7 +48,8 @@ def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
 def deliver(home: Home, run_id: str) -> None:
     """Some instances do not see by themselves what comes into their store after they began."""
     for line in home.ledger.lines(run_id):
-        if line.destroyed_at is None and line.instance_id is not None:
+        # Those of this computer alone read the store themselves, and could not be asked from another one.
+        if line.destroyed_at is None and line.instance_id is not None and line.provider not in HERE_ONLY:
             provider = home.provider_of(line)
             if isinstance(provider, Delivering):
                 provider.deliver(line.instance_id)
