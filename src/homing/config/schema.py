@@ -279,9 +279,7 @@ class Phase(Section):
     beta1: Number = key("AdamW's first moment.", default=0.9, example="0.9", ge=0.0, lt=1.0)
     beta2: Number = key("AdamW's second moment.", default=0.95, example="0.99", ge=0.0, lt=1.0)
     eps: Number = key("AdamW's epsilon.", default=1e-8, example="1e-8", gt=0.0, le=0.1)
-    momentum: Number = key(
-        "Muon's momentum.", default=0.95, derived="0.97 in swift", example="0.95", ge=0.0, lt=1.0
-    )
+    momentum: Number = key("Muon's momentum.", default=0.95, derived="0.97 in swift", example="0.95", ge=0.0, lt=1.0)
     momentum_start: Number = key(
         "Muon's momentum at the first step, from where it grows over 300 steps; 0: as later.",
         default=0.0,
