@@ -284,7 +284,7 @@ MUTANTS = [
     ),
     Mutant(
         "create-again-unseen",
-        f"{_CLOUD}/providers/fake.py",
+        f"{_CLOUD}/providers/once.py",
         "                made = self._look_for(request.mark, exc)\n",
         "                made = None\n",
         ("tests/cloud/providers/test_fake.py",),

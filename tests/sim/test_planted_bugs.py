@@ -15,7 +15,7 @@ from tests.sim.stage import pace
 
 from homing.cloud import destroy, guard, launch, reconcile
 from homing.cloud.ledger import ADOPTED, Ledger
-from homing.cloud.providers.fake import Fake
+from homing.cloud.providers.once import Once
 from homing.store.push import Pusher
 
 MOST_SEEDS = 120
@@ -39,8 +39,8 @@ def test_a_line_closed_at_the_first_empty_look_is_found(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_create_that_is_repeated_without_looking_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fake, "_look_for", lambda self, mark, why: None)
-    monkeypatch.setattr(Fake, "_end_twins", lambda self, mark, kept: None)
+    monkeypatch.setattr(Once, "_look_for", lambda self, mark, why: None)
+    monkeypatch.setattr(Once, "_end_twins", lambda self, mark, kept: None)
     assert "doubled" in first_broken("doubled")
 
 

@@ -192,7 +192,7 @@ def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens:
 
 
 def _memory(trace: Trace, at: KeyPath, wire: str, *, is_swift_muon: bool) -> dict[str, Any]:
-    """How long the optimizer remembers. What swift takes was measured on it (docs/log.md, families)."""
+    """How long the optimizer remembers: the run file's word, else what suits the family."""
     swift: dict[str, Any] = {
         **{"beta1": 0.8, "eps": 1e-10, "momentum": 0.97, "momentum_start": 0.85},
         **{"variance_beta": 0.9, "cautious": True},

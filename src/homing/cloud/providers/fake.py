@@ -33,8 +33,9 @@ from homing.cloud.providers.base import (
     lack,
 )
 from homing.cloud.providers.fake_cloud import INSTANCE_KEY_ENV, KEY_HEADER
-from homing.cloud.providers.rest import Api, Unsure, Unwelcome
-from homing.errors import CreateFailed, NoOffer, ProviderRefused, UsageError
+from homing.cloud.providers.once import Once
+from homing.cloud.providers.rest import Api, Unwelcome
+from homing.errors import NoOffer, ProviderRefused, UsageError
 from homing.wire import codec, names
 from homing.wire.boot import EndBilling
 from homing.wire.limit import PROVIDER, allowed_s, reserve_s
@@ -49,8 +50,6 @@ SERVER = "fake/server.json"  # below home: where the server of this home listens
 ROOT_DIR = "/fake-machine"
 WORK_DIR = f"{ROOT_DIR}/work"
 
-_LOOKS = 3  # for our mark, over the time by which the list may be late
-_CREATE_TRIES = 2
 _DESCRIBE_EVERY_S = 7.5  # eight looks a minute at one instance are enough for anybody who waits
 _STATES: dict[str, InstanceState] = {
     "requested": "requested",
@@ -133,27 +132,8 @@ class Fake:
 
     def create(self, request: Request) -> Instance:
         body = self._create_body(request)
-        made = next(iter(self._with_mark(request.mark)), None)
-        num_unsure = 0
-        while made is None and num_unsure < _CREATE_TRIES:
-            try:
-                made = self._api.post("/instances", body)
-            except Unsure as exc:
-                num_unsure += 1
-                made = self._look_for(request.mark, exc)
-            except Unwelcome as exc:
-                if not num_unsure:
-                    raise _refused(exc, request) from exc
-                break  # no clear no: the call before may still take effect, and be what this one was refused for
-        if made is not None:
-            if num_unsure:
-                self._end_twins(request.mark, made)
-            return self._instance(made)
-        raise CreateFailed(
-            what=f"fake did not start {request.offer.name}: asked {_CREATE_TRIES} times, it gave no clear answer.",
-            why=f"Its list was looked at {_LOOKS} times in between and showed nothing under {request.mark}.",
-            fix=f"Try again: homing launch {request.order.run_name}",
-        )
+        once = Once(self.name, self.settle_s, self._world, self._with_mark, self._end)
+        return self._instance(once.create(request, lambda: self._api.post("/instances", body), _refused))
 
     def hand_over(self, request: Request, instance_id: str) -> None:
         """Nothing: create carried it all."""
@@ -288,36 +268,8 @@ class Fake:
         found = [body for body in bodies if body["name"] == mark or (is_prefix and body["name"].startswith(mark))]
         return sorted(found, key=lambda body: (body["created_at"], body["id"]))
 
-    def _look_for(self, mark: str, why: Unsure) -> dict[str, Any] | None:
-        """After a create without a clear answer: whether there is something, looked at until the list must show it."""
-        for look in range(_LOOKS):
-            if look:
-                self._world.sleep(self.settle_s / (_LOOKS - 1))
-            try:
-                found = self._with_mark(mark)
-            except ProviderRefused as exc:  # also a 4xx: it is the list that was refused, not the create
-                raise CreateFailed(
-                    what=f"Whether fake started {mark} is not known.",
-                    why=f"{why}. Then: {exc.why}",
-                    fix="homing runs   shows it as soon as the provider answers",
-                ) from exc
-            if found:
-                return found[0]
-        return None
-
-    def _end_twins(self, mark: str, kept: dict[str, Any]) -> None:
-        """A call that seemed lost may have taken effect after we asked again: one instance under a mark, no more."""
-        try:
-            for body in self._with_mark(mark):
-                if body["id"] != kept["id"]:
-                    self._api.delete(f"/instances/{quote(body['id'], safe='')}")
-        except ProviderRefused as exc:
-            raise CreateFailed(
-                what=f"Whether fake started {mark} twice is not known.",
-                why=exc.why,
-                fix="homing runs   shows it as soon as the provider answers",
-                instance_id=kept["id"],
-            ) from exc
+    def _end(self, instance_id: str) -> None:
+        self._api.delete(f"/instances/{quote(instance_id, safe='')}")
 
     def _own(self, body: dict[str, Any]) -> dict[str, Any]:
         if not str(body["name"]).startswith(self._prefix):

@@ -7,7 +7,7 @@
             head                  normal, std 0.001: the first guess is that all tokens are equally likely
             q, k, v, values       normal, std = 1 / sqrt(width); up_proj 0.4 of it
             o_proj and down_proj  0: a fresh block passes its input on
-            scales                those of docs/log.md; gates 0 or nearly
+            scales                see _scales; gates nearly 0
 
 Padding rows are 0. At these sizes the first loss is within a few tenths of ln(vocabulary). In `stock` every parameter
 has a gradient from the first step on; in `swift` from the second, when the zeros have moved.

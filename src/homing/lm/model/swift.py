@@ -6,7 +6,7 @@
 
 Against `stock`: norms have no weights; queries and keys are normed and sharpened; every second layer adds to its values
 a vector learned per token of the vocabulary ("value embedding"), through a gate. The ideas are those of modded-nanogpt
-and nanochat; docs/log.md has what each was worth here.
+and nanochat.
 
 Shapes: B batch, T positions, D width, H query heads, G KV heads, K head size, L layers, V vocabulary.
 """
