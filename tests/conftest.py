@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
@@ -15,6 +16,9 @@ from homing.wire import names
 from homing.world import World
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# With the person's own accounts a command would ask their clouds: each test names those it wants.
+for _name in [name for name in os.environ if re.match(r"(RUNPOD|SHADEFORM|AWS|MODAL|HF|WANDB|MLFLOW)_", name)]:
+    del os.environ[_name]
 
 _real_connect = socket.socket.connect
 
@@ -50,6 +54,15 @@ def _left_below(folder: Path) -> dict[int, str]:
         if f"{folder}{os.sep}" in words:
             found[process.pid] = f"{mark}: {words.replace(chr(0), ' ')[:200]}"
     return found
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_its_own() -> Iterator[None]:
+    """What a test sets, or `.env` sets for it, does not stay for the next one."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

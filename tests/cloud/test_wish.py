@@ -114,8 +114,8 @@ def test_an_instance_that_does_not_see_its_store_change_is_shown_it(
             assert asked(store).stop, "after it is in the store"
             shown.append(instance_id)
 
-    rows = [(None, "sb-1"), (1.0, "sb-0"), (None, None)]
-    lines = [SimpleNamespace(destroyed_at=ended, instance_id=made) for ended, made in rows]
+    rows = [(None, "sb-1", "modal"), (1.0, "sb-0", "modal"), (None, None, "modal"), (None, "here", "local")]
+    lines = [SimpleNamespace(destroyed_at=ended, instance_id=made, provider=name) for ended, made, name in rows]
     monkeypatch.setattr(home.ledger, "lines", lambda run_id: lines)
     monkeypatch.setattr(home, "provider_of", lambda line: Blind())
     ask(home, RUN_ID, store, stop=True, reason="enough")

@@ -40,6 +40,8 @@ def home(homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     for name, value in CANARIES.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    for name in ("RUNPOD_API_URL", "HOMING_SHADEFORM_URL", "AWS_ENDPOINT_URL_EC2", "MODAL_SERVER_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens: these clouds cannot be asked
     found = Home(homing_home, World())
     yield found
     for instance in found.provider("local").list_owned():
@@ -80,12 +82,17 @@ def test_none_of_twenty_secrets_leaks(moto: Server, new_bucket, home: Home, tmp_
     launched = launch(ready, home, tell=told.append)
     seen: dict[str, tuple[bytes, bytes]] = {}
 
+    def all_ended() -> bool:
+        alive = processes(ready.mark)
+        seen.update(alive)
+        return not alive
+
     def is_over() -> bool:
-        seen.update(processes(ready.mark))
         refresh(home)
         row = home.ledger.run(launched.run.id)
         return row is not None and not row.is_live
 
+    assert wait_until(all_ended, timeout_s=200, every_s=0.05, world=World())
     assert wait_until(is_over, timeout_s=200, every_s=0.2, world=World())
     kinds = {name.split()[0] for name in seen}
     assert kinds == {"agent", "sync", "trainer"}

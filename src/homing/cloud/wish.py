@@ -32,8 +32,9 @@ def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
     folder = home.run_dir(run_id) / _FOLDER
     home.world.mkdir(folder)
     while True:  # whoever is too late for a number finds the next one: somebody got on each time
+        numbers = _numbers(home, folder)  # before the look: a number that comes after it may hold what it did not see
         last = last_asked(home, run_id, store) or Request(serial=0)
-        number = max([last.serial, *_numbers(home, folder)]) + 1
+        number = max([last.serial, *numbers]) + 1
         wish = dataclasses.replace(last, serial=number, t=home.world.now(), **wanted)
         if home.world.create(_path(folder, number), codec.dumps(wish).encode()):
             break

@@ -33,7 +33,7 @@ from homing.store.base import (
     unwatched,
     wrong_content,
 )
-from homing.store.modal_client import TIMEOUT_S, Door, failures, kind_of, open_door, text_of
+from homing.store.modal_client import TIMEOUT_S, Door, Shut, failures, kind_of, open_door, text_of
 from homing.store.modal_mount import MountedVolume
 from homing.world import World
 
@@ -70,7 +70,11 @@ class VolumeStore:
 
     @cached_property
     def door(self) -> Door:
-        return open_door(self._world)
+        try:
+            return open_door(self._world)
+        except Shut as exc:
+            fix = "Modal does not answer: try again later."
+            raise StoreError(f"{self.url} cannot be reached.", f"Modal: {exc}", fix) from exc
 
     # --- the promises of base ---
 

@@ -18,7 +18,18 @@ from typing import Any, Literal, TypeVar
 from homing.errors import MissingExtra, UsageError
 from homing.world import World
 
-__all__ = ["PROFILE_PATH", "TOKEN_ENV", "Door", "Kind", "failures", "has_account", "kind_of", "open_door", "text_of"]
+__all__ = [
+    "PROFILE_PATH",
+    "TOKEN_ENV",
+    "Door",
+    "Kind",
+    "Shut",
+    "failures",
+    "has_account",
+    "kind_of",
+    "open_door",
+    "text_of",
+]
 
 T = TypeVar("T")
 Kind = Literal["absent", "exists", "busy", "refused", "silent"]
@@ -26,9 +37,14 @@ Kind = Literal["absent", "exists", "busy", "refused", "silent"]
 TOKEN_ENV = ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET")
 PROFILE_PATH = "~/.modal.toml"
 TIMEOUT_S = 60.0
+_OPEN_S = 15.0  # the SDK by itself goes on knocking for a minute
 _NO_MORE_TEXT = 300
 # One client for one account and server: each has a connection and a thread's attention of its own.
 _CLIENTS: dict[tuple[str, str], Any] = {}
+
+
+class Shut(Exception):
+    """Modal does not answer at all. Its text is the SDK's."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +83,7 @@ def open_door(world: World, verb: str = "launch") -> Door:
     key = (str(modal.config.config.get("server_url")), token_id)
     if key not in _CLIENTS:
         # By its own token, not by the SDK's one client per process: the environment may name another account later.
-        opened = (
-            modal.Client.from_credentials(token_id, token_secret) if token_id and token_secret else _by_profile(modal)
-        )
-        _CLIENTS[key] = opened
+        _CLIENTS[key] = _knock(modal, token_id, token_secret)
     who = f"MODAL_TOKEN_ID {token_id[:3]}...{token_id[-2:]}" if token_id else "the token of the Modal profile"
     return Door(modal, _CLIENTS[key], who)
 
@@ -116,10 +129,17 @@ async def _within(make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
     return await asyncio.wait_for(make(), timeout_s)
 
 
-def _by_profile(modal: Any) -> Any:
+def _knock(modal: Any, token_id: str, token_secret: str) -> Any:
+    client = modal.Client
+    by_token = token_id and token_secret
+    make = (lambda: client.from_credentials.aio(token_id, token_secret)) if by_token else client.from_env.aio
     try:
-        return modal.Client.from_env()
+        return asyncio.run(_within(make, _OPEN_S))
     except modal.exception.AuthError as exc:
         raise UsageError(
-            what="The Modal profile has no token.", why=text_of(exc), fix="modal setup   makes one"
+            what="Modal does not take the token." if by_token else "The Modal profile has no token.",
+            why=text_of(exc),
+            fix="modal setup   or a new token from https://modal.com/settings/tokens",
         ) from exc
+    except failures() as exc:
+        raise Shut(text_of(exc)) from exc

@@ -27,7 +27,8 @@ from homing.cloud.providers.base import Delivering, Needs, Offer, Preparing, Pro
 from homing.cloud.providers.modal import Modal
 from homing.cloud.providers.modal_offers import LIFETIME_S, gpu_string, rate_key
 from homing.cloud.providers.rest import Unwelcome
-from homing.errors import CreateFailed, HomingError, NoOffer, ProviderRefused, ProviderSilent, UsageError
+from homing.errors import CreateFailed, HomingError, NoOffer, ProviderRefused, ProviderSilent, StoreError, UsageError
+from homing.store import modal_client, open_store
 from homing.wire.limit import LAND, allowed_s, reserve_s
 from homing.world import World
 
@@ -351,6 +352,18 @@ def test_a_refused_token_says_where_to_get_one_and_hides_it(
             call()
         assert "modal setup" in caught.value.fix
         assert "ak-wrong0token" not in str(caught.value)
+
+
+def test_a_modal_that_nobody_can_reach_is_silent_and_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODAL_SERVER_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("MODAL_TOKEN_ID", "ak-nobody")
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-nobody")
+    monkeypatch.setattr(modal_client, "_OPEN_S", 0.5)
+    with pytest.raises(ProviderSilent, match="does not answer at all") as caught:
+        Modal(home=tmp_path, owner=OWNER, world=World()).list_owned()
+    assert "may bill on" in caught.value.why
+    with pytest.raises(StoreError, match="modal:runs cannot be reached"):
+        open_store("modal:runs", World()).list("")
 
 
 def test_without_an_account_it_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from homing.cloud.providers.rest import Unsure, Unwelcome
 from homing.errors import ProviderSilent
-from homing.store.modal_client import TIMEOUT_S, Door, failures, kind_of, open_door, text_of
+from homing.store.modal_client import TIMEOUT_S, Door, Shut, failures, kind_of, open_door, text_of
 from homing.world import World
 
 __all__ = ["APP", "ModalApi"]
@@ -37,7 +37,10 @@ class ModalApi:
 
     @cached_property
     def door(self) -> Door:
-        return open_door(self._world)
+        try:
+            return open_door(self._world)
+        except Shut as exc:
+            raise self._silent("It does not answer at all.", str(exc)) from exc
 
     # --- what sandboxes are made of ---
 
@@ -143,9 +146,12 @@ class ModalApi:
                 problem = text_of(exc)
             if number < _TRIES:
                 self._world.sleep(0.5 * 2**number)
-        raise ProviderSilent(
-            what=f"modal cannot be asked now: {what} failed {_TRIES} times.",
-            why=f"{problem}. So nothing is known: what was billing may bill on.",
+        raise self._silent(f"{what} failed {_TRIES} times.", problem)
+
+    def _silent(self, what: str, problem: str) -> ProviderSilent:
+        return ProviderSilent(
+            what=f"modal cannot be asked now: {what}",
+            why=f"{problem} So nothing is known: what was billing may bill on.",
             fix="Try again in a minute: homing runs   Modal's own page: https://modal.com/apps",
         )
 
