@@ -39,6 +39,7 @@ class Metric:
     val_bits_per_byte: Optional[float] = None
     val_perplexity: Optional[float] = None
     end_step: Optional[int] = None  # where a landing ends, before num_steps; None while the plan holds
+    more: Dict[str, float] = field(default_factory=dict)  # what this phase alone has, such as the reward of rl
 
 
 @record("outcome", 1)

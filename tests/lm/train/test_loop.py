@@ -237,9 +237,9 @@ class Poisoned:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, bad_calls: set[int]) -> None:
         self.calls, plain = 0, Decoder.loss
 
-        def loss(model: Decoder, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def loss(model: Decoder, ids: torch.Tensor, targets: torch.Tensor, **how: Any) -> torch.Tensor:
             self.calls += 1
-            value = plain(model, ids, targets)
+            value = plain(model, ids, targets, **how)
             return value * float("nan") if self.calls in bad_calls else value
 
         monkeypatch.setattr(Decoder, "loss", loss)
@@ -339,10 +339,10 @@ def test_running_out_of_memory_lowers_a_picked_micro_batch_aloud(
 ) -> None:
     plain = Decoder.loss
 
-    def tight(model: Decoder, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def tight(model: Decoder, ids: torch.Tensor, targets: torch.Tensor, **how: Any) -> torch.Tensor:
         if len(ids) > 2:
             raise torch.OutOfMemoryError("tried to allocate too much")
-        return plain(model, ids, targets)
+        return plain(model, ids, targets, **how)
 
     go(tmp_path / "a", make_run(data_dir, num_steps=3, micro_batch=2))
     monkeypatch.setattr(Decoder, "loss", tight)

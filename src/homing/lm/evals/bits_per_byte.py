@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,9 +28,10 @@ _TELL_EVERY_S = 20.0
 
 @dataclass(frozen=True)
 class Evaluation:
-    loss: float  # nats per target; not finite where the model is
+    loss: float  # nats per target, less is better; not finite where the model is
     bits_per_byte: float | None  # None where the targets have no bytes
     num_tokens: int
+    more: dict[str, float] = field(default_factory=dict)  # what this phase alone has, by its name in metrics.jsonl
 
     @property
     def perplexity(self) -> float:

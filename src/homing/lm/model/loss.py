@@ -1,9 +1,9 @@
-"""Mean cross-entropy of the head, without ever holding the logits of all tokens.
+"""Cross-entropy of the head, without ever holding the logits of all tokens.
 
     h_ND, W_VD, targets_N  ->  in pieces of N: logits = h W^T -> loss, and already its gradients for h and W
 
 At a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and backward would want them twice. The gradient of
-a mean cross-entropy needs nothing from above but one factor, so each piece computes its own gradients while its logits
+such a sum needs nothing from above but one factor, so each piece computes its own gradients while its logits
 are alive. That is three matrix products, as many as the plain way, and one piece of memory. On CUDA one kernel turns a
 piece of logits, in the type of h, into their gradients in place; elsewhere plain torch does it.
 
@@ -30,15 +30,32 @@ PIECE_LOGITS = 2**26
 PIECE_LOGITS_CUDA = 2**28
 
 
-def mean_loss(h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, vocab_size: int, softcap: float = 0.0) -> Tensor:
-    """Mean nats over the targets that are not IGNORED; 0 where there are none, so an empty row teaches nothing."""
-    count = (targets_N != IGNORED).sum().clamp(min=1).float()
+def mean_loss(
+    h_ND: Tensor,
+    head_PD: Tensor,
+    targets_N: Tensor,
+    vocab_size: int,
+    softcap: float = 0.0,
+    *,
+    weights_N: Tensor | None = None,
+    num_targets: int | None = None,
+) -> Tensor:
+    """Nats over the targets that are not IGNORED, each times its weight, divided by their number or by `num_targets`,
+    the number in a whole of which these are a part. 0 where there are none, so an empty row teaches nothing."""
+    if num_targets is None:
+        count = (targets_N != IGNORED).sum().clamp(min=1).float()
+    else:
+        count = torch.full((), float(max(1, num_targets)), device=h_ND.device)  # a fill: the device is not waited for
     if torch.is_grad_enabled() and (h_ND.requires_grad or head_PD.requires_grad):
         if h_ND.is_cuda or _num_pieces(h_ND, head_PD) > 1:
-            return _PiecewiseLoss.apply(h_ND, head_PD, targets_N, count, vocab_size, softcap)
+            return _PiecewiseLoss.apply(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap)
         logits_NV = _logits(h_ND, head_PD, vocab_size, softcap)
-        return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum") / count
-    return token_losses(h_ND, head_PD, targets_N, vocab_size, softcap).sum() / count
+        if weights_N is None:
+            return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum") / count
+        losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
+    else:
+        losses_N = token_losses(h_ND, head_PD, targets_N, vocab_size, softcap)
+    return (losses_N if weights_N is None else losses_N * weights_N).sum() / count
 
 
 def token_losses(h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, vocab_size: int, softcap: float = 0.0) -> Tensor:
@@ -59,34 +76,52 @@ def cap(logits: Tensor, softcap: float) -> Tensor:
 class _PiecewiseLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, count: Tensor, vocab_size: int, softcap: float
+        ctx: Any,
+        h_ND: Tensor,
+        head_PD: Tensor,
+        targets_N: Tensor,
+        count: Tensor,
+        weights_N: Tensor | None,
+        vocab_size: int,
+        softcap: float,
     ) -> Tensor:
-        loss, dh_ND, dhead_PD = _loss_and_gradients(h_ND, head_PD, targets_N, count, vocab_size, softcap)
+        loss, dh_ND, dhead_PD = _loss_and_gradients(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap)
         ctx.save_for_backward(dh_ND, dhead_PD)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dh_ND, dhead_PD = ctx.saved_tensors
-        return (dh_ND * dloss).to(dh_ND.dtype), dhead_PD * dloss, None, None, None, None
+        return (dh_ND * dloss).to(dh_ND.dtype), dhead_PD * dloss, None, None, None, None, None
 
 
 @torch.library.custom_op("homing::loss_and_gradients", mutates_args=())
 def _loss_and_gradients(
-    h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, count: Tensor, vocab_size: int, softcap: float
+    h_ND: Tensor,
+    head_PD: Tensor,
+    targets_N: Tensor,
+    count: Tensor,
+    weights_N: Tensor | None,
+    vocab_size: int,
+    softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean loss, and its gradients for h (in its type) and for the head (in fp32)."""
+    """The loss, and its gradients for h (in its type) and for the head (in fp32)."""
     head = head_PD.to(h_ND.dtype)
     num_pieces = _num_pieces(h_ND, head_PD)
     loss = torch.zeros((), device=h_ND.device)
     # fp32 sum over the pieces: in bf16 a late piece would vanish against the sum of the early ones.
     dhead_PD = torch.zeros_like(head_PD, dtype=torch.float32)
     dh_ND = torch.empty_like(h_ND)
-    pieces = zip(h_ND.chunk(num_pieces), dh_ND.chunk(num_pieces), targets_N.chunk(num_pieces), strict=True)
-    for h_nD, dh_nD, targets_n in pieces:
+    chunks = h_ND.chunk(num_pieces)
+    weights = [None] * len(chunks) if weights_N is None else weights_N.chunk(num_pieces)
+    pieces = zip(chunks, dh_ND.chunk(num_pieces), targets_N.chunk(num_pieces), weights, strict=True)
+    for h_nD, dh_nD, targets_n, weights_n in pieces:
         logits_nP = F.linear(h_nD, head)
         differentiate = _differentiate_by_kernel if h_ND.is_cuda else _differentiate
         losses_n, dlogits_nP = differentiate(logits_nP, targets_n, count, vocab_size, softcap)
+        if weights_n is not None:
+            losses_n = losses_n * weights_n
+            dlogits_nP.mul_(weights_n.unsqueeze(1))
         loss += losses_n.sum()
         torch.mm(dlogits_nP, head, out=dh_nD)
         _add_product(dhead_PD, dlogits_nP.t(), h_nD)
@@ -95,7 +130,13 @@ def _loss_and_gradients(
 
 @_loss_and_gradients.register_fake
 def _(
-    h_ND: Tensor, head_PD: Tensor, targets_N: Tensor, count: Tensor, vocab_size: int, softcap: float
+    h_ND: Tensor,
+    head_PD: Tensor,
+    targets_N: Tensor,
+    count: Tensor,
+    weights_N: Tensor | None,
+    vocab_size: int,
+    softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     loss = torch.empty((), device=h_ND.device, dtype=torch.float32)
     return loss, torch.empty_like(h_ND), torch.empty_like(head_PD, dtype=torch.float32)

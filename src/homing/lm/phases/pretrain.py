@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from homing.errors import UsageError
 from homing.lm.evals.bits_per_byte import Evaluation, evaluate
 from homing.lm.model import Decoder
+from homing.lm.phases.text_rows import TextRows
 from homing.lm.shards.pack import PackedStream
 from homing.lm.shards.read import TokenSplit, open_split, read_manifest
 from homing.lm.tokenizer import load_tokenizer
+from homing.lm.train.feed import Feed
 from homing.wire import names
 from homing.wire.run import Phase, Run
 
@@ -33,16 +37,25 @@ class Pretrain:
                 fix=f"Set batch_tokens to a multiple of {context}, such as "
                 f"{max(1, round(phase.batch_tokens / context)) * context}.",
             )
-        self._context = context
+        self._context, self._vocab_size = context, run.model.vocab_size
         self._num_eval_tokens = phase.eval_tokens
         self.rows_per_step = phase.batch_tokens // context
         manifest = read_manifest(data_dir)
-        self.stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
+        self._stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
         held_out = manifest.splits.get("val")
         # One token has no token before it to be predicted from.
         self.can_evaluate = held_out is not None and held_out.num_tokens > 1
         self._val: TokenSplit | None = open_split(data_dir, manifest, "val") if self.can_evaluate else None
         self._token_bytes = load_tokenizer(data_dir / names.TOKENIZER).token_bytes()
+
+    def open_batches(
+        self, model: Decoder, *, first_row: int, device: torch.device, rank: int = 0, num_ranks: int = 1
+    ) -> Feed:
+        rows = TextRows(
+            self._stream, rows_per_step=self.rows_per_step, context=self._context, vocab_size=self._vocab_size,
+            rank=rank, num_ranks=num_ranks,
+        )  # fmt: skip
+        return Feed(rows, first_row=first_row, rows_per_step=self.rows_per_step, device=device)
 
     def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation:
         assert self._val is not None, "evaluated without held-out text; ask can_evaluate first"

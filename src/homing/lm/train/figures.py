@@ -18,8 +18,11 @@ __all__ = ["Figures"]
 class Figures:
     """`loss` and `norm` are there after `read`."""
 
-    def __init__(self, step: int, loss_and_norm: Tensor, begun_at: float = 0.0) -> None:
+    def __init__(
+        self, step: int, loss_and_norm: Tensor, begun_at: float = 0.0, more: dict[str, float] | None = None
+    ) -> None:
         self.step = step
+        self.more = more or {}  # what the phase's own data says of the step
         self.begun_at = begun_at  # when the host began to give the step to the device
         self.read_at = 0.0
         self.loss = self.norm = math.nan

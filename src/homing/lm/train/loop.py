@@ -11,7 +11,6 @@ directory, and ends with exit code 0 (done), 75 (stopped, with a checkpoint) or 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import time
 from collections import deque
@@ -21,29 +20,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import homing
 from homing.errors import HomingError, RunFailed
 from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.evals.samples import sample_texts, write_samples
-from homing.lm.model import Decoder
-from homing.lm.phases import open_phase
 from homing.lm.train import checkpoint
-from homing.lm.train.checkpoint import Refused, TrainState
+from homing.lm.train.batch import Batch
+from homing.lm.train.build import build
+from homing.lm.train.checkpoint import TrainState
 from homing.lm.train.choices import lower_micro_batch, pick_choices
 from homing.lm.train.control import Stop, Wishes
-from homing.lm.train.feed import Feed
 from homing.lm.train.figures import Figures
 from homing.lm.train.landing import Pace, Pilot, turn_text
 from homing.lm.train.metrics import Journal, finite
-from homing.lm.train.optim import build_optimizer, clip_gradients
-from homing.lm.train.resume import check_same, config_sha256
-from homing.lm.train.run_dir import check_count, locked, read_run, write_outcome
+from homing.lm.train.optim import clip_gradients
+from homing.lm.train.run_dir import locked, read_run, write_outcome
 from homing.lm.train.schedule import Landing, lr_scale
 from homing.lm.train.session import Session, open_session, quiet_gc
+from homing.lm.train.shelf import Shelf
 from homing.units import format_count, format_duration
 from homing.wire import names
-from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Phase
 
@@ -112,13 +108,10 @@ class _Phase:
     def __init__(self, session: Session, phase: Phase, previous: Path | None, later: list[Phase]) -> None:
         self.s, self.phase, self.later = session, phase, later
         self.previous = previous  # final checkpoint of the phase before
-        self.dir = session.run_dir / names.CHECKPOINTS / phase.kind
+        self.shelf = Shelf(session, phase, self._event)
         self.final: Path | None = None
         self.state = TrainState(phase=phase.kind, step=0, num_tokens=0, rows_consumed=0)
-        self.damaged: list[Refused] = []
         self.evaluation: Evaluation | None = None  # of the current step, or None
-        self.saved_step = -1  # the step of the newest checkpoint
-        self.saved_at = time.monotonic()
         self.told_end = 0  # the end of the landing that was told last
         self.scale = 0.0  # of the last step's rate, as a part of the peak
         self.begun_at = 0.0  # when the current step began
@@ -129,18 +122,17 @@ class _Phase:
 
     def train(self) -> Stop | None:
         with self.s.journal.still("loading", "looking at checkpoints", phase=self.phase.kind):
-            found = self._find_checkpoint()
+            found = self.shelf.find()
         if found and found.is_final and (found.step >= self.phase.num_steps or self._has_later_begun()):
-            self.final = self.dir / names.step_dir(found.step)
-            # A trainer killed between its last save and the pointers left them at the checkpoint before.
-            checkpoint.mend_pointers(self.dir, found, damaged=self.damaged)
+            self.final = self.shelf.folder(found.step)
+            self.shelf.mend(found)
             self.state = dataclasses.replace(self.state, step=found.step, num_tokens=found.num_tokens)
             self._event("phase_skipped", f"Phase {self.phase.kind} is already trained: {self.final.name}.", aloud=True)
             return None
         with self.s.journal.still("loading", "loading the model", phase=self.phase.kind):
             self._set_up()
             if found:
-                self._resume(found)
+                self.state = self.shelf.load(found, self.built)
         self._forget_metrics_past(self.state.step, is_resumed=found is not None)
         if self.state.landing and not self._takes_off_again(self.state.landing):
             return self._landed()
@@ -153,14 +145,11 @@ class _Phase:
         first_step = clocked_from = self.state.step
         begun = mark = time.perf_counter()
         tokens_since_mark = 0
-        feed = Feed(
-            self.work.stream, first_row=self.state.rows_consumed, rows_per_step=self.work.rows_per_step,
-            context=self.s.run.model.context, vocab_size=self.s.run.model.vocab_size, device=self.s.device,
-        )  # fmt: skip
-        with feed, quiet_gc() as settle_gc:
+        batches = self.work.open_batches(self.model, first_row=self.state.rows_consumed, device=self.s.device)
+        with batches, quiet_gc() as settle_gc:
             while self.state.step < self.end_step:
                 is_first, self.begun_at = self.state.step == first_step, time.monotonic()
-                self.unread.append((self._first_step if is_first else self.step)(*feed.next()))
+                self.unread.append((self._first_step if is_first else self.step)(batches.next()))
                 tokens_since_mark += self.phase.batch_tokens
                 self.state = dataclasses.replace(
                     self.state,
@@ -200,34 +189,33 @@ class _Phase:
                     settle_gc()
                 # Evaluating, saving and sampling are not training: the speed of the next line leaves them out.
                 mark = time.perf_counter() - seconds
-        self.final = self.dir / names.step_dir(self.state.step)
+        self.final = self.shelf.folder(self.state.step)
         if self.state.landing and self.state.step < self.phase.num_steps:
             return self._landed()
         self._event("phase_done", f"Phase {self.phase.kind} is trained: {self.state.step:,} steps.", aloud=True)
         return None
 
-    def step(self, ids_RT: Tensor, targets_RT: Tensor) -> Figures:
-        """One optimizer step on R rows: its loss and gradient norm. Not finite: weights and optimizer are as before,
+    def step(self, batch: Batch) -> Figures:
+        """One optimizer step: its loss and gradient norm. Not finite: weights and optimizer are as before,
         which the device decides by itself; the host hears of it later and waits for nothing here.
         """
         self.scale = lr_scale(
             self.phase.schedule, self.state.step, self.phase.num_steps, self.state.landing, self.state.warm_from
         )
-        total = self._gradients(ids_RT, targets_RT)
+        total = self._gradients(batch)
         norm = clip_gradients(self.model, self.phase.optimizer.clip)
         is_good = torch.isfinite(total) & torch.isfinite(norm)
         self.optimizer.step(self.scale, is_good, num_steps=self.state.step)
         self.optimizer.zero_grad()
-        return Figures(self.state.step + 1, torch.stack([total, norm]), self.begun_at)
+        return Figures(self.state.step + 1, torch.stack([total, norm]), self.begun_at, batch.figures)
 
-    def _gradients(self, ids_RT: Tensor, targets_RT: Tensor) -> Tensor:
-        """Accumulated over micro-batches: the mean over all rows, however they are cut."""
+    def _gradients(self, batch: Batch) -> Tensor:
+        """Accumulated over micro-batches: the mean over all targets, however the rows are cut."""
         while True:
             try:
                 total = torch.zeros((), device=self.s.device)
-                pieces = zip(ids_RT.split(self.micro_batch), targets_RT.split(self.micro_batch), strict=True)
-                for ids_BT, targets_BT in pieces:
-                    loss = self.model.loss(ids_BT, targets_BT) * (len(ids_BT) / len(ids_RT))
+                for piece in batch.pieces(self.micro_batch):
+                    loss = piece.loss(self.model)
                     loss.backward()
                     total += loss.detach()
                 self.has_compiled = self.is_compiled
@@ -245,47 +233,14 @@ class _Phase:
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
-    def _find_checkpoint(self) -> CheckpointManifest | None:
-        stale = checkpoint.clean_up(self.dir)
-        if stale:
-            self._event("cleaned_up", f"Removed what a killed save left: {', '.join(stale)}.")
-        found = checkpoint.find_latest(self.dir)
-        self.damaged = found.refused
-        for refused in found.refused:
-            problem = "; ".join(refused.why.splitlines())
-            instead = found.folder.name if found.folder else "the beginning"
-            text = f"Checkpoint {refused.folder.name} is damaged and refused ({problem}); going on from {instead}."
-            self._event("checkpoint_refused", text, aloud=True, folder=refused.folder.name)
-        if found.folder and found.manifest:
-            check_same(found.folder, found.manifest.config_sha256, self.s.run, self.phase)
-        return found.manifest
-
     def _set_up(self) -> None:
-        run, phase = self.s.run, self.phase
-        self.work = open_phase(run, phase, self.s.data_dir)
-        self.model = Decoder(run.model)
-        check_count(run, self.model)
-        self.model.init_weights(run.seed)
-        torch.manual_seed(run.seed)
-        start = Path(phase.init_from) if phase.init_from else self.previous
-        if start:
-            self.model.load_weights(checkpoint.load_weights(start))
-            self._event("weights_loaded", f"Starting from the weights of {start}.", aloud=True)
-        self.model.to(self.s.device)
-        self.optimizer = build_optimizer(self.model, phase.optimizer)
-        num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        # With two moments each, as AdamW has them.
-        self.pace = Pace(phase, checkpoint_bytes=3 * num_bytes, can_evaluate=self.work.can_evaluate)
+        self.built = built = build(self.s, self.phase, self.previous)
+        self.work, self.model, self.optimizer = built.work, built.model, built.optimizer
+        if built.start:
+            self._event("weights_loaded", f"Starting from the weights of {built.start}.", aloud=True)
+        self.pace = Pace(self.phase, checkpoint_bytes=built.checkpoint_bytes, can_evaluate=self.work.can_evaluate)
         later_tokens = sum(other.num_steps * other.batch_tokens for other in self.later)
-        self.pilot = Pilot(phase, self.pace, later_tokens=later_tokens, num_later=len(self.later))
-
-    def _resume(self, manifest: CheckpointManifest) -> None:
-        loaded = checkpoint.load(self.dir / names.step_dir(manifest.step), manifest)
-        self.state, self.saved_step = loaded.state, manifest.step
-        self.model.load_weights(loaded.weights)
-        self.optimizer.load_state_tensors(loaded.optimizer)
-        checkpoint.restore_rng(self.state.rng, self.s.device)
-        checkpoint.mend_pointers(self.dir, manifest, damaged=self.damaged)
+        self.pilot = Pilot(self.phase, self.pace, later_tokens=later_tokens, num_later=len(self.later))
 
     def _forget_metrics_past(self, step: int, *, is_resumed: bool) -> None:
         """Lines past the checkpoint will be written again; no step may stand there twice."""
@@ -310,19 +265,19 @@ class _Phase:
         self.model.set_precision(picked.precision)
         self.model.compile_blocks(is_on=self.is_compiled)
 
-    def _first_step(self, ids_RT: Tensor, targets_RT: Tensor) -> Figures:
+    def _first_step(self, batch: Batch) -> Figures:
         """As any other, but it may compile for minutes: that is said, so that silence is not taken for a stall."""
         begun = time.perf_counter()
         if self.is_compiled:
             self._event("compile_started", "Compiling the model; the first step takes a while.", aloud=True)
             with self.s.journal.still("compiling", "compiling", phase=self.phase.kind):
-                result = self.step(ids_RT, targets_RT)
+                result = self.step(batch)
                 result.read()
             if self.is_compiled:
                 took = time.perf_counter() - begun
                 self._event("compile_finished", f"Compiled in {format_duration(took)}.", aloud=True, seconds=took)
         else:
-            result = self.step(ids_RT, targets_RT)
+            result = self.step(batch)
         since_start = time.monotonic() - self.s.wishes.started
         self._event("first_step", f"First step {format_duration(since_start)} after the start.", seconds=since_start)
         return result
@@ -400,7 +355,7 @@ class _Phase:
 
     def _landed(self) -> Stop:
         step, of, why = self.state.step, self.phase.num_steps, self.s.wishes.why()
-        self.final = self.dir / names.step_dir(step)
+        self.final = self.shelf.folder(step)
         # The word "limit" is what home tells a limit by, whoever set the deadline.
         reason = f"Landed at step {step:,} of {of:,}, inside the limit ({why}): a finished model, with less training."
         needs_s = self.pilot.needs_s(step)
@@ -463,6 +418,7 @@ class _Phase:
             val_bits_per_byte=finite(val.bits_per_byte) if val else None,
             val_perplexity=finite(val.perplexity) if val else None,
             end_step=self.state.landing.end_step if self.state.landing else None,
+            more={**figures.more, **(val.more if val else {})},
         )
         self.s.journal.metric(metric, eta_s=eta_s)
         if self.s.wishes.problem:
@@ -491,60 +447,19 @@ class _Phase:
         return self.phase.save_every > 0 and self.state.step % self.phase.save_every == 0
 
     def _is_save_due(self) -> bool:
-        by_time = self.phase.save_every_s > 0 and time.monotonic() - self.saved_at >= self.phase.save_every_s
+        by_time = self.phase.save_every_s > 0 and time.monotonic() - self.shelf.saved_at >= self.phase.save_every_s
         return self._is_save_planned() or by_time
 
     def _save(self, *, is_needed: bool) -> None:
-        """A save that fails is said aloud and training goes on, unless it is the one that the end hangs on."""
-        begun = time.monotonic()
-        self.saved_at = begun
-        val = self.evaluation
-        state = dataclasses.replace(self.state, rng=checkpoint.rng_state(self.s.device))
-        manifest = CheckpointManifest(
-            run_name=self.s.run.name,
-            run_id=self.s.run.id,
-            phase=self.phase.kind,
-            step=state.step,
-            num_tokens=state.num_tokens,
-            is_final=state.step >= self.end_step,
-            config_sha256=config_sha256(self.s.run, self.phase),
-            seed=self.s.run.seed,
-            files=[],
-            val_loss=finite(val.loss) if val else None,
-            val_bits_per_byte=finite(val.bits_per_byte) if val else None,
-            code_version=homing.__version__,
-            made_at=time.time(),
-            choices=state.choices,
-        )
-        self.s.journal.sync()
-        try:
-            with self.s.journal.still("saving", "saving", phase=self.phase.kind):
-                folder = checkpoint.save(
-                    self.dir, manifest, state, weights=self.model.weights_for_disk(),
-                    optimizer=self.optimizer.state_tensors(), papers=self.s.papers,
-                )  # fmt: skip
-            self.damaged = [entry for entry in self.damaged if entry.folder != folder]  # it was just written anew
-            checkpoint.mend_pointers(self.dir, manifest, damaged=self.damaged)
-            checkpoint.retain(self.dir, keep_last=self.phase.keep_last, damaged=self.damaged)
-        except (RunFailed, OSError) as error:
-            self._event("save_failed", f"warning: {error}", aloud=True)
-            if is_needed:
-                raise RunFailed(
-                    what=f"The run cannot end: the checkpoint of step {state.step:,} could not be saved.",
-                    why=str(error),
-                    fix=f"Free disk space under {self.dir}; the same command goes on from the checkpoint before.",
-                ) from error
-            return
-        self.damaged, self.saved_step, took_s = [], state.step, time.monotonic() - begun
-        self.pace.saved(took_s)
-        text = f"Saved {folder.relative_to(self.s.run_dir)} in {format_duration(took_s)}."
-        self._event("checkpoint_saved", text, aloud=True, folder=folder.name, is_final=manifest.is_final)
-        gc.collect()  # the collector is off between saves
+        is_final = self.state.step >= self.end_step
+        took_s = self.shelf.save(self.state, self.built, self.evaluation, is_final=is_final, is_needed=is_needed)
+        if took_s is not None:
+            self.pace.saved(took_s)
 
     def _is_sample_due(self) -> bool:
         if self.phase.sample_every > 0:
             return self.state.step % self.phase.sample_every == 0 or self.state.step >= self.end_step
-        return self.saved_step == self.state.step
+        return self.shelf.saved_step == self.state.step
 
     def _sample(self) -> None:
         """Samples are for people; failing to make them is told and never ends a run."""

@@ -146,6 +146,7 @@ def progress_line(metric: Metric, eta_s: float | None) -> str:
     if metric.val_loss is not None:
         bits = "" if metric.val_bits_per_byte is None else f" ({metric.val_bits_per_byte:.3f} bits/byte)"
         parts.append(f"val {metric.val_loss:.3f}{bits}")
+    parts += [f"{name} {value:.3g}" for name, value in metric.more.items()]
     if eta_s is not None:
         parts.append(f"eta {format_duration(eta_s)}")
     return " | ".join(parts)
@@ -171,8 +172,14 @@ def _csv_row(values: Any) -> str:
             self.text = text
 
     row = Row()
-    csv.writer(row, lineterminator="").writerow("" if value is None else value for value in values)
+    csv.writer(row, lineterminator="").writerow(_csv_cell(value) for value in values)
     return row.text
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={inner}" for name, inner in value.items())
+    return "" if value is None else value
 
 
 def _ends_with_newline(path: Path) -> bool:

@@ -1,0 +1,125 @@
+"""The checkpoints of one phase, as the loop sees them: which one to go on from, and the next one to be put there.
+
+A save that fails is said aloud and training goes on, unless it is the one that the end hangs on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from pathlib import Path
+from typing import Protocol
+
+import homing
+from homing.errors import RunFailed
+from homing.lm.evals.bits_per_byte import Evaluation
+from homing.lm.train import checkpoint
+from homing.lm.train.build import Built
+from homing.lm.train.checkpoint import Refused, TrainState
+from homing.lm.train.metrics import finite
+from homing.lm.train.resume import check_same, config_sha256
+from homing.lm.train.session import Session
+from homing.units import format_duration
+from homing.wire import names
+from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.run import Phase
+
+__all__ = ["Shelf", "Tell"]
+
+
+class Tell(Protocol):
+    """Writes an event of the phase; `aloud` for people at the terminal too."""
+
+    def __call__(self, kind: str, text: str, *, aloud: bool = False, **data: object) -> None: ...
+
+
+class Shelf:
+    def __init__(self, session: Session, phase: Phase, tell: Tell) -> None:
+        self.s, self.phase, self.tell = session, phase, tell
+        self.dir = session.run_dir / names.CHECKPOINTS / phase.kind
+        self.saved_step = -1  # of the newest one
+        self.saved_at = time.monotonic()
+        self._damaged: list[Refused] = []
+
+    def folder(self, step: int) -> Path:
+        return self.dir / names.step_dir(step)
+
+    def find(self) -> CheckpointManifest | None:
+        """The newest whole one of this very configuration. What is damaged is named and left alone."""
+        stale = checkpoint.clean_up(self.dir)
+        if stale:
+            self.tell("cleaned_up", f"Removed what a killed save left: {', '.join(stale)}.")
+        found = checkpoint.find_latest(self.dir)
+        self._damaged = found.refused
+        for refused in found.refused:
+            problem = "; ".join(refused.why.splitlines())
+            instead = found.folder.name if found.folder else "the beginning"
+            text = f"Checkpoint {refused.folder.name} is damaged and refused ({problem}); going on from {instead}."
+            self.tell("checkpoint_refused", text, aloud=True, folder=refused.folder.name)
+        if found.folder and found.manifest:
+            check_same(found.folder, found.manifest.config_sha256, self.s.run, self.phase)
+        return found.manifest
+
+    def mend(self, manifest: CheckpointManifest) -> None:
+        """A trainer killed between its last save and the pointers left them at the checkpoint before."""
+        checkpoint.mend_pointers(self.dir, manifest, damaged=self._damaged)
+
+    def load(self, manifest: CheckpointManifest, built: Built) -> TrainState:
+        loaded = checkpoint.load(self.folder(manifest.step), manifest)
+        built.model.load_weights(loaded.weights)
+        built.optimizer.load_state_tensors(loaded.optimizer)
+        checkpoint.restore_rng(loaded.state.rng, self.s.device)
+        self.mend(manifest)
+        self.saved_step = manifest.step
+        return loaded.state
+
+    def save(
+        self, state: TrainState, built: Built, evaluation: Evaluation | None, *, is_final: bool, is_needed: bool
+    ) -> float | None:
+        """Seconds that it took; None where it failed and the run can do without."""
+        begun = self.saved_at = time.monotonic()
+        state = dataclasses.replace(state, rng=checkpoint.rng_state(self.s.device))
+        manifest = self._manifest(state, evaluation, is_final=is_final)
+        self.s.journal.sync()
+        try:
+            with self.s.journal.still("saving", "saving", phase=self.phase.kind):
+                folder = checkpoint.save(
+                    self.dir, manifest, state, weights=built.model.weights_for_disk(),
+                    optimizer=built.optimizer.state_tensors(), papers=self.s.papers,
+                )  # fmt: skip
+            self._damaged = [entry for entry in self._damaged if entry.folder != folder]  # it was just written anew
+            checkpoint.mend_pointers(self.dir, manifest, damaged=self._damaged)
+            checkpoint.retain(self.dir, keep_last=self.phase.keep_last, damaged=self._damaged)
+        except (RunFailed, OSError) as error:
+            self.tell("save_failed", f"warning: {error}", aloud=True)
+            if is_needed:
+                raise RunFailed(
+                    what=f"The run cannot end: the checkpoint of step {state.step:,} could not be saved.",
+                    why=str(error),
+                    fix=f"Free disk space under {self.dir}; the same command goes on from the checkpoint before.",
+                ) from error
+            return None
+        self._damaged, self.saved_step, took_s = [], state.step, time.monotonic() - begun
+        text = f"Saved {folder.relative_to(self.s.run_dir)} in {format_duration(took_s)}."
+        self.tell("checkpoint_saved", text, aloud=True, folder=folder.name, is_final=is_final)
+        gc.collect()  # the collector is off between saves
+        return took_s
+
+    def _manifest(self, state: TrainState, evaluation: Evaluation | None, *, is_final: bool) -> CheckpointManifest:
+        return CheckpointManifest(
+            run_name=self.s.run.name,
+            run_id=self.s.run.id,
+            phase=self.phase.kind,
+            step=state.step,
+            num_tokens=state.num_tokens,
+            is_final=is_final,
+            config_sha256=config_sha256(self.s.run, self.phase),
+            seed=self.s.run.seed,
+            files=[],
+            val_loss=finite(evaluation.loss) if evaluation else None,
+            val_bits_per_byte=finite(evaluation.bits_per_byte) if evaluation else None,
+            code_version=homing.__version__,
+            made_at=time.time(),
+            choices=state.choices,
+        )
