@@ -182,6 +182,6 @@ def _remove(data: Any, path: KeyPath) -> bool:
         del at[last]
         return True
     if isinstance(at, list) and isinstance(last, int) and last < len(at):
-        at[last] = {} if path[:-1] == ("phases",) else ""
+        at[last] = {} if path[-2] in ("phases", "tasks", "chat") else ""
         return True
     return False

@@ -40,6 +40,11 @@ SWIFT_LR_SCALAR = 0.5
 SWIFT_ROPE_BASE = 100_000.0
 
 
+# What is learned already is not to be unlearned: rates of later phases as a share of pretraining's.
+PHASE_RATE = {"pretrain": 1.0, "mid": 0.3, "sft": 0.1, "rl": 0.05}
+LOADED_LR = {"full": 2e-5, "lora": 2e-4}  # of AdamW on open weights, and of adapters
+
+
 @dataclass(frozen=True)
 class Shape:
     num_layers: int

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
 from homing.config.check import check
+from homing.config.open_weights import Source as OpenWeights
 from homing.config.paths import find_run_file
+from homing.config.phase_data import PhasePrep
 from homing.config.record import is_record, read_record
 from homing.config.resolve import PrepSettings, Resolved, resolve
 from homing.config.schema import NAME_PATTERN
@@ -32,6 +34,8 @@ class Loaded:
     prep: PrepSettings
     warnings: list[str]
     is_prepared: bool
+    phase_preps: list[PhasePrep] = field(default_factory=list)  # of phases with data of their own
+    source: OpenWeights | None = None  # what the run begins with
 
 
 def load_run(
@@ -52,7 +56,10 @@ def load_run(
     if is_smoke:
         shrink(source, resolved.run, keeps_vocabulary=bool(trace.file.tokenizer.file))
         trace, resolved = _resolve(source, path, is_for_prep=is_for_prep)
-    return Loaded(resolved.run, path, source.text, resolved.prep, said + trace.warnings, resolved.is_prepared)
+    return Loaded(
+        resolved.run, path, source.text, resolved.prep, said + trace.warnings, resolved.is_prepared,
+        resolved.phase_preps, resolved.source,
+    )  # fmt: skip
 
 
 def _repeat(path: Path, sets: Sequence[str], *, is_changed: bool) -> Loaded:

@@ -5,17 +5,22 @@ tokens | epochs | steps  ->  batch_tokens  ->  num_steps  ->  rates and schedule
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from homing.config import dial
 from homing.config.derive import DATA_CONSTRAINED_EPOCHS, num_epochs, steps_for
+from homing.config.phase_methods import resolve_lora, resolve_rl
 from homing.config.sets import LENGTHS
 from homing.config.source import KeyPath
 from homing.config.trace import Trace
+from homing.errors import DataError
+from homing.hf_config import model_of
 from homing.units import format_count
-from homing.wire.run import Model, Optimizer, Phase, Schedule
+from homing.wire.run import Model, Optimizer, Phase, PhaseData, Rl, Schedule
 
 __all__ = ["Corpus", "resolve_phase"]
 
@@ -23,6 +28,7 @@ _MOST_EVAL_TOKENS = 500_000
 _WARMUP_SHARE = 0.02
 _MOST_WARMUP_STEPS = 1000
 _DECAY_FRACTION = 0.5
+_EPOCHS = {"mid": 1.0, "sft": 3.0}  # where a phase of this kind has no length
 _FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
 
 
@@ -35,14 +41,19 @@ class Corpus:
     source: str  # such as data/goethe/manifest.json
 
 
-def resolve_phase(trace: Trace, number: int, model: Model, corpus: Corpus) -> Phase:
+def resolve_phase(
+    trace: Trace, number: int, model: Model, corpus: Corpus, *, data: PhaseData | None, has_base: bool
+) -> Phase:
+    """`corpus` is the phase's own. `has_base`: the run begins with open weights, which want small steps."""
     at: KeyPath = ("phases", number)
     wire = f"phases.{number}"
-    _refuse_what_cannot_train(trace, at)
-    num_steps, batch_tokens = _length(trace, at, wire, model, corpus)
+    _refuse_what_has_no_effect(trace, at)
+    lora, rl = resolve_lora(trace, number), resolve_rl(trace, number, model.context)
+    num_steps, batch_tokens = _length(trace, at, wire, model, corpus, rl)
     micro_batch = trace.plain(f"{wire}.micro_batch", (*at, "micro_batch"))
-    _check_batch(trace, at, batch_tokens, micro_batch, model.context)
-    _warn_about_data(trace, number, num_steps, batch_tokens, corpus)
+    if rl is None:
+        _check_batch(trace, at, batch_tokens, micro_batch, model.context)
+        _warn_about_data(trace, number, num_steps, batch_tokens, corpus)
     when = _When(trace, at, wire)
     whole = trace.file
     return Phase(
@@ -51,7 +62,7 @@ def resolve_phase(trace: Trace, number: int, model: Model, corpus: Corpus) -> Ph
         num_steps=num_steps,
         batch_tokens=batch_tokens,
         micro_batch=micro_batch,
-        optimizer=_optimizer(trace, at, wire, model, batch_tokens),
+        optimizer=_optimizer(trace, at, wire, model, batch_tokens, has_base=has_base),
         schedule=_schedule(trace, at, wire, num_steps),
         eval_every=int(
             when("eval_every", "eval", "every", max(1, num_steps // 20), "derived: a twentieth of the phase")
@@ -64,18 +75,16 @@ def resolve_phase(trace: Trace, number: int, model: Model, corpus: Corpus) -> Ph
         save_every_s=float(when("save_every_s", "checkpoint", "every_time", whole.checkpoint.every_time)),
         sample_every=int(when("sample_every", "sample", "every", whole.sample.every)),
         keep_last=int(when("keep_last", "checkpoint", "keep_last", whole.checkpoint.keep_last)),
-        init_from=_init_from(trace, at, wire),
+        init_from=_init_from(trace, at, wire, model),
+        data=data,
+        lora=lora,
+        rl=rl,
+        recompute=trace.plain(f"{wire}.recompute", (*at, "recompute")),
     )
 
 
-def _refuse_what_cannot_train(trace: Trace, at: KeyPath) -> None:
+def _refuse_what_has_no_effect(trace: Trace, at: KeyPath) -> None:
     phase = trace.value(at)
-    if phase.kind != "pretrain":
-        problem = f"{phase.kind} is a known phase, but this version cannot train it yet."
-        trace.wrong((*at, "kind"), problem, "Phases that train: pretrain.")
-    if phase.method != "full":
-        problem = f"{phase.method} is a known method, but this version cannot train with it yet."
-        trace.wrong((*at, "method"), problem, "Methods that train: full.")
     for name in ("momentum", "momentum_start", "variance_beta", "cautious"):
         if phase.optimizer == "adamw" and trace.is_given((*at, name)):
             trace.wrong((*at, name), "has no meaning with optimizer: adamw.", "Delete it, or change beta1.")
@@ -89,18 +98,23 @@ def _refuse_what_cannot_train(trace: Trace, at: KeyPath) -> None:
         trace.wrong((*at, "floor"), "has no meaning with schedule: constant.", "Delete it, or use wsd or cosine.")
 
 
-def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus) -> tuple[int, int]:
+def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, rl: Rl | None) -> tuple[int, int]:
     """Steps and batch. Exactly one of tokens, epochs and steps says how long; the dial stands in for none."""
     phase = trace.value(at)
+    if rl is not None:
+        return _length_of_rl(trace, at, wire, rl)
     given = [name for name in LENGTHS if trace.is_given((*at, name))]
-    has_dial = trace.is_given(("model", "depth"))
+    has_dial = trace.is_given(("model", "depth")) and phase.kind == "pretrain"
+    usual = _EPOCHS.get(phase.kind, 0.0)
     if len(given) > 1:
         lines = ", ".join(f"{name} ({trace.source.origin((*at, name))})" for name in given)
         trace.wrong((*at, given[1]), f"more than one length is given: {lines}.", "Keep one of tokens, epochs, steps.")
-    if not given and not has_dial and trace.is_sound(*((*at, name) for name in LENGTHS)):
+    if not given and not has_dial and not usual and trace.is_sound(*((*at, name) for name in LENGTHS)):
         trace.wrong(at, "has no length.", "Give one of tokens, epochs, steps, or turn the dial model.depth.")
-    length = given[0] if given else "dial"
+    length = given[0] if given else "epochs" if usual else "dial"
     why = f"derived from {wire}.{length} and {wire}.batch_tokens" if given else "derived from model.depth"
+    if usual and not given:
+        why = f"default of {phase.kind}: {usual:g} epochs"
     batch_path = (*at, "batch_tokens")
     if length == "steps":
         best = dial.batch_for_steps(phase.steps, model.context, model.vocab_size)
@@ -109,7 +123,7 @@ def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus) 
     if length == "tokens":
         num_tokens = float(phase.tokens)
     elif length == "epochs":
-        num_tokens = phase.epochs * corpus.num_train_tokens
+        num_tokens = (phase.epochs or usual) * corpus.num_train_tokens
         why = f"{why} and {corpus.source}"
     else:
         num_tokens = float(dial.tokens_for(model))
@@ -118,6 +132,18 @@ def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus) 
     trace.note(f"{wire}.num_steps", why)
     # An epoch of an unknown number of tokens has no steps yet; 0 says so, and the warning says what to do.
     return (steps_for(num_tokens, batch) if num_tokens else 0), batch
+
+
+def _length_of_rl(trace: Trace, at: KeyPath, wire: str, rl: Rl) -> tuple[int, int]:
+    """Steps only; a batch is all samples of a step."""
+    for name in ("tokens", "epochs", "batch_tokens"):
+        if trace.is_given((*at, name)):
+            trace.wrong((*at, name), "has no effect in rl.", "Give steps, rl.prompts_per_step, rl.samples_per_prompt.")
+    if not trace.is_given((*at, "steps")) and trace.is_sound((*at, "steps")):
+        trace.wrong(at, "has no length.", "Give steps, such as steps: 200.")
+    trace.note(f"{wire}.batch_tokens", f"derived from {wire}.rl")
+    batch = rl.prompts_per_step * rl.samples_per_prompt * rl.max_new_tokens
+    return trace.take(f"{wire}.num_steps", (*at, "steps"), 0), batch
 
 
 def _check_batch(trace: Trace, at: KeyPath, batch_tokens: int, micro_batch: int, context: int) -> None:
@@ -161,9 +187,17 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
         trace.warn(f"phases.{number}.batch_tokens is larger than all of the text: {batch_tokens:,} against {amount}.")
 
 
-def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens: int) -> Optimizer:
+def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens: int, *, has_base: bool) -> Optimizer:
+    phase = trace.value(at)
+    is_loaded = has_base or phase.method != "full"
     kind = trace.plain(f"{wire}.optimizer.kind", (*at, "optimizer"))
-    by_batch, by_width = dial.batch_scale(batch_tokens), dial.width_scale(model.width)
+    if is_loaded and not trace.is_given((*at, "optimizer")):
+        kind = "adamw"
+        trace.note(f"{wire}.optimizer.kind", "default for adapters and loaded weights")
+    if phase.method != "full" and kind == "muon":
+        trace.wrong((*at, "optimizer"), "adapters are trained by adamw.", "Delete it, or use optimizer: adamw.")
+    by_kind = dial.PHASE_RATE[phase.kind]
+    by_batch, by_width = dial.batch_scale(batch_tokens) * by_kind, dial.width_scale(model.width)
     is_swift = model.family == "swift"
     embedding = dial.SWIFT_LR_EMBEDDING if is_swift else dial.MUON_LR_EMBEDDING
     batch_why = f"derived from {wire}.batch_tokens"
@@ -178,7 +212,12 @@ def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens:
         if is_swift:
             rates["lr_scalar"] = (dial.SWIFT_LR_SCALAR * by_batch, batch_why)
     else:
-        lr = trace.value((*at, "lr")) or dial.adamw_rate(model.width, batch_tokens)
+        usual = dial.adamw_rate(model.width, batch_tokens) * by_kind
+        if is_loaded:
+            usual = dial.LOADED_LR["full" if phase.method == "full" else "lora"] * (
+                by_kind if phase.kind == "rl" else 1
+            )
+        lr = trace.value((*at, "lr")) or usual
         rates = {"lr": (lr, both_why)}
         others = ("lr_embedding", "lr_head", "lr_norm", *(["lr_scalar"] if is_swift else []))
         rates |= {name: (lr, f"derived from {wire}.lr") for name in others}
@@ -186,8 +225,14 @@ def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens:
         name: trace.take(f"{wire}.optimizer.{name}", (*at, name), float(f"{value:.4g}"), why)
         for name, (value, why) in rates.items()
     }
-    rest = ("weight_decay", "beta2", "clip")
-    plain = {name: trace.plain(f"{wire}.optimizer.{name}", (*at, name)) for name in rest}
+    plain = {name: trace.plain(f"{wire}.optimizer.{name}", (*at, name)) for name in ("beta2", "clip", "states")}
+    # Decay pulls towards zero, which is no place that trained weights should go.
+    is_late = is_loaded or phase.kind in ("sft", "rl")
+    usual_decay = 0.0 if is_late else phase.weight_decay
+    why = f"default of {phase.kind}" if is_late else "default"
+    plain["weight_decay"] = trace.take(f"{wire}.optimizer.weight_decay", (*at, "weight_decay"), usual_decay, why)
+    if plain["states"] != "fp32" and kind == "muon":
+        trace.wrong((*at, "states"), "is about AdamW's moments.", "Use optimizer: adamw, or delete it.")
     return Optimizer(kind=kind, **taken, **plain, **_memory(trace, at, wire, is_swift_muon=is_swift and kind == "muon"))
 
 
@@ -245,11 +290,28 @@ def _eval_tokens(model: Model, corpus: Corpus) -> tuple[int, str]:
     return max(there, model.context), why
 
 
-def _init_from(trace: Trace, at: KeyPath, wire: str) -> str:
-    typed = str(trace.plain(f"{wire}.init_from", (*at, "init_from")))
+def _init_from(trace: Trace, at: KeyPath, wire: str, model: Model) -> str:
+    path = (*at, "init_from")
+    typed = str(trace.plain(f"{wire}.init_from", path))
     if not typed:
         return ""
     folder = Path(typed).expanduser().absolute()
-    if not (folder / "model.safetensors").is_file():
-        trace.wrong((*at, "init_from"), f"{typed} holds no model.safetensors.", "Name the folder of a checkpoint.")
+    missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
+    if missing:
+        trace.wrong(path, f"{typed} holds no {' and no '.join(missing)}.", "Name the folder of a checkpoint.")
+        return str(folder)
+    try:
+        theirs = model_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, DataError) as exc:
+        trace.wrong(path, f"{folder / 'config.json'} cannot be used: {exc}", "Name the folder of a checkpoint.")
+        return str(folder)
+    # Positions and their scaling hold no weights; a shorter or longer context may follow.
+    differing = [
+        f"{field.name} {getattr(theirs, field.name)} there, {getattr(model, field.name)} here"
+        for field in dataclasses.fields(Model)
+        if field.name not in ("context", "max_context", "rope_base", "rope_scaling", "norm_eps")
+        and getattr(theirs, field.name) != getattr(model, field.name)
+    ]
+    if differing:
+        trace.wrong(path, f"{typed} is another model: {'; '.join(differing)}.", "Make the model section fit it.")
     return str(folder)

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from homing import __version__
+from homing.config.base import read_base, resolve_base, shape_of_base
 from homing.config.derive import bytes_per_token, sizes
 from homing.config.names import nearest
+from homing.config.open_weights import Source
 from homing.config.paths import home
+from homing.config.phase_data import PhasePrep, phase_data, phase_prep, uses_run_text
 from homing.config.phases import Corpus, resolve_phase
 from homing.config.prepared import Prepared, read_prepared, tokenizer_vocab_size
 from homing.config.schema import SshHost
@@ -30,7 +33,7 @@ from homing.gpus import GPUS, Gpu, nearest_gpus
 from homing.units import format_bytes, format_count
 from homing.wire import names as wire_names
 from homing.wire.codec import dump
-from homing.wire.run import Cloud, Data, Limits, Phase, Run, Sampling, Ssh, Train
+from homing.wire.run import Cloud, Data, Limits, Phase, PhaseData, Run, Sampling, Ssh, Train
 
 __all__ = ["PROVIDERS", "SPECIALS", "PrepSettings", "Resolved", "resolve"]
 
@@ -63,16 +66,30 @@ class Resolved:
     run: Run
     prep: PrepSettings
     is_prepared: bool
+    phase_preps: list[PhasePrep]
+    source: Source | None  # of open weights, where the run begins with such
 
 
 def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     """Mistakes and warnings are left in the trace; the run is only to be used when there are no mistakes."""
     data_dir = Path(trace.file.data.dir or Path("data") / name).expanduser().absolute()
+    numbers = range(len(trace.file.phases))
+    source = read_base(trace)
+    needs_text = any(uses_run_text(trace, number) for number in numbers)
     prepared = None if is_for_prep else _prepared(trace, data_dir)
-    vocab_size = _vocab_size(trace, prepared, is_for_prep=is_for_prep)
-    model = resolve_model(trace, vocab_size)
-    corpus = _corpus(trace, prepared, vocab_size)
-    phases = [resolve_phase(trace, number, model, corpus) for number in range(len(trace.file.phases))]
+    if source is not None:
+        vocab_size, model = source.shape.vocab_size, shape_of_base(trace, source)
+    else:
+        vocab_size = _vocab_size(trace, prepared, is_for_prep=is_for_prep)
+        model = resolve_model(trace, vocab_size)
+    corpus = _corpus(trace, prepared, vocab_size) if needs_text else Corpus(0, 0, "no phase reads it")
+    preps = [phase_prep(trace, number, data_dir) for number in numbers]
+    datas = [phase_data(trace, number, None if is_for_prep else preps[number]) for number in numbers]
+    corpora = [_corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size) for number in numbers]
+    phases = [
+        resolve_phase(trace, number, model, corpora[number], data=datas[number], has_base=source is not None)
+        for number in numbers
+    ]
     _refuse_twice(trace, phases)
     _note_sizes(trace)
     run = Run(
@@ -87,13 +104,18 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
         limits=_limits(trace),
         cloud=_cloud(trace),
         store=_store(trace),
+        base=resolve_base(trace, source),
         code_version=__version__,
         run_file_sha256=hashlib.sha256(trace.source.text.encode()).hexdigest(),
         origin=trace.origin,
     )
     for path in _leaves(dump(run)):
         trace.origin.setdefault(path, "default")
-    return Resolved(run, _prep(trace, vocab_size, data_dir), prepared is not None)
+    has_own = all(data is None or data.manifest_sha256 for data in datas)
+    has_tokenizer = (data_dir / wire_names.TOKENIZER).is_file()
+    is_prepared = has_own and (prepared is not None if needs_text else has_tokenizer)
+    own = [prep for prep in preps if prep is not None]
+    return Resolved(run, _prep(trace, vocab_size, data_dir, source), is_prepared, own, source)
 
 
 # --- data and vocabulary ---------------------------------------------------------------------------------------------
@@ -171,6 +193,24 @@ def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
     return Corpus(guess, 0, source)
 
 
+def _corpus_of(
+    trace: Trace, number: int, prep: PhasePrep | None, data: PhaseData | None, whole: Corpus, vocab_size: int
+) -> Corpus:
+    """What one phase learns from."""
+    if prep is None:
+        return whole
+    if data is not None and data.manifest_sha256:
+        return Corpus(data.num_train_tokens, data.num_val_tokens, _shown(prep.dir / wire_names.MANIFEST))
+    patterns = [*prep.text, *(source.path for source in prep.chat)]
+    num_bytes = _text_bytes(patterns)
+    if not num_bytes:
+        return Corpus(0, 0, "not prepared yet")
+    guess = int(num_bytes / bytes_per_token(vocab_size))
+    told = f"estimated from {format_bytes(num_bytes)} of {prep.kind}"
+    trace.warn(f"phases.{number} is not prepared yet: about {format_count(guess)} tokens, {told}.")
+    return Corpus(guess, 0, told)
+
+
 def _text_bytes(patterns: list[str]) -> int:
     """Size of the text as far as it can be seen without opening it; compressed files count three times over."""
     total = 0
@@ -197,8 +237,11 @@ def _data(trace: Trace, data_dir: Path, prepared: Prepared | None, corpus: Corpu
     )
 
 
-def _prep(trace: Trace, vocab_size: int, data_dir: Path) -> PrepSettings:
+def _prep(trace: Trace, vocab_size: int, data_dir: Path, source: Source | None) -> PrepSettings:
     data, tokenizer = trace.file.data, trace.file.tokenizer
+    existing = str(Path(tokenizer.file).expanduser()) if tokenizer.file else ""
+    if source is not None:
+        existing = str(source.papers_dir / wire_names.TOKENIZER)
     return PrepSettings(
         text=list(data.text),
         validation=list(data.validation),
@@ -207,7 +250,7 @@ def _prep(trace: Trace, vocab_size: int, data_dir: Path) -> PrepSettings:
         vocab_size=vocab_size,
         split=tokenizer.split,
         specials=tokenizer.specials,
-        tokenizer=str(Path(tokenizer.file).expanduser()) if tokenizer.file else "",
+        tokenizer=existing,
         sample_bytes=tokenizer.sample,
         shard_tokens=data.shard_tokens,
         dir=data_dir,

@@ -17,6 +17,7 @@ from homing.config.clouds.modal import ModalCloud
 from homing.config.clouds.runpod import RunpodCloud
 from homing.config.clouds.shadeform import ShadeformCloud
 from homing.config.kinds import Bytes, Count, Duration, Flag, Number, Switch, Text, Texts, Usd, Whole
+from homing.config.phase_sections import PhaseData, PhaseLora, PhaseRl
 from homing.config.placeholders import Filled
 from homing.config.section import Section, key
 
@@ -96,8 +97,15 @@ class Tokenizer(Section):
 
 
 class Model(Section):
-    """The decoder. Give the depth alone, or the shape key by key; a key given wins over the dial."""
+    """The decoder. Give the depth alone, or the shape key by key (a key given wins over the dial), or open weights."""
 
+    # `from` is a word of Python, so the field cannot be written down like the others.
+    __annotations__["from"] = Text
+    vars()["from"] = key(
+        "Open weights to begin with: hf:OWNER/NAME or a folder, of Llama, Qwen2 or Qwen3; with shape and tokenizer.",
+        default="",
+        example="hf:Qwen/Qwen2.5-0.5B",
+    )
     depth: Whole | None = key(
         "The one dial: sets width, heads, tokens, batch and learning rates to what suits a model of so many layers.",
         example="12",
@@ -221,18 +229,24 @@ class Phase(Section):
     """One stretch of training with its own length and rates. Length: exactly one of tokens, epochs, steps."""
 
     kind: Literal["pretrain", "mid", "sft", "rl"] = key(
-        "pretrain; mid, sft and rl are names kept for phases that are not trainable yet.",
+        "pretrain on text; mid: more text; sft: conversations, answers alone are learned; rl: by rewards.",
         default="pretrain",
-        example="pretrain",
+        example="sft",
     )
     method: Literal["full", "lora", "qlora"] = key(
-        "full trains every weight; lora and qlora are not trainable yet.", default="full", example="full"
+        "full trains every weight; lora small matrices beside frozen ones; qlora the same beside 4-bit ones.",
+        default="full",
+        example="lora",
     )
     tokens: Count | None = key(
-        "Length in tokens.", derived="12 per parameter when model.depth is given", example="2B", ge=1
+        "Length in tokens.", derived="pretrain: 12 per parameter when model.depth is given", example="2B", ge=1
     )
     epochs: Number | None = key(
-        "Length in passes over the training text; past about 4 they teach little.", example="4", gt=0.0, le=10_000.0
+        "Length in passes over the phase's data; past about 4 they teach little.",
+        derived="mid 1, sft 3 where no length is given",
+        example="4",
+        gt=0.0,
+        le=10_000.0,
     )
     steps: Count | None = key("Length in optimizer steps.", example="7751", ge=1, le=1_000_000_000)
     batch_tokens: Count | None = key(
@@ -317,7 +331,20 @@ class Phase(Section):
     floor: Number | None = key(
         "The rate at the end as a share of the peak.", derived="wsd 0.05, cosine 0.1", example="0.1", ge=0.0, le=1.0
     )
-    init_from: Text = key("A checkpoint folder to start from.", default="", example="models/base")
+    init_from: Text = key(
+        "A checkpoint folder to start from.", default="", derived="the phase before", example="models/base"
+    )
+    recompute: Literal["none", "blocks", "all"] = key(
+        "Activations computed again instead of kept: inside blocks, or whole blocks; less memory, some speed.",
+        default="none",
+        example="all",
+    )
+    states: Literal["fp32", "bf16", "int8"] = key(
+        "What AdamW's two moments are kept in.", default="fp32", example="int8"
+    )
+    data: PhaseData = Field(default_factory=PhaseData)
+    lora: PhaseLora = Field(default_factory=PhaseLora)
+    rl: PhaseRl = Field(default_factory=PhaseRl)
     eval: PhaseEval = Field(default_factory=PhaseEval)
     checkpoint: PhaseCheckpoint = Field(default_factory=PhaseCheckpoint)
     sample: PhaseSample = Field(default_factory=PhaseSample)

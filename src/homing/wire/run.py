@@ -12,6 +12,16 @@ from homing.wire.codec import record
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's way to a longer context: slow turns are slowed by `factor`, fast ones stay, between them it fades."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
 class Model:
     family: str  # stock | swift
     arch: str  # llama | qwen2 (bias on q, k, v) | qwen3 (norm on q, k)
@@ -26,6 +36,8 @@ class Model:
     is_tied: bool
     rope_base: float = 10000.0
     norm_eps: float = 1e-6
+    rope_scaling: Optional[RopeScaling] = None
+    max_context: int = 0  # positions that loaded weights were made for, where `context` is fewer; 0: the same
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,16 @@ class Sizes:
     num_params: int  # every parameter once; a tied head is not counted again
     num_matmul_params: int  # blocks and head, without the embedding look-up
     flops_per_token: float  # 6 N_matmul + 12 L d T, forward and backward
+
+
+@dataclass(frozen=True)
+class Base:
+    """Open weights that the run begins with."""
+
+    address: str  # hf:OWNER/NAME@COMMIT, or the folder as it was named
+    dir: str  # holds config.json and the weights; a relative path starts at the run directory; "" while not brought
+    dtype: str = ""  # of the weights, as config.json says: bfloat16, ...
+    licence: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +85,7 @@ class Optimizer:
     variance_beta: float = 0.0  # Muon's memory of how much each row moves, to even it out; 0: off
     is_cautious: bool = False  # Muon's decay only where the step itself goes towards zero
     clip: float = 1.0  # largest norm of all gradients; 0 turns clipping off
+    states: str = "fp32"  # fp32 | bf16 | int8: what AdamW's moments are kept in
 
 
 @dataclass(frozen=True)
@@ -71,6 +94,68 @@ class Schedule:
     warmup_steps: int
     decay_steps: int  # wsd: length of the linear tail; cosine: steps after warm-up
     floor: float  # the rate at the end, as a fraction of the peak
+
+
+@dataclass(frozen=True)
+class RlTask:
+    """What is asked in a phase of rl. A relative path starts at the data folder; "" in a hash: not checked."""
+
+    kind: str  # gsm8k | arithmetic | spelling | prompts
+    weight: float = 1.0  # its share of the prompts, against the other tasks'
+    file: str = ""  # JSON lines, for gsm8k and prompts
+    file_sha256: str = ""
+    val_file: str = ""  # held-out lines; "": a tenth of the file
+    val_file_sha256: str = ""
+    difficulty: int = 1  # arithmetic and spelling: 1 to 5
+    calculator: str = "auto"  # auto | on | off
+    reward: str = ""  # a reward.py of one's own
+    reward_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Rl:
+    tasks: List[RlTask]
+    prompts_per_step: int = 16
+    samples_per_prompt: int = 16
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    advantage: str = "std"  # std | mean: the group's deviation divides, or does not
+    kl: float = 0.0  # pull towards the weights at the phase's start
+    updates_per_rollout: int = 1
+    clip_low: float = 0.2  # in effect with more than one update per rollout
+    clip_high: float = 0.2
+    pass_reward: float = 1.0  # so much, or more, is passed
+    eval_prompts: int = 64
+    eval_samples: int = 4
+    rollout_rows: int = 0  # samples at a time; 0: all
+    graphs: str = "auto"  # auto | on | off: CUDA graphs
+    collapse_steps: int = 20
+    reward_timeout_s: float = 10.0
+    reward_memory_bytes: int = 2 * 1024**3
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The small matrices beside frozen ones, of method lora and qlora; the trainer's side is lm.model.lora."""
+
+    rank: int = 16
+    alpha: float = 32.0  # the adapter counts alpha / rank, or with rsLoRA alpha / sqrt(rank)
+    dropout: float = 0.0
+    targets: List[str] = field(default_factory=lambda: ["q", "k", "v", "o", "gate", "up", "down"])
+    is_rslora: bool = False
+    is_dora: bool = False
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """What a phase learns from, where it is not the text of the run."""
+
+    kind: str  # text | chat
+    dir: str  # holds manifest.json and shards; a relative path starts at the run directory
+    manifest_sha256: str = ""  # "" while nothing is prepared
+    num_train_tokens: int = 0
+    num_val_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +174,10 @@ class Phase:
     sample_every: int  # steps; 0: with each checkpoint
     keep_last: int  # checkpoints kept beside the best
     init_from: str = ""  # a checkpoint folder to start from; "" for fresh weights
+    data: Optional[PhaseData] = None  # None: the text of the run
+    lora: Optional[Lora] = None  # of method lora and qlora
+    rl: Optional[Rl] = None  # of a phase of that kind
+    recompute: str = "none"  # none | blocks | all: activations computed again instead of kept
 
 
 @dataclass(frozen=True)
@@ -165,6 +254,7 @@ class Run:
     limits: Limits
     cloud: Cloud
     store: str  # such as file:/home/me/.homing/store
+    base: Optional[Base] = None  # None: weights of one's own, from scratch
     id: str = ""  # NAME-yyyymmdd-hhmmss-xxxx, given at launch
     code_version: str = ""
     run_file_sha256: str = ""

@@ -1,0 +1,62 @@
+"""`model.from`: open weights to begin with, as the model and the base of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from homing.config.open_weights import Source, read_source
+from homing.config.trace import Trace
+from homing.errors import HomingError
+from homing.wire.run import Base, Model
+
+__all__ = ["read_base", "resolve_base", "shape_of_base"]
+
+_CONTEXT = 2048  # where the run file names none: few weights of today are too small for it, and few cards
+_NOT_BESIDE = ("depth", "arch", "layers", "width", "heads", "kv_heads", "head_size", "ffn_width", "tied", "rope_base")
+
+
+def read_base(trace: Trace) -> Source | None:
+    typed = str(getattr(trace.file.model, "from"))
+    if not typed:
+        return None
+    for name in (*_NOT_BESIDE, "norm_eps", "family"):
+        if trace.is_given(("model", name)):
+            trace.wrong(("model", name), "is what the open weights say.", "Delete it, or delete model.from.")
+    for name in ("vocab_size", "file", "split", "specials", "sample"):
+        if trace.is_given(("tokenizer", name)):
+            trace.wrong(("tokenizer", name), "open weights bring their tokenizer.", "Delete it, or delete model.from.")
+    try:
+        return read_source(typed)
+    except HomingError as exc:
+        trace.wrong(("model", "from"), f"{exc.what} {exc.why}".strip(), exc.fix)
+        return None
+
+
+def shape_of_base(trace: Trace, source: Source) -> Model:
+    path, most = ("model", "context"), source.shape.context
+    context = trace.take("model.context", path, min(_CONTEXT, most), "default with model.from")
+    if context > most and trace.is_sound(path):
+        trace.wrong(path, f"{context:,} is more than the weights were made for.", f"Allowed: at most {most:,}.")
+        context = most
+    for field in dataclasses.fields(Model):
+        if field.name not in ("context", "max_context"):
+            trace.note(f"model.{field.name}", f"model.from: {source.address}")
+    trace.note("model.max_context", f"model.from: {source.address}")
+    return dataclasses.replace(source.shape, context=context, max_context=most if context < most else 0)
+
+
+def resolve_base(trace: Trace, source: Source | None) -> Base | None:
+    if source is None:
+        return None
+    for name in ("address", "dir", "dtype", "licence"):
+        trace.note(f"base.{name}", "model.from")
+    if source.note:
+        trace.warn(source.note)
+    is_here = all((Path(source.papers_dir) / file.name).is_file() for file in source.files)
+    return Base(
+        address=source.address,
+        dir=str(source.papers_dir) if is_here else "",
+        dtype=source.dtype,
+        licence=source.licence,
+    )

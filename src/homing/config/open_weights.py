@@ -1,0 +1,217 @@
+"""`model.from`: somebody's open weights, looked at from home before anything is rented.
+
+    hf:OWNER/NAME[@REVISION] | FOLDER  ->  read_source  ->  Source: shape, tokenizer, template, files
+    Source                             ->  bring        ->  a folder here that holds all of it
+
+Small files are read at once; the weights only when they are brought. The Hub is asked through huggingface_hub; where it
+does not answer, or HF_HUB_OFFLINE is set, its cache serves, and the Source says so. No torch: a shape is arithmetic.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homing.config.open_weights_hub import Listing, bring_files, list_repository
+from homing.errors import DataError, UsageError
+from homing.hf_config import model_of
+from homing.wire import names
+from homing.wire.run import Model
+
+__all__ = ["Source", "SourceFile", "bring", "is_hub_address", "read_source"]
+
+CONFIG, GENERATION, CHAT_TEMPLATE = "config.json", "generation_config.json", "chat_template.jinja"
+INDEX = f"{names.WEIGHTS}.index.json"
+# What is read beside the weights. The first two must be there; the rest is taken where it is.
+PAPERS = (CONFIG, names.TOKENIZER, names.TOKENIZER_CONFIG, GENERATION, CHAT_TEMPLATE, INDEX)
+_ADDRESS = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    name: str
+    num_bytes: int
+    sha256: str = ""  # "" where nobody has told; the Hub tells it of large files
+
+
+@dataclass(frozen=True)
+class Source:
+    """Open weights as they are named in the run file, read and checked."""
+
+    address: str  # hf:OWNER/NAME@COMMIT, or the folder; what goes into the record
+    shape: Model
+    papers_dir: Path  # holds config.json and tokenizer.json here
+    files: tuple[SourceFile, ...]  # all that using it needs, weights included
+    tokenizer_size: int  # ids that the tokenizer gives out; the model may have more rows
+    dtype: str  # as config.json says: bfloat16, ...; "" unknown
+    chat_template: str = ""
+    eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+    repo_id: str = ""  # "" for a folder
+    revision: str = ""  # the commit
+    licence: str = ""
+    note: str = ""  # what a person must know, such as that the cache was used
+
+    @property
+    def num_weight_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files if file.name.endswith(".safetensors"))
+
+
+def is_hub_address(text: str) -> bool:
+    return text.startswith("hf:")
+
+
+def read_source(text: str, *, base: Path | None = None) -> Source:
+    """`base` is where a relative folder starts: the run file's own folder."""
+    if not is_hub_address(text):
+        return _read_folder((base or Path()) / Path(text).expanduser())
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            what=f"{text!r} names no open weights.",
+            why="A model on the Hub is hf:OWNER/NAME, or hf:OWNER/NAME@REVISION for one state of it.",
+            fix="model.from: hf:Qwen/Qwen2.5-7B-Instruct",
+        )
+    repo_id, revision = found["repo"], found["revision"] or ""
+    listing = list_repository(repo_id, revision)
+    chosen = _chosen(listing.sizes, f"hf:{repo_id}")
+    papers = bring_files(listing, [name for name in PAPERS if name in listing.sizes])
+    return _source(f"hf:{repo_id}@{listing.commit}", papers, chosen, listing)
+
+
+def bring(source: Source) -> Path:
+    """All files, here: the folder itself, or the Hub's cache, filled where it was not."""
+    if not source.repo_id:
+        return source.papers_dir
+    listing = Listing(source.repo_id, source.revision, {file.name: file.num_bytes for file in source.files}, {})
+    return bring_files(listing, [file.name for file in source.files])
+
+
+def _read_folder(folder: Path) -> Source:
+    if not folder.is_dir():
+        raise DataError(
+            what=f"There are no open weights at {folder}.",
+            why="model.from is a folder with config.json, tokenizer.json and safetensors, or hf:OWNER/NAME.",
+            fix="Mend the path, or name the model on the Hub: model.from: hf:OWNER/NAME",
+        )
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    return _source(str(folder.resolve()), folder, _chosen(sizes, str(folder)), Listing("", "", sizes, {}))
+
+
+def _chosen(sizes: dict[str, int], where: str) -> list[str]:
+    """The papers and, as far as the listing tells, the weights; every missing one is named at once."""
+    missing = [name for name in (CONFIG, names.TOKENIZER) if name not in sizes]
+    if names.WEIGHTS not in sizes and INDEX not in sizes:
+        pickled = sorted(name for name in sizes if name.endswith((".bin", ".pt", ".pth")))
+        also = f"; its {', '.join(pickled[:3])} are pickles, which homing never opens" if pickled else ""
+        missing.append(f"{names.WEIGHTS} (or {INDEX} with its shards{also})")
+    if missing:
+        raise DataError(
+            what=f"{where} is not a model that homing can open.",
+            why=f"It lacks {' and '.join(missing)}.",
+            fix="Use weights that are kept as safetensors with a tokenizer.json beside them.",
+        )
+    weights = [names.WEIGHTS] if names.WEIGHTS in sizes else []
+    return [*(name for name in PAPERS if name in sizes and not (weights and name == INDEX)), *weights]
+
+
+def _source(address: str, papers: Path, chosen: list[str], listing: Listing) -> Source:
+    config = _read_json(papers / CONFIG)
+    try:
+        shape = model_of(config)
+    except ValueError as exc:
+        raise DataError(what=f"The {CONFIG} of {address} cannot be read.", why=str(exc), fix="Bring it again.") from exc
+    except DataError as exc:
+        exc.what = f"{address} is a model that homing cannot build."
+        raise
+    if INDEX in chosen:
+        chosen = [*chosen, *_shards(papers / INDEX, listing.sizes, address)]
+    generation = _read_json(papers / GENERATION) if GENERATION in chosen else {}
+    return Source(
+        address=address,
+        shape=shape,
+        papers_dir=papers,
+        files=tuple(SourceFile(name, listing.sizes[name], listing.hashes.get(name, "")) for name in chosen),
+        tokenizer_size=_check_tokenizer(_read_json(papers / names.TOKENIZER), shape, address),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+        chat_template=_chat_template(papers, chosen),
+        eos_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
+        bos_id=next(iter(_ids(generation.get("bos_token_id", config.get("bos_token_id")))), None),
+        repo_id=listing.repo_id,
+        revision=listing.commit,
+        licence=listing.licence,
+        note=listing.note,
+    )
+
+
+def _shards(path: Path, sizes: dict[str, int], address: str) -> list[str]:
+    index = _read_json(path)
+    where = index.get("weight_map")
+    shards = sorted({str(name) for name in where.values()}) if isinstance(where, dict) else []
+    missing = [name for name in shards if name not in sizes]
+    if missing or not shards:
+        raise DataError(
+            what=f"The weights of {address} are not whole.",
+            why=f"{len(missing)} of {len(shards)} files are missing: {', '.join(missing)}."
+            if missing
+            else f"{INDEX} lists no file.",
+            fix="Bring these files too; they lie beside the others.",
+        )
+    return shards
+
+
+def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
+    """How many ids it gives out. Refused: one that is not byte-level BPE, or that has more ids than the model rows."""
+    given = data.get("model")
+    model: dict[str, Any] = given if isinstance(given, dict) else {}
+    vocab, added = model.get("vocab"), data.get("added_tokens") or []
+    why = ""
+    if model.get("type") != "BPE" or not isinstance(vocab, dict) or model.get("byte_fallback"):
+        kind = "BPE with byte fallback (SentencePiece)" if model.get("byte_fallback") else str(model.get("type"))
+        why = f"It is {kind}; homing reads byte-level BPE, as Llama 3 and Qwen have it."
+        size = 0
+    else:
+        ids = [*vocab.values(), *(entry.get("id", 0) for entry in added if isinstance(entry, dict))]
+        size = 1 + max((number for number in ids if isinstance(number, int)), default=-1)
+        if size > shape.vocab_size:
+            why = f"It has {size:,} ids, and the model only {shape.vocab_size:,} rows."
+    if why:
+        raise DataError(
+            what=f"The {names.TOKENIZER} of {address} cannot be used.",
+            why=why,
+            fix="Use weights of the Llama 3, Qwen2.5 or Qwen3 family with the tokenizer that came with them.",
+        )
+    return size
+
+
+def _chat_template(papers: Path, chosen: Iterable[str]) -> str:
+    """The file of its own where there is one: newer writers put it there, and it wins in transformers too."""
+    if CHAT_TEMPLATE in chosen:
+        return (papers / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    template = _read_json(papers / names.TOKENIZER_CONFIG).get("chat_template") if _has(papers) else None
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else ""
+
+
+def _has(papers: Path) -> bool:
+    return (papers / names.TOKENIZER_CONFIG).is_file()
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    return tuple(v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as exc:
+        raise DataError(what=f"{path} cannot be read.", why=str(exc), fix="Bring the folder again.") from exc
+    if not isinstance(data, dict):
+        raise DataError(f"{path} cannot be read.", f"It is {type(data).__name__}, not an object.", "Bring it again.")
+    return data

@@ -1,0 +1,191 @@
+"""A model's repository on the Hub, for `model.from`: what lies in it, and its files here, in the Hub's own cache.
+
+    list_repository   commit, files, sizes, sha256 of large files, licence; from the cache where nobody answers
+    bring_files       those files in the cache, fetched where they are not there yet
+
+Everything that can be refused says which token was used, masked. huggingface_hub does its own network and caching.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from homing.errors import DataError, MissingExtra, StoreError
+
+__all__ = ["Listing", "bring_files", "list_repository"]
+
+_ENDPOINT = "https://huggingface.co"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Listing:
+    repo_id: str  # "" for a folder
+    commit: str
+    sizes: dict[str, int]
+    hashes: dict[str, str]  # of large files
+    licence: str = ""
+    note: str = ""
+
+
+def list_repository(repo_id: str, revision: str = "") -> Listing:
+    hub = _need_hub(repo_id)
+    if _is_offline():
+        return _from_cache(hub, repo_id, revision, "HF_HUB_OFFLINE is set, so the Hub's cache here is used.")
+    api = _api(hub)
+    try:
+        info = _asked(repo_id, revision, lambda: api.model_info(repo_id, revision=revision or None))
+        commit = str(info.sha)
+        tree = _asked(repo_id, commit, lambda: list(api.list_repo_tree(repo_id, revision=commit, recursive=True)))
+    except _NoAnswer as exc:
+        return _from_cache(hub, repo_id, revision, f"The Hub gave no answer ({exc}); its cache here is used.")
+    files = [item for item in tree if hasattr(item, "size")]
+    return Listing(
+        repo_id=repo_id,
+        commit=commit,
+        sizes={item.path: int(item.size) for item in files},
+        hashes={item.path: str(item.lfs.sha256) for item in files if getattr(item, "lfs", None)},
+        licence=str(getattr(getattr(info, "card_data", None), "license", None) or ""),
+    )
+
+
+def bring_files(listing: Listing, wanted: list[str]) -> Path:
+    """The folder of the cache that holds them all."""
+    hub = _need_hub(listing.repo_id)
+    token = _token(hub)[0]
+    cached: dict[str, Any] = {"revision": listing.commit, "cache_dir": _cache(hub)}
+    at = {**cached, "token": token or False, "endpoint": _endpoint()}
+    folders = set()
+    for name in wanted:
+        here = hub.try_to_load_from_cache(listing.repo_id, name, **cached)
+        if not isinstance(here, str):
+            fetch = _fetching(hub, listing.repo_id, name, at)
+            try:
+                here = _asked(listing.repo_id, listing.commit, fetch)
+            except _NoAnswer as exc:
+                raise StoreError(
+                    what=f"{name} of {listing.repo_id} could not be fetched.",
+                    why=f"{_endpoint()} gave no answer: {exc}",
+                    fix="Check the network, and HF_ENDPOINT if it is set, then try again.",
+                ) from exc
+        # The cache's layout is snapshots/COMMIT/NAME; a name may hold folders.
+        folders.add(Path(here).parents[name.count("/")])
+    assert len(folders) == 1, f"one snapshot, not {folders}"
+    return folders.pop()
+
+
+def _fetching(hub: Any, repo_id: str, name: str, at: dict[str, Any]) -> Callable[[], str]:
+    return lambda: str(hub.hf_hub_download(repo_id, name, **at))
+
+
+class _NoAnswer(Exception):
+    """Neither yes nor no: the line, or a server that is in trouble."""
+
+
+def _asked(repo_id: str, revision: str, question: Callable[[], _T]) -> _T:
+    from huggingface_hub import errors
+
+    try:
+        return question()
+    except errors.GatedRepoError as exc:
+        raise _refused(repo_id, "is gated", f"{{token}} was not let in. Ask for access: {_page(repo_id)}") from exc
+    except errors.RepositoryNotFoundError as exc:
+        why = "there is no such model that {token} may see: it is missing, private, or the token is invalid."
+        raise _refused(repo_id, "was not found", why) from exc
+    except errors.RevisionNotFoundError as exc:
+        raise _refused(repo_id, f"has no revision {revision}", "asked with {token}.") from exc
+    except errors.LocalEntryNotFoundError as exc:  # the SDK's word for: not here, and nobody answered
+        raise _NoAnswer(str(exc.__cause__ or exc)[:200]) from exc
+    except errors.EntryNotFoundError as exc:
+        raise _refused(repo_id, "lacks a file", f"{exc}; asked with {{token}}.") from exc
+    except errors.HfHubHTTPError as exc:
+        status = int(getattr(getattr(exc, "response", None), "status_code", 0) or 0)
+        if status in (401, 403):
+            raise _refused(repo_id, "was refused", f"the Hub answered {status}; asked with {{token}}.") from exc
+        raise _NoAnswer(f"HTTP {status}" if status else type(exc).__name__) from exc
+    except (errors.HTTPError, OSError) as exc:  # type: ignore[attr-defined]
+        raise _NoAnswer(f"{type(exc).__name__}: {str(exc)[:200]}") from exc
+
+
+def _refused(repo_id: str, what: str, why: str) -> DataError:
+    _, token = _token(_need_hub(repo_id))
+    return DataError(
+        what=f"{repo_id} on the Hub {what}.",
+        why=why.format(token=token)[:1].upper() + why.format(token=token)[1:],
+        fix=f"Mend model.from, or use a token that may read it: export HF_TOKEN=...   ({_page(repo_id)})",
+    )
+
+
+def _from_cache(hub: Any, repo_id: str, revision: str, note: str) -> Listing:
+    folder = _snapshot(hub, repo_id, revision)
+    if folder is None:
+        raise DataError(
+            what=f"{repo_id} is not in the Hub's cache on this computer.",
+            why=f"{note} Looked in {_cache(hub)}.",
+            fix=f"With a network: hf download {repo_id}   or model.from: FOLDER that holds it",
+        )
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    return Listing(repo_id, folder.name, sizes, {}, note=f"{note} It holds commit {folder.name[:12]}.")
+
+
+def _snapshot(hub: Any, repo_id: str, revision: str) -> Path | None:
+    """The one of that revision; where none was asked for, of main, or else the newest: main is known by name only to
+    those who fetched it by that name."""
+    at: dict[str, Any] = {"revision": revision or None, "cache_dir": _cache(hub)}
+    try:
+        return Path(hub.snapshot_download(repo_id, local_files_only=True, **at))
+    except (OSError, ValueError):
+        snapshots = Path(_cache(hub), f"models--{repo_id.replace('/', '--')}", "snapshots")
+        found = [] if revision else sorted(snapshots.glob("*/"), key=lambda path: path.stat().st_mtime)
+        return found[-1] if found else None
+
+
+def _need_hub(repo_id: str) -> Any:
+    try:
+        import huggingface_hub
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+    except ImportError as exc:
+        missing = MissingExtra("model.from", "hub", "huggingface_hub")
+        missing.what = f"model.from: hf:{repo_id} needs the extra `hub`."
+        raise missing from exc
+    disable_progress_bars()
+    return huggingface_hub
+
+
+def _api(hub: Any) -> Any:
+    return hub.HfApi(endpoint=_endpoint(), token=_token(hub)[0] or False, library_name="homing")
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
+
+
+def _cache(hub: Any) -> str:
+    """As the SDK has it, but read now: it reads the environment once, when it is imported."""
+    home = os.environ.get("HF_HOME", "")
+    own = os.environ.get("HF_HUB_CACHE", "") or (f"{home}/hub" if home else "")
+    return os.path.expanduser(own) if own else str(hub.constants.HF_HUB_CACHE)
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in ("1", "TRUE", "YES", "ON")
+
+
+def _token(hub: Any) -> tuple[str, str]:
+    """The token, and how to name it to a person."""
+    token, source = os.environ.get("HF_TOKEN", "").strip(), "HF_TOKEN"
+    if not token:
+        token, source = hub.get_token() or "", "the saved one (hf auth login)"
+    if not token:
+        return "", "no token"
+    shown = f"{token[:3]}...{token[-2:]}" if len(token) > 12 else "****"
+    return token, f"the token of {source}, {shown},"
+
+
+def _page(repo_id: str) -> str:
+    return f"{_endpoint()}/{repo_id}"

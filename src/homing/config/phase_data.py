@@ -1,0 +1,116 @@
+"""What a phase learns from where it is not the text of the run: its own text, or conversations.
+
+    phases[i].data -> what `homing prep` is to make of it (PhasePrep) -> what lies there already (PhaseData of run.json)
+
+Each such phase has a folder of its own below the run's data folder, with a manifest like that of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from homing.config.prepared import read_prepared
+from homing.config.source import KeyPath
+from homing.config.trace import Trace
+from homing.errors import DataError
+from homing.wire import names
+from homing.wire.run import PhaseData
+
+__all__ = ["ChatFile", "PhasePrep", "phase_data", "phase_prep", "uses_run_text"]
+
+_CHAT_VAL_FRACTION = 0.02
+
+
+@dataclass(frozen=True)
+class ChatFile:
+    path: str  # a file, glob or directory
+    weight: float  # 0: as many as it has
+    repeat: int
+
+
+@dataclass(frozen=True)
+class PhasePrep:
+    """What `homing prep` makes for one phase."""
+
+    phase: str  # its kind, which is also its folder
+    kind: str  # text | chat
+    text: list[str]
+    chat: list[ChatFile]
+    validation: list[str]
+    val_fraction: float
+    dir: Path  # absolute
+
+
+def uses_run_text(trace: Trace, number: int) -> bool:
+    phase = trace.file.phases[number]
+    return phase.kind in ("pretrain", "mid") and not phase.data.text and not phase.data.chat
+
+
+def phase_prep(trace: Trace, number: int, data_dir: Path) -> PhasePrep | None:
+    """None where the phase has no data of its own to be prepared."""
+    phase, at = trace.file.phases[number], ("phases", number)
+    _refuse(trace, number)
+    if not phase.data.text and not phase.data.chat:
+        return None
+    is_chat = bool(phase.data.chat)
+    otherwise = _CHAT_VAL_FRACTION if is_chat else trace.file.data.val_fraction
+    given = (*at, "data", "val_fraction")
+    return PhasePrep(
+        phase=phase.kind,
+        kind="chat" if is_chat else "text",
+        text=list(phase.data.text),
+        chat=[ChatFile(each.path, each.weight, each.repeat) for each in phase.data.chat],
+        validation=list(phase.data.validation),
+        val_fraction=float(phase.data.val_fraction or 0.0) if trace.is_given(given) else otherwise,
+        dir=data_dir / phase.kind,
+    )
+
+
+def phase_data(trace: Trace, number: int, prep: PhasePrep | None) -> PhaseData | None:
+    """What is prepared of it already; counts are 0 while nothing is."""
+    if prep is None:
+        return None
+    wire = f"phases.{number}.data"
+    for name in ("kind", "dir", "manifest_sha256", "num_train_tokens", "num_val_tokens"):
+        trace.note(f"{wire}.{name}", f"derived from {wire}" if name in ("kind", "dir") else "not prepared yet")
+    empty = PhaseData(kind=prep.kind, dir=str(prep.dir))
+    try:
+        prepared = read_prepared(prep.dir)
+    except DataError as exc:
+        trace.wrong(("phases", number, "data"), f"{exc.what} {exc.why}", exc.fix)
+        return empty
+    if prepared is None:
+        return empty
+    for name in ("manifest_sha256", "num_train_tokens", "num_val_tokens"):
+        trace.note(f"{wire}.{name}", str(prep.dir / names.MANIFEST))
+    return PhaseData(
+        kind=prep.kind,
+        dir=str(prep.dir),
+        manifest_sha256=hashlib.sha256((prep.dir / names.MANIFEST).read_bytes()).hexdigest(),
+        num_train_tokens=prepared.num_train_tokens,
+        num_val_tokens=prepared.num_val_tokens,
+    )
+
+
+def _refuse(trace: Trace, number: int) -> None:
+    phase, at = trace.file.phases[number], ("phases", number, "data")
+    data = phase.data
+    if data.text and data.chat:
+        trace.wrong((*at, "chat"), "there is text and chat.", "A phase learns from one of them: make it two phases.")
+    if phase.kind == "pretrain" and data.chat:
+        trace.wrong((*at, "chat"), "pretraining reads text.", "Use kind: mid or kind: sft for conversations.")
+    if phase.kind == "sft" and data.text:
+        trace.wrong((*at, "text"), "sft reads conversations.", "Use data.chat here, or kind: mid for text.")
+    if phase.kind == "sft" and not data.chat and trace.is_sound((*at, "chat")):
+        problem = "sft has no conversations to learn from."
+        trace.wrong(("phases", number, "kind"), problem, "Such as data: {chat: [identity.jsonl]}")
+    if phase.kind == "rl" and (data.text or data.chat):
+        trace.wrong(at, "rl learns from its tasks.", "Name files there: rl: {tasks: [{kind: gsm8k, file: ...}]}")
+    for place, source in enumerate(data.chat):
+        path: KeyPath = (*at, "chat", place, "path")
+        if not source.path and trace.is_sound(path):
+            trace.wrong((*at, "chat", place), "names no file.", "Such as {path: identity.jsonl, repeat: 3}")
+    if data.validation and trace.is_given((*at, "val_fraction")):
+        trace.wrong((*at, "val_fraction"), "has no effect beside validation files.", "Delete one of the two.")

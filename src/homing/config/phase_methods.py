@@ -1,0 +1,116 @@
+"""How a phase learns: adapters beside frozen weights, and reinforcement. A key set without effect is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from homing.config.names import nearest
+from homing.config.phase_sections import PhaseLora, PhaseRl, RlTask
+from homing.config.prepared import sha256_of
+from homing.config.source import KeyPath
+from homing.config.trace import Trace
+from homing.wire import run as wire_run
+from homing.wire.run import Lora, Rl
+
+__all__ = ["LORA_TARGETS", "resolve_lora", "resolve_rl"]
+
+LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+_READS_A_FILE = ("gsm8k", "prompts")
+_IS_MADE_UP = ("arithmetic", "spelling")
+
+
+def resolve_lora(trace: Trace, number: int) -> Lora | None:
+    at, wire = ("phases", number, "lora"), f"phases.{number}.lora"
+    phase = trace.file.phases[number]
+    if phase.method == "full":
+        for name in PhaseLora.model_fields:
+            if trace.is_given((*at, name)):
+                trace.wrong((*at, name), "has no effect with method: full.", "Delete it, or use method: lora.")
+        return None
+    has_weights = number > 0 or phase.init_from or getattr(trace.file.model, "from")
+    if not has_weights and trace.is_sound(("phases", number, "init_from"), ("model", "from")):
+        problem = f"{phase.method} needs trained weights to stand beside, and there are none yet."
+        trace.wrong(("phases", number, "method"), problem, "Give model.from or init_from, or use method: full.")
+    if trace.file.model.family == "swift":
+        trace.wrong(("phases", number, "method"), "swift takes no adapters.", "Use method: full, or family: stock.")
+    rank = trace.plain(f"{wire}.rank", (*at, "rank"))
+    return Lora(
+        rank=rank,
+        alpha=float(trace.take(f"{wire}.alpha", (*at, "alpha"), 2.0 * rank, f"derived from {wire}.rank")),
+        dropout=trace.plain(f"{wire}.dropout", (*at, "dropout")),
+        targets=_targets(trace, (*at, "targets"), f"{wire}.targets"),
+        is_rslora=trace.plain(f"{wire}.is_rslora", (*at, "rslora")),
+        is_dora=trace.plain(f"{wire}.is_dora", (*at, "dora")),
+    )
+
+
+def _targets(trace: Trace, path: KeyPath, wire: str) -> list[str]:
+    typed = [name.removesuffix("_proj") for name in trace.plain(wire, path)]
+    for place, name in enumerate(typed):
+        if name not in (*LORA_TARGETS, "all"):
+            near = nearest(name, [*LORA_TARGETS, "all"])
+            hint = f"Did you mean {near}? " if near else ""
+            trace.wrong((*path, place), f"{name!r} is no matrix of a block.", f"{hint}{', '.join(LORA_TARGETS)}, all.")
+    if not typed:
+        trace.wrong(path, "names no matrix.", f"Some of {', '.join(LORA_TARGETS)}, or all.")
+    return list(LORA_TARGETS) if "all" in typed else [name for name in LORA_TARGETS if name in typed]
+
+
+def resolve_rl(trace: Trace, number: int, context: int) -> Rl | None:
+    at, wire = ("phases", number, "rl"), f"phases.{number}.rl"
+    phase = trace.file.phases[number]
+    if phase.kind != "rl":
+        for name in PhaseRl.model_fields:
+            if trace.source.get((*at, name)) is not None:
+                trace.wrong((*at, name), f"has no effect in a phase of kind {phase.kind}.", "Use kind: rl.")
+        return None
+    if phase.method != "full":
+        trace.wrong(("phases", number, "method"), "rl trains all weights.", "Use method: full.")
+    rl = phase.rl
+    if not rl.tasks:
+        trace.wrong((*at, "tasks"), "rl has nothing to ask.", "Such as rl: {tasks: [{kind: arithmetic}]}")
+    for name in ("clip_low", "clip_high"):
+        if trace.is_given((*at, name)) and rl.updates_per_rollout == 1:
+            trace.wrong(
+                (*at, name), "has no effect with one update per rollout.", "Raise updates_per_rollout, or delete it."
+            )
+    if rl.answer_tokens > context - 8 and trace.is_sound((*at, "answer_tokens"), ("model", "context")):
+        problem = f"{rl.answer_tokens} new tokens leave no room for a question in a context of {context}."
+        trace.wrong((*at, "answer_tokens"), problem, f"Allowed: at most {context - 8}.")
+    units = {
+        **{"reward_timeout": "reward_timeout_s", "reward_memory": "reward_memory_bytes"},
+        **{"answer_tokens": "max_new_tokens"},
+    }
+    plain: dict[str, Any] = {
+        units.get(name, name): trace.plain(f"{wire}.{units.get(name, name)}", (*at, name))
+        for name in PhaseRl.model_fields
+        if name != "tasks"
+    }
+    return Rl(tasks=[_task(trace, (*at, "tasks", place), task) for place, task in enumerate(rl.tasks)], **plain)
+
+
+def _task(trace: Trace, at: KeyPath, task: RlTask) -> wire_run.RlTask:
+    wire = ".".join(str(part) for part in at)
+    for name in ("file", "val_file"):
+        if getattr(task, name) and task.kind not in _READS_A_FILE:
+            trace.wrong((*at, name), f"{task.kind} reads no file.", "Delete it, or use kind: prompts.")
+    if task.kind in _READS_A_FILE and not task.file and trace.is_sound((*at, "file")):
+        trace.wrong((*at, "file"), f"{task.kind} needs a file of JSON lines.", "Such as file: gsm8k/train.jsonl")
+    if trace.is_given((*at, "difficulty")) and task.kind not in _IS_MADE_UP:
+        trace.wrong((*at, "difficulty"), f"has no effect on {task.kind}.", "Delete it.")
+    if trace.is_given((*at, "calculator")) and task.kind not in ("gsm8k", "arithmetic"):
+        trace.wrong((*at, "calculator"), f"has no effect on {task.kind}.", "Delete it.")
+    taken = {name: trace.plain(f"{wire}.{name}", (*at, name)) for name in RlTask.model_fields}
+    made = wire_run.RlTask(**taken)
+    for name in ("file", "val_file", "reward"):
+        if typed := getattr(made, name):
+            path = Path(typed).expanduser().absolute()
+            if not path.is_file():
+                trace.wrong((*at, name), f"{typed} is not there.", "Mend the path.")
+                continue
+            found: dict[str, Any] = {name: str(path), f"{name}_sha256": sha256_of(path)}
+            made = dataclasses.replace(made, **found)
+            trace.note(f"{wire}.{name}_sha256", f"derived from {wire}.{name}")
+    return made

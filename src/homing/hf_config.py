@@ -1,0 +1,174 @@
+"""config.json of a Hugging Face model and our Model, both ways. No torch: the run file's half reads it too.
+
+    model_of(config)   Hugging Face config.json -> wire Model; what our decoder cannot compute is refused by name
+    config_of(model)   wire Model -> the config.json that transformers, vLLM and others open
+
+A key that is absent means what it means in transformers for that family, not what it means for another.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from homing.errors import DataError
+from homing.wire.run import Model, RopeScaling
+
+__all__ = ["ARCHITECTURES", "FAMILIES", "SWIFT", "SWIFT_CLASS", "SWIFT_TYPE", "config_of", "model_of"]
+
+SWIFT = "swift"
+SWIFT_TYPE, SWIFT_CLASS = "homing_swift", "HomingSwiftForCausalLM"  # what its config.json says it is
+# arch -> the class that transformers opens it with.
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+FAMILIES = "Llama (llama), Qwen2 and Qwen2.5 (qwen2) and Qwen3 (qwen3)"
+
+_NEEDED = (
+    *("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"),
+    *("max_position_embeddings", "vocab_size", "rms_norm_eps"),
+)
+# transformers' name -> ours, of Llama 3.1's rope scaling
+_LLAMA3 = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_context",
+}
+
+
+def model_of(config: Any) -> Model:
+    """ValueError where it is no config.json at all; DataError, with every reason, for a model we cannot compute."""
+    if not isinstance(config, dict):
+        raise ValueError(f"it is not an object but {type(config).__name__}")
+    arch = SWIFT if config.get("model_type") == SWIFT_TYPE else str(config.get("model_type"))
+    # transformers 5 writes rope_parameters; before, rope_scaling stood beside rope_theta.
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"its rope parameters are not an object but {type(rope).__name__}")
+    problems = [*_refusals(config, arch), *_rope_refusals(rope)]
+    problems += [f"{key} is missing." for key in _NEEDED if key not in config]
+    if problems:
+        raise DataError(
+            what="This config.json describes a model that homing cannot build.",
+            why="\n".join(problems),
+            fix=f"Use plain Llama, Qwen2 or Qwen3 weights: {FAMILIES} work.",
+        )
+    try:
+        return _model(config, arch, rope)
+    except (TypeError, OverflowError) as exc:  # a list, null or infinity where a number belongs
+        raise ValueError(str(exc)) from exc
+
+
+def _refusals(config: dict[str, Any], arch: str) -> list[str]:
+    problems = []
+    if arch != SWIFT and arch not in ARCHITECTURES:
+        problems.append(f"model_type {arch!r} is none of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.")
+    activation = "relu2" if arch == SWIFT else "silu"
+    if config.get("hidden_act", activation) != activation:
+        problems.append(f"hidden_act {config['hidden_act']!r} is not {activation}.")
+    layer_types = config.get("layer_types")
+    is_sliding = isinstance(layer_types, list) and any(kind != "full_attention" for kind in layer_types)
+    if config.get("use_sliding_window") or is_sliding:
+        problems.append("use_sliding_window: some layers see a window only; this decoder attends to everything before.")
+    if config.get("mlp_bias") or (arch != "qwen2" and config.get("attention_bias")):
+        problems.append("biases that this decoder does not have (attention_bias or mlp_bias).")
+    if config.get("quantization_config"):
+        method = config["quantization_config"]
+        method = method.get("quant_method", "unnamed") if isinstance(method, dict) else method
+        problems.append(f"quantization_config: the weights are quantised ({method}); use the unquantised ones.")
+    if config.get("partial_rotary_factor", 1) != 1:
+        problems.append(f"partial_rotary_factor {config['partial_rotary_factor']}: this decoder turns all channels.")
+    return problems
+
+
+def _rope_refusals(rope: dict[str, Any]) -> list[str]:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return []
+    if kind != "llama3":
+        return [f"rope of type {kind!r} is not known here; plain and llama3 are."]
+    numbers = {name: rope.get(name) for name in _LLAMA3}
+    wrong = [name for name, n in numbers.items() if not isinstance(n, (int, float)) or not 0 < n < math.inf]
+    if wrong:
+        return [f"rope of type 'llama3' needs numbers above 0 for: {', '.join(wrong)}."]
+    if not rope["low_freq_factor"] < rope["high_freq_factor"]:
+        return ["rope of type 'llama3': low_freq_factor is not below high_freq_factor."]
+    return []
+
+
+def _model(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
+    num_heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+    # Absent and null differ in transformers: null follows the heads, absent is the class's own default.
+    kv_heads = config.get("num_key_value_heads", 32 if arch.startswith("qwen") else None)
+    head_size = config.get("head_dim", 128 if arch == "qwen3" else None)
+    scaling = None
+    if rope.get("rope_type", rope.get("type")) == "llama3":
+        numbers = {ours: rope[theirs] for theirs, ours in _LLAMA3.items()}
+        scaling = RopeScaling(
+            factor=float(numbers["factor"]),
+            low_freq_factor=float(numbers["low_freq_factor"]),
+            high_freq_factor=float(numbers["high_freq_factor"]),
+            original_context=int(numbers["original_context"]),
+        )
+    return Model(
+        family=SWIFT if arch == SWIFT else "stock",
+        arch=arch,
+        num_layers=int(config["num_hidden_layers"]),
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=int(kv_heads or num_heads),
+        head_size=int(head_size or width // num_heads),
+        ffn_width=int(config["intermediate_size"]),
+        context=int(config["max_position_embeddings"]),
+        vocab_size=int(config["vocab_size"]),
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        rope_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        norm_eps=float(config["rms_norm_eps"]),
+        rope_scaling=scaling,
+    )
+
+
+def config_of(model: Model, *, end_of_text_id: int = 0, chat_end_id: int | None = None) -> dict[str, Any]:
+    """What lies as config.json beside the weights, so that a stock folder opens in transformers as it is."""
+    is_swift = model.family == SWIFT
+    config: dict[str, Any] = {
+        "architectures": [SWIFT_CLASS if is_swift else ARCHITECTURES[model.arch]],
+        "model_type": SWIFT_TYPE if is_swift else model.arch,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.width,
+        "intermediate_size": model.ffn_width,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_size,
+        "hidden_act": "relu2" if is_swift else "silu",
+        "max_position_embeddings": model.max_context or model.context,
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.is_tied,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "bos_token_id": end_of_text_id,
+        "eos_token_id": end_of_text_id if chat_end_id is None else chat_end_id,
+        "torch_dtype": "float32",
+        "use_cache": True,
+        **_rope_keys(model),
+    }
+    if is_swift:
+        return config
+    if model.arch == "llama":
+        config |= {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
+    else:
+        config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": model.num_layers}
+    if model.arch == "qwen3":
+        config["attention_bias"] = False
+    return config
+
+
+def _rope_keys(model: Model) -> dict[str, Any]:
+    """Both spellings: transformers 5 reads rope_parameters, everything older and everything else the other two."""
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    if model.rope_scaling is not None:
+        scaling = {"rope_type": "llama3"}
+        scaling |= {theirs: getattr(model.rope_scaling, ours) for theirs, ours in _LLAMA3.items()}
+    keys: dict[str, Any] = {"rope_theta": model.rope_base}
+    keys["rope_parameters"] = {**scaling, "rope_theta": model.rope_base}
+    return keys if model.rope_scaling is None else keys | {"rope_scaling": scaling}
