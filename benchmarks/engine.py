@@ -15,10 +15,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+
+# As the trainer does: threads that wait sleep. Read once, when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from torch import Tensor
@@ -32,6 +36,7 @@ from homing.lm.train.optim import build_optimizer, clip_gradients
 from homing.wire.run import Model, Optimizer
 
 WINDOWS, STEPS, WARMUP = 3, 10, 3
+CPU_TURNS = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,16 +101,13 @@ def main() -> int:
 
 
 def on_cpu() -> dict[str, Any]:
-    """Ours and transformers take turns, so that whatever else the machine does falls on both."""
+    """Ours and transformers take turns, and of each the undisturbed turns count: the quickest third."""
     device = torch.device("cpu")
     ours, theirs = our_step(SMALL, device), peer_step(SMALL, device, is_compiled=False)
-    ratios = []
-    rates = []
-    for _ in range(5):
-        ours_s, theirs_s = seconds_of(ours, 3, device), seconds_of(theirs, 3, device)
-        ratios.append(theirs_s / ours_s)
-        rates.append(tokens_of(SMALL) / ours_s)
-    rate, ratio = statistics.median(rates), statistics.median(ratios)
+    seconds_of(ours, 2, device), seconds_of(theirs, 2, device)
+    turns = [(seconds_of(ours, 1, device), seconds_of(theirs, 1, device)) for _ in range(CPU_TURNS)]
+    ours_s, theirs_s = (statistics.mean(sorted(side)[: CPU_TURNS // 3]) for side in zip(*turns, strict=True))
+    rate, ratio = tokens_of(SMALL) / ours_s, theirs_s / ours_s
     print(f"small  {rate:,.0f} tok/s, {ratio:.2f} of transformers on this processor")
     return {"speed": {"small": {"tokens_per_s": rate, "ratio": ratio, "passed": ratio >= 1.0}}}
 

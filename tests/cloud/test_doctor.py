@@ -44,6 +44,7 @@ class Clinic(FakeWorld):
     packages: list[dict[str, str]] = field(default_factory=lambda: [dict(each) for each in PACKAGES])
     torch: str = '{"version": "2.13.0+cpu", "cuda": null, "cards": 0}'
     cards: str = ""
+    container: str = "Up 2 minutes"
     ssh: Completed = field(default_factory=lambda: Completed(0, "", "OpenSSH_9.2p1 Debian"))
     keygen: Completed = field(default_factory=lambda: Completed(255, "", "No such file"))
     env: dict[str, str] = field(default_factory=dict)
@@ -64,6 +65,8 @@ class Clinic(FakeWorld):
             return Completed(0, self.torch if "torch" in words[2] else json.dumps(facts), "boom")
         if words[0] == "nvidia-smi":
             return Completed(0, self.cards, "") if self.cards else Completed(127, "", "not found")
+        if words[:2] == ["docker", "ps"]:
+            return Completed(0, self.container, "")
         by_name = {"ssh": self.ssh, "ssh-keygen": self.keygen}
         return by_name.get(words[0], Completed(0, f"{words[0]} 1.0", ""))
 
@@ -194,6 +197,11 @@ def ssh_is_from_another_age(case: Case) -> None:
 @seeds("ssh.keygen")
 def there_is_no_ssh_keygen(case: Case) -> None:
     case.world.keygen = Completed(127, "", "not found")
+
+
+@seeds("container.training")
+def the_last_container_died(case: Case) -> None:
+    case.world.container = "Exited (137) 2 hours ago"
 
 
 @seeds("ssh.keys")

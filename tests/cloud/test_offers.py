@@ -43,7 +43,7 @@ def test_one_dead_provider_is_told_with_its_fix_and_hides_nobody(home: Home, mon
 
 
 def test_one_that_does_not_answer_is_left_behind_at_its_deadline(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homing.cloud.offers.ASK_S", 0.2)
+    monkeypatch.setattr("homing.cloud.ask.ASK_S", 0.2)
     open_shops(monkeypatch, north=Shop(delay_s=5.0), south=Shop([offer()]))
     began = time.monotonic()
     found = list_offers(Needs(), [], home)
@@ -56,7 +56,7 @@ def test_when_all_are_dead_the_error_is_theirs(home: Home, monkeypatch: pytest.M
     open_shops(monkeypatch, north=Shop(error=REFUSED))
     with pytest.raises(ProviderRefused, match="refuses the key"):
         list_offers(Needs(), [], home)
-    monkeypatch.setattr("homing.cloud.offers.ASK_S", 0.1)
+    monkeypatch.setattr("homing.cloud.ask.ASK_S", 0.1)
     open_shops(monkeypatch, north=Shop(delay_s=5.0))
     with pytest.raises(ProviderSilent):
         list_offers(Needs(), ["north"], home)

@@ -12,6 +12,7 @@ bill. User data runs on `machines`, which end with their instance, and end it wh
 from __future__ import annotations
 
 import base64
+import datetime
 import gzip
 import hashlib
 import json
@@ -431,6 +432,7 @@ class AwsDouble:
 
     def _born(self, form: dict[str, str], instance_id: str, region: str) -> None:
         instance = _backend(region).get_instance(instance_id)
+        instance.launch_time = _moment(int(self._now())).replace(tzinfo=None)  # EC2 tells whole seconds
         if self.settings.pending_s:
             instance._state.name, instance._state.code = "pending", 0
         life = Life(
@@ -454,7 +456,7 @@ class AwsDouble:
             _backend(region).create_tags([instance_id], {"homing-ssh": str(port)})
 
     def _ec2_DescribeInstances(self, form: dict[str, str], request: HttpRequest) -> HttpResponse:
-        hidden = {life.id for life in self.living() if self._now() - life.began < self.settings.late_s}
+        hidden = self.hidden()
         asked = [value for name, value in form.items() if name.startswith("InstanceId.")]
         for name in asked:
             if name in hidden:
@@ -469,6 +471,10 @@ class AwsDouble:
         finally:
             backend.reservations.clear()
             backend.reservations.update(kept)
+
+    def hidden(self) -> set[str]:
+        """What is not shown yet."""
+        return {life.id for life in self.living() if self._now() - life.began < self.settings.late_s}
 
     def _ec2_TerminateInstances(self, form: dict[str, str], request: HttpRequest) -> HttpResponse:
         """Gone already is no error for an hour; moto would look for its network card."""
@@ -533,6 +539,7 @@ class AwsDouble:
                 backend.detach_volume(volume.id, life.id, volume.attachment.device)
         if instance._state.name != "terminated":
             backend.terminate_instances([life.id])
+        instance._reason = f"User initiated ({_moment(self._now()):%Y-%m-%d %H:%M:%S} GMT)"
         instance.state_reason.code, instance.state_reason.message = reason, reason
 
     def _instance(self, life: Life) -> Any:
@@ -611,9 +618,11 @@ def _between(text: str, start: str, end: str) -> str:
 
 
 def _iso(moment: float) -> str:
-    import datetime
+    return _moment(moment).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    return datetime.datetime.fromtimestamp(moment, tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+def _moment(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
 
 
 def _xml(action: str, inner: str) -> HttpResponse:

@@ -178,7 +178,10 @@ class Hub:
     ) -> tuple[int, dict[str, str], bytes]:
         verb, _, after = rest.partition("/")
         if rest == "" or verb == "revision":
-            return _json({"id": repo_id, "sha": repo.head.oid, "private": repo.is_private, "siblings": []})
+            named = repo.at(after or "main")
+            if named is None:
+                raise Refusal(404, "RevisionNotFound", "no such revision")
+            return _json({"id": repo_id, "sha": named.oid, "private": repo.is_private, "siblings": []})
         if verb == "lfs":
             return self.lfs_batch(json.loads(body))
         revision, _, name = after.partition("/")
@@ -256,7 +259,8 @@ class Hub:
         headers = {"X-Repo-Commit": commit.oid, "ETag": f'"{file.oid}"'}
         if file.is_lfs:
             self.blobs[file.oid] = file.data
-            return 302, {**headers, "Location": f"{self.elsewhere}/cdn/{file.oid}", "X-Linked-Size": "1"}, b""
+            linked = {"X-Linked-Size": str(len(file.data)), "X-Linked-Etag": f'"{file.oid}"'}
+            return 302, {**headers, **linked, "Location": f"{self.elsewhere}/cdn/{file.oid}"}, b""
         return _ranged(ask, file.data, headers)
 
     @property

@@ -9,27 +9,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
-import sys
-import threading
 import time
-from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 from tests.doubles.machine import Machine
-from tests.doubles.openapi import Unlike
+from tests.doubles.rest_server import SERVER, RestServer, serve_as_process
 from tests.doubles.shadeform import KEY, Settings, ShadeformCloud
 
 from homing.cloud.providers.fake_faults import Faults
 from homing.cloud.providers.shadeform import KEY_ENV, URL_ENV
-from homing.world import HttpRequest, NetworkError, World
 
-SERVER = "server.json"
-_TICK_S = 0.2
+__all__ = ["SERVER", "RealMachines", "ShadeformServer"]
 
 
 class RealMachines:
@@ -58,102 +48,24 @@ class RealMachines:
         return "127.0.0.1", machine.port, machine.user
 
 
-class ShadeformServer:
+class ShadeformServer(RestServer):
     def __init__(self, folder: Path, *, settings: Settings | None = None, faults: Faults | None = None) -> None:
         self.ahead_s = 0.0
-        self.unlike: list[str] = []  # what the published document does not have
         self.machines = RealMachines(folder)
+        self.machines_by_id = self.machines.machines
         self.cloud = ShadeformCloud(
             now=lambda: time.time() + self.ahead_s,
             machines=self.machines,
             settings=settings or Settings(boot_s=0.5, delete_s=0.5),
             faults=faults,
         )
-        self._turn = threading.Lock()
-        self._is_over = threading.Event()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                server.answer(self)
-
-            do_GET = do_POST = _answer
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self._threads = [
-            threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True),
-            threading.Thread(target=self._tick, daemon=True),
-        ]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """Of whoever rents there."""
-        return {URL_ENV: self.url, KEY_ENV: KEY}
-
-    def machine(self, instance_id: str) -> Machine:
-        return self.machines.machines[instance_id]
+        super().__init__(self.cloud, lambda url: {URL_ENV: url, KEY_ENV: KEY})
 
     def take(self, instance_id: str) -> None:
         """A spot machine is wanted back: gone at once, without a word to it."""
-        with self._turn:
+        with self._lock:
             self.cloud.preempt(instance_id)
-
-    def __enter__(self) -> ShadeformServer:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._http.shutdown()
-        self._http.server_close()
-        for thread in self._threads:
-            thread.join(20)
-        for instance_id in list(self.machines.machines):
-            self.machines.end(instance_id)
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("content-length") or 0))
-        request = HttpRequest(handler.command, f"http://shadeform{handler.path}", dict(handler.headers.items()), body)
-        try:
-            with self._turn:
-                reply = self.cloud.handle(request)
-        except NetworkError:
-            return  # the line is cut: no answer, not even a bad one
-        except Unlike as exc:
-            self.unlike.append(str(exc))
-            handler.send_error(500)
-            return
-        handler.send_response_only(reply.status)  # without a Date of this computer: the double tells its own
-        for name, value in {**reply.headers, "content-length": str(len(reply.body))}.items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        with contextlib.suppress(OSError):  # who asked may have been killed meanwhile
-            handler.wfile.write(reply.body)
-
-    def _tick(self) -> None:
-        while not self._is_over.wait(_TICK_S):
-            with self._turn:
-                self.cloud.tick()
-
-
-def main() -> int:
-    folder = Path(sys.argv[1])
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
-    with ShadeformServer(folder / "machines") as server:
-        World().write(folder / SERVER, json.dumps(dict(server.env)).encode())
-        over.wait()
-    return 0 if not server.unlike else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(serve_as_process(ShadeformServer))

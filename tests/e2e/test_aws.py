@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import look_more_often, make_run, marked_now, trainer_argv
+from tests.cloud.rig import homing, look_more_often, make_run, marked_now, trainer_argv
+from tests.doubles import hub as hub_double
 from tests.doubles.aws_server import Cloud as AwsCloudDouble
 from tests.doubles.aws_server import aws_cloud
+from tests.doubles.hub import WRITE
 from tests.doubles.sshd import need_sshd
-from tests.e2e.test_same_result import RUN_FILE, homing
+from tests.e2e.trips import files_with, goes_on_here, stone
 
 from homing.cloud.destroy import destroy_run
 from homing.cloud.fetch import fetch
@@ -24,7 +26,6 @@ from homing.cloud.plan import needs_of
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.reconcile import refresh
 from homing.cloud.watch import watch
-from homing.config import load_run
 from homing.wire.run import Cloud
 from homing.world import World
 
@@ -65,12 +66,19 @@ def open_account(monkeypatch: pytest.MonkeyPatch, cloud: AwsCloudDouble) -> None
 
 
 def ready(
-    home: Home, cloud: AwsCloudDouble, tmp_path: Path, *, steps: int = 12, step_s: float = 0.01, **settings: Any
+    home: Home,
+    cloud: AwsCloudDouble,
+    tmp_path: Path,
+    *,
+    steps: int = 12,
+    step_s: float = 0.01,
+    store: str = STORE,
+    **settings: Any,
 ) -> Draft:
     told = {"instance_types": ["g5.xlarge"], "metadata_url": cloud.metadata_url, **settings}
     # `watch` guards too: it would go on with what was taken away by itself, on AWS.
     where = Cloud(providers=["aws"], settings={"aws": told}, on_preempt="stop")
-    run = dataclasses.replace(make_run(tmp_path), cloud=where, store=STORE)
+    run = dataclasses.replace(make_run(tmp_path), cloud=where, store=store)
     home.configure(run)
     offer = home.provider("aws").offers(Needs())[0]
     order = LaunchOrder(run, "name: moss\n", is_prepared=True, offer=offer, spend_limit_usd=Decimal("1.00"))
@@ -83,16 +91,8 @@ def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     home: Home, cloud: AwsCloudDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real model, trained on a type without a card; no SSH: its files come by signed addresses, and by its role."""
-    from importlib.resources import files
-
-    (tmp_path / "runs").mkdir()
-    text = RUN_FILE.replace("steps: 300", "steps: 30").replace("every: 50", "every: 10")
     told = f"{{instance_types: [m5.large], metadata_url: {cloud.metadata_url}}}"
-    (tmp_path / "runs/stone.yaml").write_text(f"{text}\nstore: {STORE}\ncloud: {{providers: [aws], aws: {told}}}\n")
-    (tmp_path / "shakespeare.txt.xz").write_bytes((files("homing.presets") / "texts/shakespeare.txt.xz").read_bytes())
-    homing(tmp_path, "prep", "stone")
-    monkeypatch.chdir(tmp_path)
-    loaded = load_run("runs/stone.yaml", ())
+    loaded = stone(tmp_path, monkeypatch, f"store: {STORE}\ncloud: {{providers: [aws], aws: {told}}}")
     home.configure(loaded.run)
     offer = home.provider("aws").offers(needs_of(loaded.run))[0]
     assert offer.is_spot
@@ -106,6 +106,7 @@ def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     refresh(home)
     (line,) = home.ledger.lines(done.run.id)
     assert line.destroyed_at is not None
+    assert line.note == "shut itself down"
     (life,) = [each for each in cloud.lives() if each.mark == line.mark]
     assert life.ended is not None
     assert life.reason == "Client.InstanceInitiatedShutdown"
@@ -115,13 +116,7 @@ def test_offers_launch_boot_train_watch_push_self_destruct_fetch_receipt(
     got = fetch(home, home.ledger.find("stone"), tmp_path / "models/stone")
     assert (got.manifest.step, got.manifest.is_final) == (30, True)
     assert marked_now(home) == []
-    check_no_key(cloud.machine(done.instance.id))
-
-
-def check_no_key(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            assert SECRET_KEY.encode() not in path.read_bytes(), path
+    assert files_with(SECRET_KEY, cloud.machine(done.instance.id)) == []
 
 
 def test_files_and_secrets_come_by_ssh_where_one_address_may(home: Home, cloud: AwsCloudDouble, tmp_path: Path) -> None:
@@ -139,7 +134,7 @@ def test_files_and_secrets_come_by_ssh_where_one_address_may(home: Home, cloud: 
             continue
         if str(folder).encode() in words + environ:
             assert SECRET_KEY.encode() not in words + environ, words
-    check_no_key(folder)
+    assert files_with(SECRET_KEY, folder) == []
     said = home.provider("aws").log(done.instance.id)
     assert "starting the agent" in said
     assert "the system shuts down in" in said
@@ -156,7 +151,7 @@ def test_a_spot_instance_that_is_taken_away_saves_first_and_the_run_goes_on_else
     done = launch(ready(home, cloud, tmp_path, steps=600, step_s=0.05, volume="20GB"), home)
     trained = lambda: any(step >= 30 for step in steps_of(home, done.run.id))  # noqa: E731
     assert wait_until(trained, timeout_s=120, every_s=0.5, world=home.world)
-    cloud.preempt(done.instance.id, notice_s=45.0)
+    cloud.preempt(done.instance.id, notice_s=30.0)
     last = [report.text for report in watch(home, done.run, every_s=1)][-1]
     row = home.ledger.run(done.run.id)
     assert row is not None
@@ -166,17 +161,35 @@ def test_a_spot_instance_that_is_taken_away_saves_first_and_the_run_goes_on_else
     assert (volume.kind, volume.is_kept) == ("volume", True)
     taken_at = max(steps_of(home, done.run.id))
 
-    order = ready(home, cloud, tmp_path, steps=120).order
-    local = dataclasses.replace(order, offer=home.provider("local").offers(Needs())[0], resume=True)
-    local = dataclasses.replace(local, run=dataclasses.replace(local.run, id=done.run.id))
-    made = draft(local, home)
-    argv = trainer_argv(tmp_path, home.provider("local").place(made.mark).work_dir, steps=taken_at + 20)
-    again = launch(dataclasses.replace(made, order=dataclasses.replace(local, trainer_argv=tuple(argv))), home)
-    assert again.instance.provider == "local"
-    assert [report.text for report in watch(home, again.run, every_s=1)][-1].startswith("done")
+    goes_on_here(home, row, tmp_path, steps=taken_at + 20)
     first = next(step for step in steps_of(home, done.run.id) if step > taken_at)
     assert first == taken_at + 1  # nothing was trained twice
     home.provider("aws").destroy_resource(volume)
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_its_store_may_be_on_the_hub_and_the_token_comes_by_ssh(
+    home: Home, cloud: AwsCloudDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real huggingface_hub at home and there; a repository in place of the bucket, so no role is made."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    with hub_double.running() as hub:
+        for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITE, "HF_HUB_DISABLE_XET": "1"}.items():
+            monkeypatch.setenv(name, value)
+        made = ready(home, cloud, tmp_path, store="hf:me/moss", ssh_from="127.0.0.1")
+        done = launch(made, home)
+        assert {each.kind for each in home.provider("aws").list_resources()} == {"group"}
+        assert [report.text for report in watch(home, done.run, every_s=1)][-1].startswith("done")
+        refresh(home)
+        (line,) = home.ledger.lines(done.run.id)
+        assert (line.billing, line.note) == ("no", "shut itself down")
+        got = fetch(home, home.ledger.find("moss"), tmp_path / "models/moss")
+        assert (got.manifest.step, got.manifest.is_final) == (12, True)
+        assert hub.repos[("model", "me/moss")].is_private
+        assert hub.leaks == []
+    for canary in (WRITE, SECRET_KEY):
+        assert files_with(canary, cloud.machine(done.instance.id)) == []
+        assert files_with(canary, home.path) == []
 
 
 def steps_of(home: Home, run_id: str) -> list[int]:
@@ -188,7 +201,11 @@ def steps_of(home: Home, run_id: str) -> list[int]:
 
 
 def test_the_volume_of_a_run_is_formatted_once_and_found_again(
-    home: Home, cloud: AwsCloudDouble, tmp_path: Path
+    home: Home,
+    cloud: AwsCloudDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     first = launch(ready(home, cloud, tmp_path, steps=100_000, step_s=0.05, volume="20GB"), home)
     assert "formatting the new volume" in home.provider("aws").log(first.instance.id)
@@ -205,6 +222,11 @@ def test_the_volume_of_a_run_is_formatted_once_and_found_again(
     assert "the persistent volume is mounted" in said
     zones = {f"us-east-1/{life.id}": life.zone for life in cloud.lives()}
     assert zones[first.instance.id] == zones[second.instance.id]
-    destroy_run(home, second.run)
-    for each in home.provider("aws").list_resources():
-        home.provider("aws").destroy_resource(each)
+
+    # Everything goes with one command: the machine that trains, what was made for it, and the volume that was kept.
+    said = homing(capsys, monkeypatch, "destroy", "--all", "--yes")
+    assert said.code == 0, said.err
+    assert "Destroyed: aws volume" in said.err
+    assert cloud.living() == []
+    assert home.provider("aws").list_resources() == []
+    assert homing(capsys, monkeypatch, "destroy", "--all", "--yes").code == 0, "repeated it is success"

@@ -78,15 +78,15 @@ def write_manifest(folder: Path, splits: dict[str, Split], *, dtype: str = "uint
     return manifest
 
 
-def write_byte_tokenizer(folder: Path) -> None:
+def write_byte_tokenizer(folder: Path, specials: Sequence[str] = SPECIALS) -> None:
     """Byte-level BPE without a merge: id = 16 + the byte's rank in the byte alphabet."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: number for number, token in enumerate(SPECIALS)}
-    vocab |= {char: len(SPECIALS) + number for number, char in enumerate(alphabet)}
+    vocab = {token: number for number, token in enumerate(specials)}
+    vocab |= {char: len(specials) + number for number, char in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.add_special_tokens(list(specials))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / names.TOKENIZER))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIALS[0]}
@@ -105,8 +105,10 @@ def make_documents(count: int, *, seed: int) -> list[list[int]]:
     return documents
 
 
-def make_data(folder: Path, *, num_documents: int = 300, num_shards: int = 2) -> DataManifest:
-    write_byte_tokenizer(folder)
+def make_data(
+    folder: Path, *, num_documents: int = 300, num_shards: int = 2, specials: Sequence[str] = SPECIALS
+) -> DataManifest:
+    write_byte_tokenizer(folder, specials)
     splits = {
         "train": write_shards(folder, "train", make_documents(num_documents, seed=1), num_shards=num_shards),
         "val": write_shards(folder, "val", make_documents(max(4, num_documents // 10), seed=2)),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import signal as signals
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tests.sim.host import EPOCH, Host
@@ -33,6 +34,8 @@ _CUT_S = 10.0  # until the caller of a cut line gives up
 
 class SimCloud:
     """FakeCloud with machines that are hosts of the stage, and the line to it."""
+
+    errors: tuple[type[Exception], ...] = (NetworkError,)  # which are answers, and no finding
 
     def __init__(self, stage: Stage, settings: Settings, faults: Faults, rate_usd_per_hour: str) -> None:
         self._stage = stage
@@ -60,26 +63,31 @@ class SimCloud:
         parts = urlsplit(request.url)
         if parts.hostname != CLOUD_HOST:
             raise Broken(f"{world.proc} asks {request.url}, and there is no such host")
-        world.point("http", f"{request.method} {parts.path}")
-        if self.is_down or "cloud" in world.machine.cut:
-            self._pause(world, min(request.timeout_s, _CUT_S))
-            raise NetworkError(f"{request.method} {parts.path}: no route")
-        low, high = _LATENCY_S
-        seconds = low + (high - low) * self._stage.random.random() ** 4
-        box: list[HttpResponse | Exception] = []
-        self._stage.at(self._stage.t + seconds / 2, lambda: box.append(self._arrive(request)))
-        self._pause(world, seconds)
-        answer = box[0]
-        if isinstance(answer, Exception):
-            self._stage.say(f"{world.proc}   -> {answer}")
-            raise answer
+        what = f"{request.method} {parts.path}"
+        answer: HttpResponse = self.carry(world, what, lambda: self.cloud.handle(request), request.timeout_s)
         self._stage.say(f"{world.proc}   -> {answer.status}")
         return answer
 
-    def _arrive(self, request: HttpRequest) -> HttpResponse | Exception:
+    def carry(self, world: SimWorld, what: str, deed: Callable[[], Any], timeout_s: float) -> Any:
+        """Takes a request to the cloud, where `deed` is done, and its answer back."""
+        world.point("http", what)
+        if self.is_down or "cloud" in world.machine.cut:
+            self._pause(world, min(timeout_s, _CUT_S))
+            raise NetworkError(f"{what}: no route")
+        low, high = _LATENCY_S
+        seconds = low + (high - low) * self._stage.random.random() ** 4
+        box: list[Any] = []
+        self._stage.at(self._stage.t + seconds / 2, lambda: box.append(self._arrive(deed)))
+        self._pause(world, seconds)
+        if isinstance(box[0], Exception):
+            self._stage.say(f"{world.proc}   -> {box[0]}")
+            raise box[0]
+        return box[0]
+
+    def _arrive(self, deed: Callable[[], Any]) -> Any:
         try:
-            return self.cloud.handle(request)
-        except NetworkError as exc:
+            return deed()
+        except self.errors as exc:
             return exc
         finally:
             self.plan()

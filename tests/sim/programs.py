@@ -5,6 +5,8 @@ agent.zip boot.json            homing.agent.__main__
 -m homing.lookout boot.json    homing.lookout
 end_billing.py FOLDER MARK     what local_end does, against the simulated processes of its host
 bash -c ... RUNPOD_POD_ID ...  what a pod's own end command asks of RunPod's API
+sh -c ... over ...             the end of a sandbox of Modal: a word to its first command
+shutdown -h now                the end of an instance of AWS, by its own operating system
 -m homing.lm.train RUN_DIR     tests.sim.trainer
 """
 
@@ -15,7 +17,7 @@ import signal as signals
 import sys
 from collections.abc import Callable
 
-from tests.sim import runpod
+from tests.sim import aws, modal, runpod
 from tests.sim.host import Host
 from tests.sim.kernel import Broken
 from tests.sim.trainer import Trainer
@@ -69,6 +71,10 @@ def _find(argv: list[str]) -> tuple[str, Program]:
         return "end_billing", lambda world: _end_local(world, argv[-2], argv[-1])
     if words[0] == "bash" and "RUNPOD_POD_ID" in argv[-1]:
         return "end_billing", runpod.end_billing
+    if words[0] == "sh" and modal.OVER in argv[-1]:
+        return "end_billing", modal.leave
+    if words[0] == "shutdown":
+        return "end_billing", aws.shut_down
     if words[0] == "echo":  # a machine that cannot end its own billing, and says so
         return "end_billing", lambda world: 0
     raise Broken(f"no program for {argv}")

@@ -1,7 +1,7 @@
 """RunPod on the stage: its double behind the same bad line, its pods as hosts, the hand-over by a simulated ssh.
 
 The adapter is the real one, from the create call's body to `ssh`'s arguments. The startup script is bash and cannot run
-here; `_Startup` does what it does: the timer, was it here before, the wait for the hand-over, the agent. A pod whose
+here; `Startup` does what it does: the timer, was it here before, the wait for the hand-over, the agent. A pod whose
 first process dies is started again with an empty disk, as RunPod does it.
 """
 
@@ -37,7 +37,7 @@ from homing.world import Completed, HttpRequest, NetworkError
 if TYPE_CHECKING:
     from tests.sim.stage import Stage
 
-__all__ = ["ENV", "SimRunpod", "end_billing", "pace"]
+__all__ = ["ENV", "SimRunpod", "Startup", "end_billing", "pace"]
 
 URL = f"http://{CLOUD_HOST}/v2"
 ENV = {URL_ENV: URL, KEY_ENV: API_KEY}
@@ -82,7 +82,7 @@ class SimRunpod(SimCloud):
     def _begin(self, instance_id: str) -> None:
         host, (script, _) = self.machines[instance_id], self._orders[instance_id]
         self._stage.say(f"runpod starts the container of {instance_id}")
-        begin = lambda world: _Startup(world, script).run()  # noqa: E731
+        begin = lambda world: Startup(world, script).run()  # noqa: E731
         proc = self.first[instance_id] = self._stage.programs.begin(host, "startup", begin, dict(host.env))
         self._stage.at(self._stage.t + _RESTART_S, lambda: self._look_after(instance_id, proc))
 
@@ -146,7 +146,7 @@ def _receive(host: Host, order: dict[str, Any]) -> dict[str, str]:
     return {"state": "done"}
 
 
-class _Startup:
+class Startup:
     """startup.sh, as far as it matters to money and to work."""
 
     def __init__(self, world: SimWorld, script: str) -> None:
@@ -168,6 +168,7 @@ class _Startup:
         self._keep("began", str(began))
         if world.exists(f"{ROOT}/ended") or world.exists(f"{ROOT}/started") or world.now() > self.begin_by:
             self._end()
+        self.prepare()
         self._keep("ready")
         seen_at = world.monotonic() - self.grace_s
         while True:
@@ -177,7 +178,14 @@ class _Startup:
                 seen_at = world.monotonic()
             elif world.monotonic() >= end_at and world.monotonic() - seen_at >= self.grace_s:
                 self._end()
+            self.look_around()
             world.sleep(1.0 if self.agent is None else self.look_s)
+
+    def prepare(self) -> None:
+        """What one provider's machines do before anybody may log in."""
+
+    def look_around(self) -> None:
+        """What they do beside it, again and again."""
 
     def _keep(self, name: str, text: str = "") -> None:
         with contextlib.suppress(OSError):

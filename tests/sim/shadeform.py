@@ -16,7 +16,7 @@ from tests.doubles.shadeform import Settings as ShadeformSettings
 from tests.doubles.shadeform import ShadeformCloud, card
 from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
 from tests.sim.host import EPOCH, Host
-from tests.sim.runpod import SimRunpod, _Startup
+from tests.sim.runpod import SimRunpod, Startup
 from tests.sim.world import SimWorld
 
 from homing.cloud.providers.fake_faults import Faults
@@ -70,7 +70,7 @@ class SimShadeform(SimRunpod):
         return super()._arrive_by_ssh(host, command, stdin)
 
 
-class _Waiting(_Startup):
+class _Waiting(Startup):
     """Its timer finds no key with which it could end anything."""
 
     def __init__(self, world: SimWorld, script: str) -> None:

@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any
 from unittest import mock
 
-from tests.sim import runpod, shadeform
+from tests.sim import aws, modal, runpod, shadeform
 from tests.sim.cloud import API_KEY, CLOUD_HOST, SimCloud
 from tests.sim.host import HOME, Host
 from tests.sim.kernel import Broken, Sim, Task
@@ -36,12 +36,20 @@ from homing.wire import codec
 from homing.wire.data import DataManifest, Shard, SourceFile, Split
 from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train
 
-__all__ = ["HOME", "Stage", "pace"]
+__all__ = ["CLOUDS", "HOME", "Stage", "pace"]
 
 DATA = "/home/me/data"
-_CLOUDS: dict[str, type[SimCloud]] = {"runpod": runpod.SimRunpod, "shadeform": shadeform.SimShadeform}
-_ENVS = {"runpod": runpod.ENV, "shadeform": shadeform.ENV}
 _FAKE_ENV = {URL_ENV: f"http://{CLOUD_HOST}", KEY_ENV: API_KEY}
+# name -> its cloud on the stage, and what leads to it from home
+_CLOUDS: dict[str, tuple[type[SimCloud], dict[str, str]]] = {
+    "fake": (SimCloud, _FAKE_ENV),
+    "runpod": (runpod.SimRunpod, runpod.ENV),
+    "shadeform": (shadeform.SimShadeform, shadeform.ENV),
+    "aws": (aws.SimAws, aws.ENV),
+    "modal": (modal.SimModal, modal.ENV),
+}
+CLOUDS = tuple(_CLOUDS)
+_SETTINGS = {"aws": {"aws": aws.SETTINGS}}  # what the run file says to its provider
 VERB_DEADLINE_S = 1800.0  # no verb may take longer, whatever goes wrong
 
 
@@ -67,13 +75,13 @@ class Stage(Sim):
 
     def add_home(self, name: str) -> Host:
         host = self.add_host(name)
-        host.env.update(_ENVS.get(self.provider, _FAKE_ENV))
+        host.env.update(_CLOUDS[self.provider][1])
         self._lay_out(host)
         return host
 
     def rent(self, settings: Settings, faults: Faults, rate_usd_per_hour: str) -> SimCloud:
         """Opens the cloud of this schedule."""
-        kind = _CLOUDS.get(self.provider, SimCloud)
+        kind, _ = _CLOUDS[self.provider]
         self.cloud = kind(self, settings, faults, rate_usd_per_hour)
         return self.cloud
 
@@ -111,11 +119,12 @@ class Stage(Sim):
     def order(self, home: Home, name: str = "moss", **told: Any) -> LaunchOrder:
         told = {"limit": "1.00", "provider": "local", "resume": False, "limits": Limits(), **told}
         run = _run(name, told["limits"], told["provider"])
+        home.configure(run)
         return LaunchOrder(
             run=run,
             run_file_text=f"name: {name}\n",
             is_prepared=True,
-            offer=home.provider(told["provider"]).offers(Needs())[0],
+            offer=home.provider(told["provider"]).offers(Needs(gpu="H100"))[0],
             spend_limit_usd=Decimal(told["limit"]),
             resume=told["resume"],
             # Where no machine can end itself a launch wants a guard on duty; these days do without, and say so.
@@ -169,6 +178,8 @@ def pace() -> Iterator[None]:
             mock.patch("homing.cloud.home.HERE_ONLY", ("local",)),
             runpod.pace(),
             shadeform.pace(),
+            aws.pace(),
+            modal.pace(),
             contextlib.redirect_stderr(io.StringIO()),
         ):
             yield
@@ -231,7 +242,7 @@ def _run(name: str, limits: Limits, provider: str) -> Run:
         train=Train(),
         sampling=Sampling(),
         limits=limits,
-        cloud=Cloud(providers=[provider]),
+        cloud=Cloud(providers=[provider], settings=_SETTINGS.get(provider, {})),
         store=f"file:{STORE}/mine",
         run_file_sha256="f" * 64,
     )

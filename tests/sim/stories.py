@@ -31,7 +31,7 @@ from homing.cloud.status import billing_lines
 from homing.cloud.watch import watch
 from homing.errors import HomingError
 
-__all__ = ["STORIES", "Point", "Struck", "points", "strike"]
+__all__ = ["SAME_EVERYWHERE", "STORIES", "Point", "Struck", "points", "strike"]
 
 RATE_USD_PER_HOUR = "3.6"
 SHORT = {"steps": 6.0, "step_s": 2.0, "save_every": 2.0, "save_s": 0.2}
@@ -167,16 +167,18 @@ def _destroy(rig: Rig) -> None:
     rig.destroy()
 
 
+# What runs on a machine: its first program, where that is not the agent itself, and ours.
+_THERE = ("startup", "entry", "lookout", "agent", "dead-man", "trainer", "sync--fetch", "sync--watch", "sync--once")
 STORIES: dict[str, tuple[Callable[[Rig], None], tuple[str, ...]]] = {
-    "launch": (_launch, ("launch", "agent", "dead-man", "trainer", "sync--fetch", "sync--watch", "sync--once")),
+    "launch": (_launch, ("launch", *_THERE)),
     "watch": (_watch, ("watch",)),
-    "recovery": (
-        _recovery,
-        ("runs", "resume", "agent", "dead-man", "trainer", "sync--fetch", "sync--watch", "sync--once"),
-    ),
+    "recovery": (_recovery, ("runs", "resume", *_THERE)),
     "landing": (_landing, ("agent", "dead-man", "trainer", "sync--watch", "sync--once")),
     "destroy": (_destroy, ("destroy", "agent", "dead-man")),
 }
+
+
+SAME_EVERYWHERE = ("trainer", "sync--fetch", "sync--watch", "sync--once")  # they know of no provider
 
 
 def points(story: str, provider: str = "fake") -> list[Point]:

@@ -5,13 +5,15 @@ Each test plants one bug in the real code and plays seeds until an invariant bre
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import pytest
 from tests.sim.schedule import play
-from tests.sim.stage import pace
+from tests.sim.stage import Stage, pace
+from tests.sim.test_seeds import story_of_a_machine_given_away
 
 from homing.cloud import destroy, guard, launch, reconcile
 from homing.cloud.ledger import ADOPTED, Ledger
@@ -77,8 +79,9 @@ def test_guards_that_sleep_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_home_that_guards_no_more_what_it_gave_away_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = guard._Round.is_within_limit
     monkeypatch.setattr(guard._Round, "is_within_limit", lambda self: self.run.state == ADOPTED or real(self))
-    # One day in ten thousand: the machine hangs, was adopted, and only the first home has a guard.
-    assert "a guard lived" in first_broken("a guard lived", range(17671, 17672))
+    # One day in ten thousand, so it is told: the machine hangs, was adopted, and only the first home has a guard.
+    with pace(), contextlib.closing(Stage(11)) as stage, pytest.raises(AssertionError):
+        story_of_a_machine_given_away(stage)
 
 
 @pytest.mark.slow

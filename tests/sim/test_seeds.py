@@ -7,17 +7,24 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from tests.sim.schedule import play
+from tests.sim.host import Host
+from tests.sim.schedule import destroy_all
 from tests.sim.stage import Client, Stage, pace
 from tests.sim.truth import Truth
+from tests.sim.world import STORE
 
 from homing.agent.folder import Folder
 from homing.agent.limits import last_beat_at
+from homing.cloud.adopt import adopt, propose
+from homing.cloud.destroy import destroy_run
+from homing.cloud.guard import guard_pass, wait_for_next
+from homing.cloud.guards import guards
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
 from homing.cloud.providers.fake_faults import Faults, Strike
 from homing.cloud.providers.fake_things import Settings
 from homing.cloud.reconcile import refresh
+from homing.store import open_store
 from homing.wire import codec
 from homing.wire.boot import Boot
 from homing.wire.control import Heartbeat, Request
@@ -117,12 +124,71 @@ def test_an_agent_that_starts_again_with_a_clock_behind_forgets_no_dollar(stage:
     assert counted[0] >= spent_s - 1
 
 
-def test_what_another_home_launches_is_no_machine_of_this_homes_guard() -> None:
-    # Adopted, destroyed and launched again over there, where no guard was on duty; it hung. That launch had said so.
-    with pace():
-        verdict = play(6831)
-    assert verdict.broken == ""
-    assert verdict.is_announced or not verdict.is_unguarded
+def take_over(stage: Stage) -> Host:
+    """Another computer takes the run over; nobody guards there."""
+    other = stage.add_home("home2")
+
+    def verb(home: Home) -> Any:
+        store = open_store(f"file:{STORE}/mine", home.world, create=False)
+        return adopt(propose(store, "moss", home), store, home)
+
+    assert stage.finish(stage.client("adopt", verb, other)).error is None
+    return other
+
+
+def guard(home: Home) -> None:
+    while True:
+        wait_for_next(home, guard_pass(home, every_s=15.0), 15.0)
+
+
+def test_after_adopt_the_old_homes_guard_holds_the_limit_over_the_machine_that_it_launched(stage: Stage) -> None:
+    story_of_a_machine_given_away(stage)
+
+
+def story_of_a_machine_given_away(stage: Stage) -> None:
+    """Its run is another home's now. Its machine hangs, and no guard is on duty over there: it is still its own."""
+    rent(stage)
+    stage.client("guard", guard)
+    go(stage, ENDLESS)
+    stage.advance(60)
+    take_over(stage)
+    assert stage.cloud is not None
+    cloud = stage.cloud.cloud
+    assert len(cloud.live()) == 1, "adopting ends nothing"
+    (machine,) = cloud._live
+    cloud.hang(machine)
+    stage.advance(300)
+    assert cloud._live, "it hangs, and there is money left"
+    stage.advance(400)
+    assert cloud.live() == {}
+    assert LIMIT / 2 < billed(stage.truth) <= LIMIT
+
+
+def test_what_another_home_launches_is_no_machine_of_this_homes_guard_and_that_launch_says_so(stage: Stage) -> None:
+    # Adopted, destroyed and launched again over there, where no guard was on duty; then it hung.
+    rent(stage)
+    stage.client("guard", guard)
+    go(stage, ENDLESS)
+    stage.advance(60)
+    other = take_over(stage)
+    stage.finish(stage.client("destroy", lambda home: destroy_run(home, home.ledger.find("moss")), other))
+    said: list[str] = []
+
+    def go_on(home: Home) -> Any:
+        ready = stage.draft(home, provider="fake", limit=str(2 * LIMIT), resume=True)
+        said.extend(guards(ready, home))
+        return launch(ready, home)
+
+    assert stage.finish(stage.client("resume", go_on, other)).error is None
+    assert any("it bills on" in sentence for sentence in said)
+    assert stage.cloud is not None
+    cloud = stage.cloud.cloud
+    (machine,) = cloud._live
+    cloud.hang(machine)
+    stage.advance(2000)
+    assert list(cloud._live) == [machine], "nobody who answers for it is awake"
+    assert stage.finish(stage.client("tidy", destroy_all, other)).answer == []
+    assert cloud.live() == {}
 
 
 def test_a_store_that_vanishes_between_two_looks_is_not_an_empty_one(stage: Stage) -> None:

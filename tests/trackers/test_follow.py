@@ -140,6 +140,7 @@ def test_figures_are_told_by_name_and_what_was_not_measured_is_not_a_figure() ->
         "loss": 2.5,
         "mfu": 0.41,
     }
+    assert values_of(metric(2, more={"reward": 0.75}))["reward"] == 0.75
 
 
 def test_an_unknown_or_absent_tracker_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

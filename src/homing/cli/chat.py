@@ -1,7 +1,7 @@
 """`homing chat`: lines in, answers on stdout as they come; on a terminal or through a pipe.
 
-A model that went through SFT is talked to in turns and remembers them. A base model only completes text, one line at a
-time, and the person is told so.
+A model that learned from conversations is talked to in turns, written by the chat template that lies beside it, and
+remembers them. A base model only completes text, one line at a time, and the person is told so.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from homing.cli import talk
@@ -19,6 +20,9 @@ from homing.cli.options import Json
 from homing.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from homing.lm.generate import Card
     from homing.lm.model import Decoder
     from homing.lm.tokenizer import Tokenizer
 
@@ -51,8 +55,8 @@ def command(
     seed = secrets.randbelow(2**31) if seed is None else seed
     talk.say(f"{folder} on {describe_device(model.device)}, temperature {temperature:g}, top-k {top_k}, seed {seed}")
     settings = {"num_tokens": tokens, "temperature": temperature, "top_k": top_k}
-    if card.phase in CHAT_PHASES:
-        voice: _Completer | _Converser = _Converser(model, tokenizer, settings)
+    if _learned_to_answer(card):
+        voice: _Completer | _Converser = _Converser(model, tokenizer, settings, folder)
         talk.say(HELP)
     else:
         voice = _Completer(model, tokenizer, settings)
@@ -65,6 +69,16 @@ def command(
             continue
         # Another seed for each turn: the same question asked twice may have two answers, and the whole is repeatable.
         _answer(voice, line, seed + number, is_json=json)
+
+
+def _learned_to_answer(card: Card) -> bool:
+    """By the phases of the run that made it; of weights that no run of ours made, by the template beside them."""
+    from homing.lm.chat.template import find_template
+
+    if not card.phase:
+        return find_template(card.folder) is not None
+    of_chat = [phase.kind for phase in card.run.phases if phase.data and phase.data.kind == "chat"] if card.run else []
+    return card.phase in CHAT_PHASES or card.phase in of_chat
 
 
 def _answer(voice: _Completer | _Converser, line: str, seed: int, *, is_json: bool) -> None:
@@ -135,8 +149,8 @@ class _Completer:
 class _Converser:
     mode = "chat"
 
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, settings: dict[str, Any]) -> None:
-        self.model, self.tokenizer, self.settings = model, tokenizer, settings
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, settings: dict[str, Any], folder: Path) -> None:
+        self.model, self.tokenizer, self.settings, self.folder = model, tokenizer, settings, folder
         self.forget()
 
     def reply(self, line: str, seed: int) -> Iterator[str]:
@@ -149,16 +163,40 @@ class _Converser:
                 said.append(i)
                 yield i
 
-        picked = generate(
-            self.model, self.turns.ask(line), stop_ids=self.turns.stop_ids, seed=seed, **self.settings
-        )  # fmt: skip
+        picked = generate(self.model, self._ask(line), stop_ids=self.turns.stop_ids, seed=seed, **self.settings)
         try:
             yield from text_pieces(self.tokenizer, remember(picked))
         finally:
             # Also when it was cut short: what was said stays said, and the next turn begins well-formed.
             self.turns.answered(said)
 
+    def _ask(self, line: str) -> list[int]:
+        with _refusals_told():
+            return self.turns.ask(line)
+
     def forget(self) -> None:
+        from homing.lm.chat.order import open_renderer
+        from homing.lm.chat.template import find_template
+        from homing.lm.chat.turns import TemplateTurns
         from homing.lm.generate import ChatTurns
 
-        self.turns = ChatTurns(self.tokenizer)
+        if find_template(self.folder) is None:  # ours, made before the template lay beside the weights
+            self.turns: ChatTurns | TemplateTurns = ChatTurns(self.tokenizer)
+        else:
+            with _refusals_told():
+                renderer = open_renderer(self.folder)
+                self.turns = TemplateTurns(renderer, self.tokenizer.decode, self.tokenizer.end_of_text_id)
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    from homing.lm.chat.messages import Fault
+
+    try:
+        yield
+    except Fault as fault:
+        raise UsageError(
+            what="The model cannot be talked to like this.",
+            why=f"{fault.text[:1].upper()}{fault.text[1:]}.",
+            fix="Begin anew with other words; homing generate completes text without a template.",
+        ) from fault

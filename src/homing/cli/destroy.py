@@ -11,7 +11,7 @@ from homing.cli.control import find_run, open_home, say_problems, usd
 from homing.cli.options import Json, Yes
 from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, open_lines, would_be_lost
 from homing.cloud.home import Home
-from homing.cloud.ledger import RunRow
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
 from homing.cloud.status import dump_line
@@ -23,7 +23,9 @@ __all__ = ["command"]
 
 
 def command(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run whose instances end.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="The run whose instances end, or the id of one instance.")
+    ] = None,
     is_all: Annotated[
         bool,
         typer.Option("--all", help="Every instance of ours, also those no run knows, and what was made for them."),
@@ -43,14 +45,15 @@ def command(
         )
     with open_home() as home:
         problems = _look(home)
-        rows = _runs_with_instances(home) if is_all else [find_run(home, run)]
+        only = [] if is_all else _by_instance(home, str(run))
+        rows = _rows(home, run, only, is_all=is_all)
         say_problems(problems)  # a ledger that cannot even be read was the error of the line before
         for row in rows:
             lost = would_be_lost(home, row)
             if lost and not talk.ask(f"{row.id}: {lost}. Destroy it all the same?", yes=yes):
                 talk.say(f"Left as it is. Save first: homing stop {row.name}")
                 return
-        done = _destroy(home, rows, is_all)
+        done = _destroy_only(home, only, rows) if only else _destroy(home, rows, is_all)
         left = _destroy_things(home, yes=yes) if is_all else []
         gone = _remove_stored(home, home.ledger.runs() if is_all else rows, yes=yes) if stored else []
         _show(home, done, [row for row in rows if row.id not in gone], left)
@@ -101,6 +104,25 @@ def _look(home: Home) -> list[str]:
         return [exc.what]
 
 
+def _by_instance(home: Home, word: str) -> list[LedgerLine]:
+    """Lines that live under this id, as the provider's own page shows it, or under this mark; of any run or of none."""
+    return [line for line in open_lines(home, None) if word in _names(line)]
+
+
+def _names(line: LedgerLine) -> set[str]:
+    whole = line.instance_id or ""
+    return {line.mark, whole, whole.rpartition("/")[2]} - {""}
+
+
+def _rows(home: Home, run: str | None, only: list[LedgerLine], *, is_all: bool) -> list[RunRow]:
+    """The runs that lose something by it."""
+    if is_all:
+        return _runs_with_instances(home)
+    if only:
+        return [row for row in home.ledger.runs() if row.id in {line.run_id for line in only}]
+    return [find_run(home, run)]
+
+
 def _runs_with_instances(home: Home) -> list[RunRow]:
     with_lines = {line.run_id for line in open_lines(home, None)}
     return [row for row in home.ledger.runs() if row.id in with_lines]
@@ -108,7 +130,13 @@ def _runs_with_instances(home: Home) -> list[RunRow]:
 
 def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
     """All are tried; the first that may still bill is raised at the end."""
-    done, failed = [], None
+    done, failed = list[Destroyed](), None
+    if is_all:
+        try:
+            done.append(destroy_lines(home, open_lines(home, None)))
+        except StillBilling as exc:
+            failed = exc
+        rows = [row for row in rows if not open_lines(home, row)]  # what is left of the others: their state, and things
     for row in rows:
         try:
             done.append(destroy_run(home, row))
@@ -121,14 +149,15 @@ def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:
         except (HomingError, OSError) as exc:
             said = (str(exc) or type(exc).__name__).splitlines()[0]
             talk.say(f"warning: the run's record in the store is not up to date: {said}")
-    if is_all:
-        try:
-            done.append(destroy_lines(home, open_lines(home, None)))
-        except StillBilling as exc:
-            failed = failed or exc
     if failed is not None:
         raise failed
     return done
+
+
+def _destroy_only(home: Home, lines: list[LedgerLine], rows: list[RunRow]) -> list[Destroyed]:
+    """One instance; with its last one a run has ended too."""
+    done = [destroy_lines(home, lines)]
+    return done + _destroy(home, [row for row in rows if not open_lines(home, row)], is_all=False)
 
 
 def _show(home: Home, done: list[Destroyed], rows: list[RunRow], left: list[Finding]) -> None:

@@ -8,7 +8,7 @@ from homing.errors import MissingExtra
 
 __all__ = ["need"]
 
-_MODULES = {"lm": ("torch", "numpy", "safetensors", "tokenizers", "rustbpe", "gigatoken", "zstandard")}
+_MODULES = {"lm": ("torch", "numpy", "safetensors", "tokenizers", "rustbpe", "gigatoken", "jinja2", "zstandard")}
 
 
 def need(extra: str, *, verb: str) -> None:

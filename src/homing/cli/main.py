@@ -39,10 +39,12 @@ STORIES: dict[str, dict[str, str]] = {
     },
     "The way of the data": {
         "prep": "Text to tokenizer to token shards.",
+        "data": "Chat data: check every line, show what is learned from.",
         "verify": "Build the model, count it, take one step, check what it needs.",
         "train": "Train here, with the same trainer that runs on a rented machine.",
         "generate": "Complete a prompt with a trained model.",
         "chat": "Talk to a trained model.",
+        "eval": "How good a model is, with intervals; of two, whether one is better.",
     },
     "The life of a run": {
         "plan": "Hours and dollars per offer, cheapest to finish first.",

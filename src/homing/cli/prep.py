@@ -143,23 +143,36 @@ def _size_of(path: str) -> int:
 
 
 def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke: bool) -> None:
-    from homing.lm.prep import prepare
+    from homing.cli.prep_phases import bring_base, needs_text, prepare_phases
 
-    with Meter() as meter:
-        manifest = prepare(order, meter.show)
-    result = document(order, manifest, meter)
+    base = bring_base(loaded) if loaded else None
+    result: dict[str, Any] = (
+        _prepare_run_text(order) if loaded is None or needs_text(loaded) else {"dir": str(order.dir)}
+    )
+    if base:
+        result["base"] = base
+    if loaded and loaded.phase_preps:
+        result["own"] = prepare_phases(loaded, is_forced=order.is_forced)
     after = _reload(loaded, sets, is_smoke)
     result["phases"] = _budget(after)
     typed = f"{_typed_name(loaded)}{as_typed(sets, is_smoke=is_smoke)}" if loaded else "NAME"
     result["next"] = f"homing verify {typed}"
     talk.emit("prep/1", result)
-    if not talk.is_json():
+    if not talk.is_json() and "splits" in result:
         print_report(result)
     for warning in after.warnings if after else []:
         talk.say(f"warning: {warning}")
     if loaded is None:
         talk.say(f"A run file uses it by `data.dir: {order.dir}`: homing new NAME --from tiny")
     talk.say(f"Next: {result['next']}")
+
+
+def _prepare_run_text(order: PrepOrder) -> dict[str, Any]:
+    from homing.lm.prep import prepare
+
+    with Meter() as meter:
+        manifest = prepare(order, meter.show)
+    return document(order, manifest, meter)
 
 
 def _typed_name(loaded: Loaded) -> str:
@@ -181,14 +194,17 @@ def _budget(after: Loaded | None) -> list[dict[str, Any]]:
         return []
     from homing.config.derive import num_epochs
 
-    num_tokens = after.run.data.num_train_tokens
+    whole = after.run.data.num_train_tokens
     return [
         {
             "phase": phase.kind,
             "batch_tokens": phase.batch_tokens,
             "num_steps": phase.num_steps,
             "num_tokens": phase.num_steps * phase.batch_tokens,
-            "epochs": num_epochs(phase.num_steps, phase.batch_tokens, num_tokens),
+            "epochs": num_epochs(
+                phase.num_steps, phase.batch_tokens, phase.data.num_train_tokens if phase.data else whole
+            ),
         }
         for phase in after.run.phases
+        if phase.kind != "rl"  # makes up what it learns from as it goes
     ]

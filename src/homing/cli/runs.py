@@ -7,11 +7,14 @@ from decimal import Decimal
 from homing.cli import talk
 from homing.cli.control import open_home, say_problems, usd
 from homing.cli.options import Json
+from homing.cloud import meter
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
+from homing.cloud.providers.base import Resource
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, billing_lines, dump_line, look
 from homing.cloud.stored import kept_by
+from homing.cloud.survey import billing_things
 from homing.units import format_duration
 
 __all__ = ["command"]
@@ -21,6 +24,8 @@ def command(json_: Json = False) -> None:
     """Every run, and whatever may still cost money."""
     with open_home() as home:
         problems = refresh(home)
+        things, unasked = billing_things(home)
+        problems += unasked
         found = [look(home, row) for row in home.ledger.runs()]
         known = {row.run.id for row in found}
         forgotten = [line for line in billing_lines(home.ledger.lines()) if line.run_id not in known]
@@ -32,12 +37,17 @@ def command(json_: Json = False) -> None:
                 "runs": [{**status.to_dict(), "kept": _kept(home, status)} for status in found],
                 "billing": [dump_line(line) for line in billing],
                 "forgotten": [dump_line(line) for line in forgotten],
+                "things": [_dump_thing(each) for each in things],
                 "problems": problems,
             },
         )
         talk.table(
             ["run", "state", "step", "spent", "limit", "age", "instance", "billing"],
-            [*(_row(status, now) for status in found), *(_forgotten(line) for line in forgotten)],
+            [
+                *(_row(status, now) for status in found),
+                *(_forgotten(line, now) for line in forgotten),
+                *(_thing(each, now) for each in things),
+            ],
         )
         say_problems(problems)
         for line in forgotten:
@@ -45,7 +55,10 @@ def command(json_: Json = False) -> None:
         if billing:
             rate = sum((Decimal(line.rate_usd_per_hour) for line in billing), Decimal(0))
             talk.say(f"{len(billing)} billing or maybe billing, {usd(rate)}/h. End all: homing destroy --all")
-        else:
+        if things:
+            rate = sum((each.rate_usd_per_hour for each in things), Decimal(0))
+            talk.say(f"{len(things)} beside instances, {usd(rate)}/h until it is removed: homing reconcile shows it.")
+        if not billing and not things:
             talk.say("Nothing bills." if not problems else "Nothing is known to bill.")
 
 
@@ -71,6 +84,26 @@ def _row(status: Status, now: float) -> list[str]:
     ]
 
 
-def _forgotten(line: LedgerLine) -> list[str]:
-    where = f"{line.provider} {line.instance_id} {line.state}"
-    return ["(no run)", "forgotten", "", usd(line.spend_usd), "", "", where, line.billing]
+def _forgotten(line: LedgerLine, now: float) -> list[str]:
+    where, age = f"{line.provider} {line.instance_id} {line.state}", format_duration(max(0.0, now - line.intent_at))
+    return ["(no run)", "forgotten", "", usd(meter.line_spend(line, now)), "", age, where, line.billing]
+
+
+def _thing(thing: Resource, now: float) -> list[str]:
+    age_s = max(0.0, now - thing.created_at) if thing.created_at is not None else None
+    spent = usd(meter.cost(thing.rate_usd_per_hour, age_s)) if age_s is not None else ""
+    kind = "kept" if thing.is_kept else thing.kind
+    age = format_duration(age_s) if age_s is not None else ""
+    return ["(no run)", kind, "", spent, "", age, f"{thing.provider} {thing.kind} {thing.id}", "yes"]
+
+
+def _dump_thing(thing: Resource) -> dict[str, object]:
+    return {
+        "provider": thing.provider,
+        "kind": thing.kind,
+        "id": thing.id,
+        "mark": thing.mark,
+        "rate_usd_per_hour": str(thing.rate_usd_per_hour),
+        "is_kept": thing.is_kept,
+        "detail": thing.detail,
+    }

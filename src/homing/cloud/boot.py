@@ -9,7 +9,6 @@ The instance's work folder then holds agent.zip, boot.json, run/ (the run direct
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import os
@@ -18,19 +17,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 import homing
+from homing.cloud.inputs import DATA_DIR, relocated
 from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Store
 from homing.wire import codec, names
 from homing.wire.boot import Boot, EndBilling, Input
 from homing.wire.data import DataManifest
-from homing.wire.run import Run
+from homing.wire.run import Run, RunInput
 from homing.world import PathLike, World
 
 __all__ = ["AGENT_ZIP", "agent_argv", "build_agent_zip", "make_boot", "prepare_inputs", "sync_argv", "trainer_argv"]
 
 AGENT_ZIP = "agent.zip"
 RUN_DIR = "run"
-DATA_DIR = "data"
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same source gives the same bytes
 # What the agent imports and nothing else: it must stay readable in one sitting, and a test counts the lines.
 _ZIP_WIRE = ("codec", "control", "event", "instance", "limit", "orders")
@@ -56,13 +55,13 @@ def prepare_inputs(run: Run, data_dir: PathLike, store: Store, world: World, *, 
     `run` must have its id. On the instance the shards lie beside the run directory, so run.json says `../data`.
     """
     assert run.id, "inputs are prepared for a launched run, which has an id"
-    there = dataclasses.replace(run, data=dataclasses.replace(run.data, dir=f"../{DATA_DIR}"))
+    there = relocated(run)
     documents = {f"{RUN_DIR}/{names.RUN}": codec.dumps(there, indent=1).encode()}
     if run_file_text:
         documents[f"{RUN_DIR}/{names.RUN_FILE}"] = run_file_text.encode()
     files = list(_data_files(os.fspath(data_dir), run, store, world))
     inputs = [_push_bytes(path, data, store) for path, data in documents.items()]
-    return inputs + _push_files(files, os.fspath(data_dir), store, world)
+    return inputs + _push_files(files, store, world)
 
 
 def make_boot(
@@ -140,11 +139,31 @@ def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
                 yield f"homing/{part}/{name}".rstrip("/"), world.read(os.path.join(source, name) if name else source)
 
 
-def _data_files(data_dir: str, run: Run, store: Store, world: World) -> Iterator[tuple[str, str]]:
-    """Name and sha256 of each prepared file, after checking that the run was resolved against just these.
+def _data_files(data_dir: str, run: Run, store: Store, world: World) -> list[RunInput]:
+    """Each file of the data folder there: prepared text, tokenizer, and what the run names beside them.
 
     One that is not at home may be in the store by its hash: an adopted run's shards are.
     """
+    files = [RunInput(name, os.path.join(data_dir, name), sha256) for name, sha256 in _own_files(data_dir, run, world)]
+    files += run.inputs
+    missing = [file.path for file in files if not world.exists(file.source) and not _is_stored(file.sha256, store)]
+    if missing:
+        raise DataError(
+            what=f"Prepared files of {run.name} are missing.",
+            why=f"Not in {data_dir}, and not in the store: {', '.join(missing)}",
+            fix=f"homing prep {run.name}",
+        )
+    return files
+
+
+def _own_files(data_dir: str, run: Run, world: World) -> Iterator[tuple[str, str]]:
+    """Name and sha256 of tokenizer and shards, after checking that the run was resolved against just these."""
+    for name in (names.TOKENIZER_CONFIG, "chat_template.jinja"):  # the manifest does not vouch for them
+        if world.exists(os.path.join(data_dir, name)):
+            yield name, world.sha256(os.path.join(data_dir, name))
+    if not run.data.manifest_sha256 and run.inputs:
+        yield names.TOKENIZER, run.data.tokenizer_sha256  # each phase has data of its own
+        return
     manifest_path = os.path.join(data_dir, names.MANIFEST)
     if not world.exists(manifest_path):
         raise DataError(
@@ -165,20 +184,8 @@ def _data_files(data_dir: str, run: Run, store: Store, world: World) -> Iterator
     except codec.WireError as exc:
         raise DataError(f"{manifest_path} cannot be read.", str(exc), f"homing prep {run.name}") from exc
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    files = [(names.MANIFEST, digest), (names.TOKENIZER, manifest.tokenizer_sha256)]
-    config_path = os.path.join(data_dir, names.TOKENIZER_CONFIG)
-    if world.exists(config_path):  # what transformers needs beside the tokenizer; the manifest does not vouch for it
-        files.append((names.TOKENIZER_CONFIG, world.sha256(config_path)))
-    files += [pair for shard in shards for pair in ((shard.name, shard.sha256), (shard.index_name, shard.index_sha256))]
-    absent = [(name, sha256) for name, sha256 in files if not world.exists(os.path.join(data_dir, name))]
-    missing = [name for name, sha256 in absent if not _is_stored(sha256, store)]
-    if missing:
-        raise DataError(
-            what=f"Prepared files of {run.name} are missing.",
-            why=f"Not in {data_dir}: {', '.join(missing)}",
-            fix=f"homing prep {run.name}",
-        )
-    yield from files
+    yield from [(names.MANIFEST, digest), (names.TOKENIZER, manifest.tokenizer_sha256)]
+    yield from ((name, sha256) for shard in shards for name, _, sha256 in shard.files())
 
 
 def _push_bytes(path: str, data: bytes, store: Store) -> Input:
@@ -189,18 +196,18 @@ def _push_bytes(path: str, data: bytes, store: Store) -> Input:
     return Input(key=key, path=path, num_bytes=len(data), sha256=digest)
 
 
-def _push_files(files: list[tuple[str, str]], data_dir: str, store: Store, world: World) -> list[Input]:
+def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input]:
     """What the store has not, in as few writes as it takes: on the Hub each write is a commit."""
     missing: dict[str, str] = {}
-    for name, sha256 in files:
-        key, source = f"{names.STORE_OBJECTS}/{sha256}", os.path.join(data_dir, name)
+    for file in files:
+        key = f"{names.STORE_OBJECTS}/{file.sha256}"
         if key not in missing and not store.exists(key):
-            _check_hash(source, sha256, world)
-            missing[key] = source
+            _check_hash(file.source, file.sha256, world)
+            missing[key] = file.source
     pairs = list(missing.items())
     for start in range(0, len(pairs), store.batch_files):
         store.put_many(pairs[start : start + store.batch_files])
-    return [_input(name, sha256, data_dir, store, world) for name, sha256 in files]
+    return [_input(file, store, world) for file in files]
 
 
 def _check_hash(source: str, sha256: str, world: World) -> None:
@@ -214,10 +221,10 @@ def _check_hash(source: str, sha256: str, world: World) -> None:
         )
 
 
-def _input(name: str, sha256: str, data_dir: str, store: Store, world: World) -> Input:
-    key, source = f"{names.STORE_OBJECTS}/{sha256}", os.path.join(data_dir, name)
-    num_bytes = world.size(source) if world.exists(source) else next(e.num_bytes for e in store.list(key))
-    return Input(key=key, path=f"{DATA_DIR}/{name}", num_bytes=num_bytes, sha256=sha256)
+def _input(file: RunInput, store: Store, world: World) -> Input:
+    key, is_here = f"{names.STORE_OBJECTS}/{file.sha256}", world.exists(file.source)
+    num_bytes = world.size(file.source) if is_here else next(e.num_bytes for e in store.list(key))
+    return Input(key=key, path=f"{DATA_DIR}/{file.path}", num_bytes=num_bytes, sha256=file.sha256)
 
 
 def _is_stored(sha256: str, store: Store) -> bool:

@@ -37,6 +37,7 @@ REFUSED = "refused"  # state of a line whose create call the provider answered w
 DEADLINE_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
+_LAST_TRY_S = 150.0  # one that began before the deadline: each of its questions has timeouts and repetitions of its own
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,37 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
         # written (a full disk) must not keep a machine billing: we go on, and the receipt fails loudly.
         with contextlib.suppress(HomingError):
             home.ledger.update(line.mark, destroy_asked_at=home.world.now())
-    problems: dict[str, str] = {}
-    for line in _as_written(home, lines):
-        problem = _destroy_line(home, line, deadline_s)
-        if problem:
-            problems[line.mark] = problem
+    problems = _destroy_each(home, _as_written(home, lines), deadline_s)
     after = _as_written(home, lines)
     if problems:
         raise still_billing(home, [line for line in after if line.mark in problems], problems)
     return Destroyed(after, meter.total_spend(after, home.world.now()))
+
+
+def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, str]:
+    """What stands in the way, by mark. Providers side by side: while one is dumb, the machines of another bill on."""
+    by_provider: dict[str, list[LedgerLine]] = {}
+    for line in lines:
+        by_provider.setdefault(line.provider, []).append(line)
+
+    def destroy_in_turn(own: list[LedgerLine]) -> dict[str, str]:
+        return {line.mark: _destroy_line(home, line, deadline_s) for line in own}
+
+    calls = [lambda own=own: destroy_in_turn(own) for own in by_provider.values()]
+    # With one provider there is nobody to wait for, and nothing may be given up before its own deadlines are over.
+    found = [calls[0]()] if len(calls) == 1 else home.world.together(calls, _longest_s(by_provider, deadline_s))
+    problems: dict[str, str] = {}
+    for own, answer in zip(by_provider.values(), found, strict=True):
+        if isinstance(answer, TimeoutError):
+            answer = {line.mark: f"{line.provider} has not answered yet." for line in own}
+        elif isinstance(answer, Exception):
+            raise answer
+        problems.update(answer)
+    return {mark: problem for mark, problem in problems.items() if problem}
+
+
+def _longest_s(by_provider: dict[str, list[LedgerLine]], deadline_s: float) -> float:
+    return max((len(own) for own in by_provider.values()), default=0) * (deadline_s + _LAST_TRY_S)
 
 
 def end_twins(home: Home, line: LedgerLine) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from homing.cloud.checks import Check
+from homing.cloud.doctor_container import check_container
 from homing.cloud.doctor_here import (
     check_clock,
     check_disk,
@@ -40,6 +41,7 @@ CHECKS: list[Callable[[Examined], list[Check]]] = [
     check_ssh,
     check_ssh_keys,
     check_tools,
+    check_container,
     check_home_folder,
     check_disk,
     check_env_file,

@@ -35,6 +35,7 @@ _LEAST_PYTHON = (3, 11)
 _LEAST_SSH = (7, 6)  # knows what our options say, from 2017
 _LEAST_DISK_BYTES = 2 * 10**9
 _MOST_SKEW_S = 120.0  # signatures of AWS are refused from five minutes on; ours is the earlier word
+_CLOCK_S = 10.0
 _TORCH_S = 120.0
 _TOOL_S = 20.0
 _TORCH = """
@@ -214,14 +215,16 @@ def check_env_values(examined: Examined) -> list[Check]:
 
 
 def check_clock(examined: Examined) -> list[Check]:
-    """By the Date of an answer, whoever gives one first. A clock that is off makes signatures invalid."""
+    """By the Date of an answer; all are asked at once. A clock that is off makes signatures invalid."""
     world, env = examined.home.world, examined.home.world.environment()
     urls = [env.get(a.url_env) or a.url for n in examined.providers if (a := ACCOUNTS.get(n)) is not None and a.url]
-    for url in [*urls, *([env["HOMING_FAKE_URL"]] if env.get("HOMING_FAKE_URL") else [])]:
-        try:
-            reply = world.http(HttpRequest("GET", url, timeout_s=10.0))
-        except NetworkError:
+    urls += [env["HOMING_FAKE_URL"]] if env.get("HOMING_FAKE_URL") else []
+    calls = [lambda url=url: world.http(HttpRequest("GET", url, timeout_s=_CLOCK_S)) for url in urls]
+    for url, reply in zip(urls, world.together(calls, _CLOCK_S), strict=True):
+        if isinstance(reply, (NetworkError, TimeoutError)):
             continue  # whether it can be reached is asked with its key
+        if isinstance(reply, Exception):
+            raise reply
         if not reply.headers.get("date"):
             continue
         told = email.utils.parsedate_to_datetime(reply.headers["date"]).timestamp()

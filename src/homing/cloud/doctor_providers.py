@@ -94,8 +94,16 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
         return [_refused(name, exc)]
     found = [ok(f"{name}.key", "It answers, and lists what is ours.")]
     if isinstance(provider, Checked):
-        found += provider.checks()
+        found += _ask_itself(provider, name)
     return [*found, *_check_offers(provider, name, examined)]
+
+
+def _ask_itself(provider: Checked, name: str) -> list[Check]:
+    """It answered a moment ago, and may not now."""
+    try:
+        return provider.checks()
+    except (HomingError, OSError) as exc:
+        return [_refused(name, exc, "checks")]
 
 
 def _check_offers(provider: Provider, name: str, examined: Examined) -> list[Check]:

@@ -13,6 +13,7 @@ from homing.cloud import lease as leases
 from homing.cloud import meter
 from homing.cloud.guards import can_end_itself
 from homing.cloud.home import Home
+from homing.cloud.inputs import travelling
 from homing.cloud.ledger import LIVE_STATES, RunRow
 from homing.cloud.mark import make_mark, new_run_id
 from homing.cloud.providers.base import Offer
@@ -113,6 +114,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         id=run_id,
         limits=dataclasses.replace(run.limits, spend_usd=str(limit)),
         train=dataclasses.replace(run.train, needs_gpu=run.train.needs_gpu or order.offer.num_gpus > 0),
+        inputs=run.inputs or travelling(run, home.world),
     )
     if not can_end_itself(home.provider(order.offer.provider)):
         final = with_time(final, order.offer, timing, limit, spent)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol, runtime_checkable
 
+from homing.cloud.ask import ask_all
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Needs, Offer, Provider, lack
 from homing.cloud.providers.registry import configured
@@ -19,9 +20,8 @@ from homing.errors import HomingError, NoOffer, ProviderSilent, UsageError
 from homing.gpus import GPUS, find_gpu, nearest_gpus
 from homing.units import format_bytes
 
-__all__ = ["ASK_S", "DEAR_USD_PER_HOUR", "Found", "LeftOut", "check_gpu", "find_offers", "is_dear", "list_offers"]
+__all__ = ["DEAR_USD_PER_HOUR", "Found", "LeftOut", "check_gpu", "find_offers", "is_dear", "list_offers"]
 
-ASK_S = 30.0  # so long a provider may take to say what it has
 # From here on an hour costs so much that --yes alone does not take it: limits.rate says that it is meant.
 DEAR_USD_PER_HOUR = Decimal(20)
 
@@ -73,7 +73,7 @@ def list_offers(needs: Needs, providers: Sequence[str], home: Home) -> Found:
         found = Found(found.offers, found.left_out, problems)
         errors = {name: error for name, error in errors.items() if name not in unnamed}
     if errors and not found.offers and len(errors) == len(names):
-        raise next(iter(errors.values()))
+        raise _nobody_answered(errors)
     if not found.offers:
         raise NoOffer(
             what=f"Nobody has {_wanted(needs)} to rent now.",
@@ -124,22 +124,23 @@ def _ask(
             opened[name] = home.provider(name)
         except HomingError as exc:
             errors[name] = exc
-    calls = [lambda provider=provider: look(provider) for provider in opened.values()]
-    for name, answer in zip(opened, home.world.together(calls, ASK_S), strict=True):
+    questions = {name: lambda provider=provider: look(provider) for name, provider in opened.items()}
+    for name, answer in ask_all(questions, home.world).items():
         if isinstance(answer, Found):
             found.offers.extend(answer.offers)
             found.left_out.extend(answer.left_out)
-        elif isinstance(answer, TimeoutError):
-            errors[name] = ProviderSilent(
-                what=f"{name} did not answer within {ASK_S:g} s.",
-                fix=f"Try again, or leave it out: --provider. {opened[name].page}".rstrip(),
-            )
-        elif isinstance(answer, (HomingError, OSError)):
-            errors[name] = answer
         else:
-            raise answer  # a mistake of ours; nobody is helped by a list that lacks a provider for it
+            errors[name] = answer
     found.problems.extend(_problem(name, error) for name, error in errors.items())
     return found, errors
+
+
+def _nobody_answered(errors: dict[str, HomingError | OSError]) -> HomingError | OSError:
+    if len(errors) == 1:
+        return next(iter(errors.values()))
+    said = "\n".join(_problem(name, error) for name, error in errors.items())
+    kind = UsageError if all(isinstance(error, UsageError) for error in errors.values()) else ProviderSilent
+    return kind(what="No provider could be asked.", why=said, fix="homing doctor   looks at each of them")
 
 
 def _problem(name: str, error: Exception) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud import diary, meter
+from homing.cloud.ask import ask_all
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
@@ -22,7 +23,7 @@ from homing.cloud.providers.base import Provider, Resource, wait_until
 from homing.cloud.reconcile import providers_in_use, refresh
 from homing.errors import HomingError, StillBilling, UsageError
 
-__all__ = ["Finding", "Survey", "end", "keep", "kept_key", "survey"]
+__all__ = ["Finding", "Survey", "billing_things", "end", "keep", "kept_key", "survey"]
 
 _RESOURCE_S = 60.0
 
@@ -70,15 +71,25 @@ def survey(home: Home) -> Survey:
     shown = [finding for finding in findings if finding is not None]
     live = {line.mark for line in lines if line.destroyed_at is None}
     is_blind = bool(problems) and any(line.destroyed_at is None and line.state == "unknown" for line in lines)
-    for name, open_ in _askable(home, lines):
-        try:
-            shown += [_resource(home, each, each.mark in live, before) for each in open_().list_resources()]
-        except UsageError:
-            continue  # not set up here; a line of its would have been told of by refresh
-        except (HomingError, OSError) as exc:
-            problems.append(f"{name} could not be asked for volumes, keys and groups: {str(exc).splitlines()[0]}")
+    for name, answer in _list_resources(home, lines).items():
+        if isinstance(answer, list):
+            shown += [_resource(home, each, each.mark in live, before) for each in answer]
+        elif not isinstance(answer, UsageError):  # not set up here; a line of its would have been told of by refresh
+            problems.append(_not_asked(name, answer))
             is_blind = True  # also where the ledger knows of nothing there: that is what this verb is for
     return Survey(shown, problems, is_blind)
+
+
+def billing_things(home: Home) -> tuple[list[Resource], list[str]]:
+    """What costs money beside instances, at every provider, and who could not be asked for it."""
+    found: list[Resource] = []
+    problems: list[str] = []
+    for name, answer in _list_resources(home, home.ledger.lines()).items():
+        if isinstance(answer, list):
+            found += [each for each in answer if each.rate_usd_per_hour > 0]
+        elif not isinstance(answer, UsageError):
+            problems.append(_not_asked(name, answer))
+    return found, problems
 
 
 def end(home: Home, finding: Finding) -> str:
@@ -149,6 +160,15 @@ def _instance(home: Home, line: LedgerLine, before: LedgerLine | None) -> Findin
         text,
         line,
     )
+
+
+def _list_resources(home: Home, lines: list[LedgerLine]) -> dict[str, list[Resource] | HomingError | OSError]:
+    questions = {name: lambda open_=open_: open_().list_resources() for name, open_ in _askable(home, lines)}
+    return ask_all(questions, home.world)
+
+
+def _not_asked(name: str, exc: HomingError | OSError) -> str:
+    return f"{name} could not be asked for volumes, keys and groups: {str(exc).splitlines()[0]}"
 
 
 def _askable(home: Home, lines: list[LedgerLine]) -> list[tuple[str, Callable[[], Provider]]]:

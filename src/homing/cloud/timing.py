@@ -158,9 +158,8 @@ def pushing(run: Run) -> str:
 
 
 def checkpoint_bytes(run: Run) -> int:
-    """Weights and optimizer state of the largest phase; the rest of a checkpoint is small."""
-    memories = [training_memory(run, phase) for phase in run.phases]
-    return max(memory.weights + memory.optimizer for memory in memories)
+    """What is trained and its optimizer state, of the largest phase; the rest of a checkpoint is small."""
+    return max(training_memory(run, phase).checkpoint for phase in run.phases)
 
 
 def measure_trip(events: Sequence[Event], outcome: Outcome, created_at: float, ended_at: float) -> Trip | None:

@@ -1,8 +1,13 @@
 """How much memory training takes on a card, by part, and what to lower where it does not fit.
 
-    always there   fp32 weights, fp32 gradients, optimizer state, CUDA itself
+    always there   weights, gradients and optimizer state of what is trained, CUDA itself
     a forward      copies of the matrices to compute with, activations per row, one piece of logits with its gradients
     a step         Muon's scratch for its largest group of matrices; never at the same time as a forward
+
+    full           everything is trained: weights, gradients and moments in fp32 (moments in a quarter with int8)
+    lora           the weights once, in what is computed in; the rest for the adapters alone
+    qlora          the blocks in NF4, dequantised one matrix at a time; embedding and head in bf16
+    recompute      a block computed again keeps its input; while it is, one block more is whole in memory
 
 so the peak is `always + max(forward, step)`. Activations are those that backward needs, by counting the decoder's
 tensors; attention is the fused kind, whose memory does not grow with the square of the context. The count was compared
@@ -15,9 +20,9 @@ from dataclasses import dataclass, replace
 
 from homing.config.derive import parameter_table, round_up
 from homing.gpus import GPUS, Gpu
-from homing.wire.run import Model, Phase, Run
+from homing.wire.run import Lora, Model, Phase, Run
 
-__all__ = ["Fit", "Memory", "fits", "memory_of", "training_memory"]
+__all__ = ["Fit", "Memory", "adapter_params", "fits", "memory_of", "training_memory"]
 
 FP32, BF16, FP8 = 4, 2, 1
 # The context, cuBLAS and cuDNN work spaces of one process: 0.75 GiB there, and more with other drivers.
@@ -26,6 +31,9 @@ CUDA_BYTES = 2**30
 USABLE = 0.94
 # The trainer's loss holds the logits of so many (token, entry) pairs at a time, in the type it computes in.
 PIECE_LOGITS = 2**28
+NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # a weight, its share of a block's magnitude, and of a block of blocks
+INT8 = 1 + 4 / 256  # a moment, and its share of a block's magnitude
+RECOMPUTED_OF = {"none": 0.0, "half": 0.5, "all": 1.0}  # the blocks
 # Stacked gradient, momentum mix and update in fp32, and the polynomial's operands in bf16.
 MUON_SCRATCH_BYTES = 16
 # What the count leaves out: work spaces of products, rows of statistics, holes.
@@ -34,7 +42,7 @@ SPARE = 1.04
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by part; the last three grow with the micro-batch or end with the step."""
+    """Bytes by part; those from `copies` on come and go with a forward, or grow with the micro-batch."""
 
     weights: int
     gradients: int
@@ -45,18 +53,26 @@ class Memory:
     logits_most: int
     head_gradient: int
     scratch: int
+    block_per_row: int = 0  # of the one block that is being computed again
     cuda: int = CUDA_BYTES
 
     @property
     def always(self) -> int:
         return self.weights + self.gradients + self.optimizer + self.cuda
 
+    @property
+    def checkpoint(self) -> int:
+        """On disk: what is trained, in fp32, and the optimizer's state of it."""
+        return self.gradients + self.optimizer
+
     def peak(self, micro_batch: int) -> int:
         return self.always + max(self.forward(micro_batch), self.scratch)
 
     def forward(self, micro_batch: int) -> int:
         logits = min(self.logits_most, micro_batch * self.logits_per_row) + self.head_gradient
-        return int(self.copies + SPARE * micro_batch * self.activations_per_row + logits)
+        # The loss is over when the first block is computed again.
+        passing = max(logits, int(SPARE * micro_batch * self.block_per_row) + self.head_gradient)
+        return int(self.copies + SPARE * micro_batch * self.activations_per_row + passing)
 
 
 @dataclass(frozen=True)
@@ -78,34 +94,86 @@ def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = Tr
     precision = run.train.precision
     if precision == "auto":
         precision = "bf16" if has_bf16 else "fp32"
-    return memory_of(run.model, phase.optimizer.kind, precision=precision)
+    return memory_of(
+        run.model, phase.optimizer.kind, precision=precision, states=phase.optimizer.states, method=phase.method,
+        lora=phase.lora, recompute=phase.recompute,
+    )  # fmt: skip
 
 
-def memory_of(model: Model, optimizer: str, *, precision: str) -> Memory:
+def memory_of(
+    model: Model,
+    optimizer: str,
+    *,
+    precision: str,
+    states: str = "fp32",
+    method: str = "full",
+    lora: Lora | None = None,
+    recompute: str = "none",
+) -> Memory:
     size = FP32 if precision == "fp32" else BF16
     padded_vocab = round_up(model.vocab_size, 64)
     table = {part.name: part.num_params for part in parameter_table(model)}
     head = padded_vocab * model.width
     num_params = sum(table.values()) + (head - model.vocab_size * model.width) * (1 if model.is_tied else 2)
     blocks = sum(table[name] for name in ("attention q", "attention k, v", "attention out", "feed-forward"))
-    muon = blocks if optimizer == "muon" else 0
-    # FP8 keeps a transposed copy of each matrix beside the one it casts from.
-    copies = {"fp32": 0, "bf16": BF16 * (blocks + head), "fp8": 2 * FP8 * blocks + BF16 * head}
+    adapters = adapter_params(model, lora) if lora else 0
+    trained = num_params if method == "full" else adapters
+    muon = blocks if optimizer == "muon" and method == "full" else 0
+    moment = INT8 if states == "int8" else FP32
+    again = RECOMPUTED_OF[recompute]
+    per_layer = model.context * _layer_bytes(model, size, is_fp8=precision == "fp8", lora=lora)
+    kept_input = model.context * model.width * size
+    ends = model.context * (4 * model.width * size + 8)  # embedding, final norm, the gradient of the loss, ids, targets
     return Memory(
-        weights=FP32 * num_params,
-        gradients=FP32 * num_params,
-        optimizer=FP32 * muon + 2 * FP32 * (num_params - muon),
-        copies=copies[precision],
-        activations_per_row=model.context * (_activation_bytes(model, size, is_fp8=precision == "fp8") + 8),
+        weights=_weight_bytes(method, size, num_params, blocks) + (FP32 * adapters),
+        gradients=FP32 * trained,
+        optimizer=int(FP32 * muon + 2 * moment * (trained - muon)),
+        copies=_copy_bytes(model, method, precision, blocks=blocks, head=head, lora=lora, again=again),
+        activations_per_row=int(model.num_layers * ((1.0 - again) * per_layer + again * kept_input) + ends),
         logits_per_row=model.context * padded_vocab * size,
         logits_most=PIECE_LOGITS * size,
-        head_gradient=FP32 * head,
+        head_gradient=FP32 * head if method == "full" else 0,
         scratch=MUON_SCRATCH_BYTES * _largest_group(table) if muon else 0,
+        # It is whole, with the gradients that pass through its widest part.
+        block_per_row=per_layer + model.context * size * (3 * model.ffn_width + 4 * model.width) if again else 0,
     )
 
 
-def _activation_bytes(model: Model, size: int, *, is_fp8: bool) -> int:
-    """Bytes per token that backward needs, all layers: see the blocks of both families."""
+def adapter_params(model: Model, lora: Lora) -> int:
+    """Two narrow matrices beside each target, and with DoRA one number for each of its outputs."""
+    d, ffn = model.width, model.ffn_width
+    queries, keys = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    sides = {"q": (d, queries), "k": (d, keys), "v": (d, keys), "o": (queries, d)}
+    sides |= {"gate": (d, ffn), "up": (d, ffn), "down": (ffn, d)}
+    chosen = [sides[name] for name in sides if name in lora.targets or "all" in lora.targets]
+    per_layer = sum(lora.rank * (inner + outer) + (outer if lora.is_dora else 0) for inner, outer in chosen)
+    return model.num_layers * per_layer
+
+
+def _weight_bytes(method: str, size: int, num_params: int, blocks: int) -> int:
+    if method == "full":
+        return FP32 * num_params
+    return size * num_params if method == "lora" else int(NF4 * blocks) + BF16 * (num_params - blocks)
+
+
+def _copy_bytes(
+    model: Model, method: str, precision: str, *, blocks: int, head: int, lora: Lora | None, again: float
+) -> int:
+    """What products read that is not stored like that; of blocks that are computed again, one block's at a time."""
+    alive = min(1.0, 1.0 - again + 1 / model.num_layers)
+    if method == "full":
+        # FP8 keeps a transposed copy of each matrix beside the one it casts from.
+        of_blocks = {"fp32": 0, "bf16": BF16 * blocks, "fp8": 2 * FP8 * blocks}[precision]
+        return int(alive * of_blocks) + (BF16 * head if precision != "fp32" else 0)
+    size, largest = FP32 if precision == "fp32" else BF16, model.width * model.ffn_width
+    adapters = adapter_params(model, lora) if lora else 0
+    dequantised = size * largest if method == "qlora" else 0
+    norms = 2 * FP32 * largest if lora and lora.is_dora else 0  # the weight in fp32, and with its adapter in it
+    return int(alive * size * adapters) + dequantised + norms
+
+
+def _layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> int:
+    """Bytes per token that backward needs of one layer: see the blocks of both families."""
     d, queries, keys = model.width, model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     is_swift = model.family == "swift"
     stream = (3 if is_swift else 2) * d  # the residual streams; swift mixes the first one in
@@ -114,12 +182,17 @@ def _activation_bytes(model: Model, size: int, *, is_fp8: bool) -> int:
     heads += keys if is_swift else 0  # two more in every second layer: the values' own rows, and the sum
     up = (1 if is_swift else 2) * model.ffn_width  # before the activation
     down = model.ffn_width  # after it: the input of a product
+    if lora:  # a frozen product keeps its input for the sake of its adapter only, and what the adapter made of it
+        chosen = set("q k v o gate up down".split()) if "all" in lora.targets else set(lora.targets)
+        inputs = d * bool(chosen & {"q", "k", "v"}) + d * bool(chosen & {"gate", "up"}) + lora.rank * len(chosen)
+        down = model.ffn_width if "down" in chosen else 0
+        if lora.is_dora:  # the product before it gets its length
+            outs = {"q": queries, "k": keys, "v": keys, "o": d, "down": d}
+            outs |= {"gate": model.ffn_width, "up": model.ffn_width}
+            inputs += sum(outs[name] for name in chosen)
     if is_fp8:  # inputs of products are kept in FP8; attention's output in both
-        per_layer = size * (stream + heads + up) + FP8 * (inputs + queries + down)
-    else:
-        per_layer = size * (stream + inputs + heads + up + down)
-    ends = 4 * d * size  # embedding, final norm and the gradient that the loss hands back
-    return model.num_layers * per_layer + ends
+        return size * (stream + heads + up) + FP8 * (inputs + queries + down)
+    return size * (stream + inputs + heads + up + down)
 
 
 def _largest_group(table: dict[str, int]) -> int:
@@ -170,7 +243,17 @@ def _most_rows(memory: Memory, usable: int, rows: int) -> int:
 
 
 def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
-    """One row is too much: a half, a quarter ... of the context if that helps, else the model itself."""
+    """One row is too much: what costs least first. Blocks computed again, adapters beside 4-bit weights, a half, a
+    quarter ... of the context, and at last the model itself."""
+    number = run.phases.index(phase)
+    for key, changes in (
+        (f"phases.{number}.recompute to all", {"recompute": "all"}),
+        (f"phases.{number}.method to qlora", {"recompute": "all", "method": "qlora"}),
+    ):
+        is_change = phase.method == "lora" if "method" in changes else phase.recompute != "all"
+        smaller = replace(phase, **changes)  # type: ignore[arg-type]
+        if is_change and training_memory(run, smaller, has_bf16=gpu.has_bf16).peak(1) <= usable:
+            return key
     context = run.model.context // 2
     while context >= 64:
         shorter = replace(run, model=replace(run.model, context=context))

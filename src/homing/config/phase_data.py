@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from homing.config.prepared import read_prepared
+from homing.config.prepared import Prepared, read_prepared
 from homing.config.source import KeyPath
 from homing.config.trace import Trace
 from homing.errors import DataError
@@ -89,9 +89,15 @@ def phase_data(trace: Trace, number: int, prep: PhasePrep | None) -> PhaseData |
         kind=prep.kind,
         dir=str(prep.dir),
         manifest_sha256=hashlib.sha256((prep.dir / names.MANIFEST).read_bytes()).hexdigest(),
-        num_train_tokens=prepared.num_train_tokens,
+        num_train_tokens=_tokens_per_epoch(prepared),
         num_val_tokens=prepared.num_val_tokens,
     )
+
+
+def _tokens_per_epoch(prepared: Prepared) -> int:
+    """Conversations are packed into rows: an epoch is so many of them, repeats and padding included."""
+    rows = int(prepared.manifest.settings.get("rows_per_epoch") or 0)
+    return rows * int(prepared.manifest.settings["context"]) if rows else prepared.num_train_tokens
 
 
 def _refuse(trace: Trace, number: int) -> None:

@@ -85,8 +85,7 @@ def missing_files(prepared: Prepared, *, is_hashing: bool = False) -> list[str]:
     wanted: list[tuple[str, int | None, str]] = [(names.TOKENIZER, None, prepared.manifest.tokenizer_sha256)]
     for split in prepared.manifest.splits.values():
         for shard in split.shards:
-            wanted.append((shard.name, shard.num_bytes, shard.sha256))
-            wanted.append((shard.index_name, 8 * (shard.num_documents + 1), shard.index_sha256))
+            wanted += shard.files()
     for name, num_bytes, digest in wanted:
         # The tokenizer is small, and another one of the same name turns every word into another: always looked at.
         if problem := _problem(prepared.dir / name, num_bytes, digest if is_hashing or name == names.TOKENIZER else ""):

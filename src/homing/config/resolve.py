@@ -24,7 +24,7 @@ from homing.config.open_weights import Source
 from homing.config.paths import home
 from homing.config.phase_data import PhasePrep, phase_data, phase_prep, uses_run_text
 from homing.config.phases import Corpus, resolve_phase
-from homing.config.prepared import Prepared, read_prepared, tokenizer_vocab_size
+from homing.config.prepared import Prepared, read_prepared, sha256_of, tokenizer_vocab_size
 from homing.config.schema import SshHost
 from homing.config.shape import resolve_model
 from homing.config.trace import Trace
@@ -97,7 +97,7 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
         seed=trace.plain("seed", ("seed",)),
         model=model,
         sizes=sizes(model),
-        data=_data(trace, data_dir, prepared, corpus),
+        data=_data(trace, data_dir, prepared, corpus, needs_text=needs_text),
         phases=phases,
         train=_train(trace),
         sampling=_sampling(trace),
@@ -224,10 +224,13 @@ def _text_bytes(patterns: list[str]) -> int:
     return total
 
 
-def _data(trace: Trace, data_dir: Path, prepared: Prepared | None, corpus: Corpus) -> Data:
+def _data(trace: Trace, data_dir: Path, prepared: Prepared | None, corpus: Corpus, *, needs_text: bool) -> Data:
     trace.take("data.dir", ("data", "dir"), "", "derived from name")
     for name in ("manifest_sha256", "tokenizer_sha256", "num_train_tokens", "num_val_tokens"):
         trace.note(f"data.{name}", corpus.source if prepared or name == "num_train_tokens" else "not prepared yet")
+    if not needs_text:
+        path = data_dir / wire_names.TOKENIZER
+        return Data(str(data_dir), "", sha256_of(path) if path.is_file() else "", 0, 0)
     return Data(
         dir=str(data_dir),
         manifest_sha256=prepared.manifest_sha256 if prepared else "",

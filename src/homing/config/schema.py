@@ -334,12 +334,12 @@ class Phase(Section):
     init_from: Text = key(
         "A checkpoint folder to start from.", default="", derived="the phase before", example="models/base"
     )
-    recompute: Literal["none", "blocks", "all"] = key(
-        "Activations computed again instead of kept: inside blocks, or whole blocks; less memory, some speed.",
+    recompute: Literal["none", "half", "all"] = key(
+        "Activations computed again instead of kept, in every second block or in all: less memory, some speed.",
         default="none",
         example="all",
     )
-    states: Literal["fp32", "bf16", "int8"] = key(
+    states: Literal["fp32", "int8"] = key(
         "What AdamW's two moments are kept in.", default="fp32", example="int8"
     )
     data: PhaseData = Field(default_factory=PhaseData)

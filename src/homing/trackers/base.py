@@ -69,6 +69,7 @@ def check_tracker(name: str, *, verb: str) -> None:
 def values_of(metric: Metric) -> dict[str, float]:
     """Its figures by name, those that there are; phase, step and time tell where they belong and are no figures."""
     found = dataclasses.asdict(metric)
+    found.update(found.pop("more"))  # what this phase alone has lies beside the others
     return {name: float(value) for name, value in found.items() if name not in _PLACE and value is not None}
 
 

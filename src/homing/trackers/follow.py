@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from homing.store import open_store, run_key
 from homing.trackers.base import Sink, What, open_sink
@@ -32,15 +33,14 @@ _LONGEST_PAUSE_S = 300.0
 SILENT_S = 86400.0
 
 
-class Source:
+class Source(Protocol):
     """Where the metrics are. `read` gives b"" where there are none yet; what cannot be read raises."""
 
-    def read(self, name: str) -> bytes:
-        raise NotImplementedError
+    def read(self, name: str) -> bytes: ...
 
 
 @dataclass
-class FolderSource(Source):
+class FolderSource:
     run_dir: Path
     world: World
 
@@ -52,7 +52,7 @@ class FolderSource(Source):
 
 
 @dataclass
-class StoreSource(Source):
+class StoreSource:
     url: str
     run_id: str
     world: World

@@ -3,12 +3,15 @@
 A shard `train-00000.bin` is tokens and nothing else, little-endian, `dtype` wide, documents end to end, each with
 <|endoftext|> before it. `train-00000.idx` is little-endian uint64: the token offset at which each document starts,
 then the shard's token count, so document i of the shard is tokens [idx[i], idx[i+1]).
+
+Shards of conversations have a third file, `train-00000.mask`: one byte a token, 1 where it is learned from. Their
+documents are conversations, each beginning as the chat template begins it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from homing.wire.codec import record
 
@@ -22,6 +25,14 @@ class Shard:
     num_bytes: int
     sha256: str
     index_sha256: str
+    mask_name: str = ""  # "": every token is learned from
+    mask_sha256: str = ""
+
+    def files(self) -> List[Tuple[str, int, str]]:
+        """Name, size and sha256 of all that belongs to it."""
+        index = (self.index_name, 8 * (self.num_documents + 1), self.index_sha256)
+        mask = [(self.mask_name, self.num_tokens, self.mask_sha256)] if self.mask_name else []
+        return [(self.name, self.num_bytes, self.sha256), index, *mask]
 
 
 @dataclass(frozen=True)
@@ -51,3 +62,4 @@ class DataManifest:
     source_sha256: str  # of the source list, so that one string tells whether inputs changed
     settings: Dict[str, Any] = field(default_factory=dict)
     code_version: str = ""
+    template_sha256: str = ""  # of the chat template; "" for plain text

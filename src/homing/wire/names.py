@@ -30,6 +30,8 @@ BOOT = "boot.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 WEIGHTS = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"  # as peft calls it: what a phase of method lora or qlora has trained
+ADAPTER_CONFIG = "adapter_config.json"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 
@@ -56,3 +58,7 @@ def shard_name(split: str, number: int) -> str:
 
 def index_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}.idx"
+
+
+def mask_name(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.mask"

@@ -85,7 +85,7 @@ class Optimizer:
     variance_beta: float = 0.0  # Muon's memory of how much each row moves, to even it out; 0: off
     is_cautious: bool = False  # Muon's decay only where the step itself goes towards zero
     clip: float = 1.0  # largest norm of all gradients; 0 turns clipping off
-    states: str = "fp32"  # fp32 | bf16 | int8: what AdamW's moments are kept in
+    states: str = "fp32"  # fp32 | int8: what AdamW's two moments are kept in
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Phase:
     data: Optional[PhaseData] = None  # None: the text of the run
     lora: Optional[Lora] = None  # of method lora and qlora
     rl: Optional[Rl] = None  # of a phase of that kind
-    recompute: str = "none"  # none | blocks | all: activations computed again instead of kept
+    recompute: str = "none"  # none | half | all: blocks whose activations are computed again instead of kept
 
 
 @dataclass(frozen=True)
@@ -240,6 +240,15 @@ class Cloud:
     volume: str = ""  # a persistent folder there, in the layout datasets/ artifacts/ runs/ cache/ hf_cache/
 
 
+@dataclass(frozen=True)
+class RunInput:
+    """A file that travels with the run beside its own text."""
+
+    path: str  # in the data folder of the instance
+    source: str  # where it lies at home
+    sha256: str
+
+
 @record("run", 1)
 @dataclass(frozen=True)
 class Run:
@@ -255,6 +264,7 @@ class Run:
     cloud: Cloud
     store: str  # such as file:/home/me/.homing/store
     base: Optional[Base] = None  # None: weights of one's own, from scratch
+    inputs: List[RunInput] = field(default_factory=list)  # listed at launch
     id: str = ""  # NAME-yyyymmdd-hhmmss-xxxx, given at launch
     code_version: str = ""
     run_file_sha256: str = ""

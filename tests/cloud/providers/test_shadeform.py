@@ -843,3 +843,36 @@ def test_it_is_asked_only_where_there_is_a_key(homing_home: Path) -> None:
 )
 def test_times_as_shadeform_writes_them(text: str | None, moment: float | None) -> None:
     assert moment_of(text) == moment
+
+
+# --- doctor ---
+
+
+def findings(rig: Rig) -> dict[str, str]:
+    return {check.name: check.text for check in rig.provider.checks() if check.is_finding}
+
+
+def test_doctor_finds_nothing_wrong_and_says_what_cannot_be_asked(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.create()
+    rig.world.requests.clear()
+    assert findings(rig) == {}
+    assert {check.name for check in rig.provider.checks() if check.state == "skipped"} == {"shadeform.balance"}
+    assert {request.method for request in rig.world.requests} == {"GET"}, "looking changes nothing"
+
+
+def test_doctor_finds_names_that_shadeform_does_not_have(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.provider.configure({"clouds": ["hyperstak"], "os": "ubuntu7_shade_os"})
+    found = findings(rig)
+    assert "hyperstak" in found["shadeform.clouds"]
+    assert "ubuntu7_shade_os" in found["shadeform.os"]
+
+
+def test_doctor_finds_a_machine_whose_guard_somebody_took_away(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    rig.cloud.rented[made.id].auto_delete.clear()
+    assert made.id in findings(rig)["shadeform.guard"]
+    rig.provider.destroy(made.id)
+    assert findings(rig) == {}, "what is gone needs none"

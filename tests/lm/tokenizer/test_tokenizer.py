@@ -144,7 +144,7 @@ def test_transformers_opens_the_folder_and_applies_chatml(made: Any) -> None:
     opened = AutoTokenizer.from_pretrained(str(path.parent))
     assert opened.encode("Größe", add_special_tokens=False) == tokenizer.encode("Größe")
     chat = opened.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
-    assert chat == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert chat == "<|endoftext|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert (opened.bos_token_id, opened.eos_token_id, opened.pad_token_id) == (0, 0, 3)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from homing.errors import DataError
 from homing.lm.model import Decoder
+from homing.lm.train import muon as muon_module
 from homing.lm.train.muon import POLAR_EXPRESS, momentum_at, orthogonalize
 from homing.lm.train.optim import AdamGroup, build_optimizer, clip_gradients, grad_norm
 from homing.wire.run import Model, Optimizer
@@ -368,3 +370,59 @@ def test_the_state_of_swift_comes_back_from_disk(tmp_path: Path) -> None:
     train(model, first, range(3, 5))
     train(other, second, range(3, 5))
     assert all(torch.equal(weights(model)[name], tensor) for name, tensor in weights(other).items())
+
+
+# -- compiled ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_compiled_step_equals_the_eager_one_and_no_rate_or_momentum_compiles_it_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Traced and functionalized as for a card; turning it into kernels takes a compiler half a minute on a CPU.
+    compiled = functools.cache(lambda f: torch.compile(f, backend="aot_eager", dynamic=False, fullgraph=True))
+    monkeypatch.setattr(muon_module, "_compiled", compiled)
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    eager, other = built(SWIFT), built(SWIFT)
+    one, two = build_optimizer(eager, PLUS), build_optimizer(other, PLUS)
+    two.compile_steps()
+    begun = counters["stats"]["unique_graphs"]
+    two.rehearse()
+    num_graphs = counters["stats"]["unique_graphs"] - begun
+    assert num_graphs == 2 * len(two.muon)
+    assert all(torch.equal(weights(eager)[name], tensor) for name, tensor in weights(other).items())
+    assert two.num_steps == 0
+    for step in range(5):
+        for model, optimizer in ((eager, one), (other, two)):
+            give_gradients(model, step)
+            optimizer.step(1.0 / (1 + step), torch.tensor(step != 2), num_steps=60 * step)
+    assert counters["stats"]["unique_graphs"] - begun == num_graphs
+    mine = weights(other)
+    for name, tensor in weights(eager).items():
+        torch.testing.assert_close(mine[name], tensor, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_muon_in_sixteen_bits_goes_where_it_goes_in_thirty_two(kind: torch.dtype) -> None:
+    gradient = torch.randn(3, 48, 96, generator=torch.Generator().manual_seed(0))
+    exact, rough = orthogonalize(gradient), orthogonalize(gradient, kind)
+    assert rough.dtype == kind
+    for one, other in zip(exact, rough.float(), strict=True):
+        assert torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.999
+
+
+def test_parameters_are_slices_of_their_groups_weights() -> None:
+    model = built()
+    optimizer = build_optimizer(model, MUON)
+    for group in optimizer.muon:
+        group.weights_MRC.fill_(3.0)
+    assert torch.unique(model.get_parameter("model.layers.1.mlp.up_proj.weight").detach()).tolist() == [3.0]
+
+
+def test_a_model_that_lost_its_group_is_not_stepped_in_silence() -> None:
+    model = built()
+    optimizer = build_optimizer(model, MUON)
+    build_optimizer(model, MUON)  # now the parameters are slices of this one's weights
+    backward(model, 0)
+    with pytest.raises(AssertionError, match="moved after"):
+        optimizer.step(1.0)

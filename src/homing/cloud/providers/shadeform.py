@@ -21,6 +21,7 @@ from typing import Any
 
 from homing.cloud import boot as booting
 from homing.cloud import meter, startup
+from homing.cloud.checks import Check
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers.base import (
     Connection,
@@ -35,7 +36,8 @@ from homing.cloud.providers.base import (
     lack,
     wait_until,
 )
-from homing.cloud.providers.rest import Api, Unsure, Unwelcome
+from homing.cloud.providers.once import Once
+from homing.cloud.providers.rest import Api, Unwelcome
 from homing.cloud.providers.shadeform_account import (
     Account,
     detail_of,
@@ -45,6 +47,7 @@ from homing.cloud.providers.shadeform_account import (
     spend_of,
     state_of,
 )
+from homing.cloud.providers.shadeform_checks import check_shadeform
 from homing.cloud.providers.shadeform_guard import Thresholds, moment_of, thresholds, thresholds_of
 from homing.cloud.providers.shadeform_offers import SPOT, Catalogue, Choice, choose_os, read_catalogue
 from homing.cloud.providers.shadeform_reach import ask_there, connection_of
@@ -64,7 +67,6 @@ _URL = "https://api.shadeform.ai/v1"
 _KEYS_PAGE = "https://platform.shadeform.ai/settings/api"
 _WALLET_PAGE = "https://platform.shadeform.ai/settings/billing"
 _START_S = 1800.0
-_CREATE_TRIES = 2
 _DESCRIBE_EVERY_S = 7.5  # eight looks a minute at one instance are enough for anybody who waits
 _LOOK_EVERY_S = 5.0
 _LOG_BYTES = 20_000
@@ -115,6 +117,11 @@ class Shadeform:
             " Whoever gets into that machine has the whole account: its money, its machines, its keys."
         ]
 
+    def checks(self) -> list[Check]:
+        """For `homing doctor`: what shows only when it is needed, and changes nothing."""
+        bodies = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
+        return check_shadeform(self._account.types(), bodies, self._choice, self.page, _WALLET_PAGE)
+
     # --- what it would rent ---
 
     def offers(self, needs: Needs) -> list[Offer]:
@@ -139,31 +146,20 @@ class Shadeform:
     # --- its life ---
 
     def create(self, request: Request) -> Instance:
-        found = self._account.with_mark(request.mark)
-        if found:  # an earlier call made it; its guard may be that of a launch which has got further
-            return self._armed(request, str(found[0]["id"]), self._full(request), is_earlier_fine=True)
-        guard = self._full(request).by(self._their_now() + self._start_s + meter.MARGIN_S)
-        body = self._create_body(request, guard)
-        instance_id, num_unsure = "", 0
-        while not instance_id and num_unsure < _CREATE_TRIES:
-            try:
-                instance_id = self._account.create(body)
-            except Unsure as exc:
-                num_unsure += 1
-                instance_id = self._look_for(request.mark, exc)
-            except Unwelcome as exc:
-                if not num_unsure:
-                    raise _refused(exc, request) from exc
-                break  # no clear no: the call before may still take effect, and be what this one was refused for
-        if not instance_id:
-            raise CreateFailed(
-                what=f"Shadeform did not start {request.offer.name}: it gave no clear answer, {num_unsure} times.",
-                why=f"Its list was looked at in between and showed nothing under {request.mark}.",
-                fix=f"Try again: homing launch {request.order.run_name}   See {self.page}",
-            )
-        if num_unsure:
-            self._end_twins(request.mark, instance_id)
-        return self._armed(request, instance_id, guard)
+        sent: list[tuple[dict[str, Any], Thresholds]] = []
+
+        def post() -> dict[str, Any]:
+            if not sent:  # what is sent again is the same, also in its dates
+                guard = self._full(request).by(self._their_now() + self._start_s + meter.MARGIN_S)
+                sent.append((self._create_body(request, guard), guard))
+            return {"id": self._account.create(sent[0][0])}
+
+        once = Once(self.name, self.settle_s, self._world, self._account.with_mark, self._account.delete)
+        instance_id = str(once.create(request, post, _refused)["id"])
+        if sent:
+            return self._armed(request, instance_id, sent[0][1])
+        # An earlier call made it; its guard may be that of a launch which has got further.
+        return self._armed(request, instance_id, self._full(request), is_earlier_fine=True)
 
     def hand_over(self, request: Request, instance_id: str) -> None:
         """Files and secrets by SSH; then the guard gets the time of the whole run instead of that of a start."""
@@ -258,13 +254,16 @@ class Shadeform:
     def _is_self_deleting(self) -> bool:
         return bool(self._settings.get("self_delete"))
 
-    def _ask_catalogue(self) -> Catalogue:
-        choice = Choice(
+    @property
+    def _choice(self) -> Choice:
+        return Choice(
             clouds=tuple(self._settings.get("clouds") or ()),
             is_spot_fine=bool(self._settings.get("spot")),
             os=str(self._settings.get("os") or ""),
         )
-        self._catalogue = read_catalogue(self._account.types(), self.name, choice)
+
+    def _ask_catalogue(self) -> Catalogue:
+        self._catalogue = read_catalogue(self._account.types(), self.name, self._choice)
         return self._catalogue
 
     @cached_property
@@ -341,31 +340,6 @@ class Shadeform:
                 fix="See what there is: homing offers --provider shadeform",
             )
         return choose_os(list(entry["configuration"]["os_options"]), str(self._settings.get("os") or ""))
-
-    def _look_for(self, mark: str, why: Unsure) -> str:
-        """After a create without a clear answer."""
-        try:
-            return self._account.look_for(mark)
-        except ProviderRefused as exc:  # also a 4xx: it is the list that was refused, not the create
-            raise CreateFailed(
-                what=f"Whether Shadeform started {mark} is not known.",
-                why=f"{why}. Then: {exc.why}",
-                fix=f"homing runs   shows it as soon as Shadeform answers; see {self.page}",
-            ) from exc
-
-    def _end_twins(self, mark: str, kept_id: str) -> None:
-        """A call that seemed lost may have taken effect after we asked again: one instance under a mark, no more."""
-        try:
-            for body in self._account.with_mark(mark):
-                if str(body["id"]) != kept_id:
-                    self._account.delete(str(body["id"]))
-        except ProviderRefused as exc:
-            raise CreateFailed(
-                what=f"Whether Shadeform started {mark} twice is not known.",
-                why=exc.why,
-                fix=f"homing runs   shows it as soon as Shadeform answers; see {self.page}",
-                instance_id=kept_id,
-            ) from exc
 
     def _armed(
         self, request: Request, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False

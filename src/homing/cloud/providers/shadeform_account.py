@@ -21,7 +21,7 @@ from homing.cloud.providers.shadeform_offers import SPOT, rate_of
 
 __all__ = ["Account", "detail_of", "is_over", "mark_of", "rate_now", "spend_of", "state_of"]
 
-_LOOKS = 3  # for our mark, or for a guard as it was sent, over the time by which an answer may be late
+_LOOKS = 3  # for a guard as it was sent, over the time by which an answer may be late
 _STATES: dict[str, InstanceState] = {
     "creating": "requested",
     "pending_provider": "requested",
@@ -73,10 +73,6 @@ class Account:
         """What lives under a mark, the oldest first: of two under one mark the first is the one that is kept."""
         found = [body for body in self.instances() if mark_of(body) == mark and not is_over(body)]
         return sorted(found, key=lambda body: (moment_of(body.get("created_at")) or 0.0, str(body["id"])))
-
-    def look_for(self, mark: str) -> str:
-        """The id of what lives under a mark, looked for until the list must show it; "" for nothing."""
-        return next((str(found[0]["id"]) for _ in self._looks() if (found := self.with_mark(mark))), "")
 
     def read_back(
         self, instance_id: str, guard: Thresholds, *, is_earlier_fine: bool = False

@@ -1,8 +1,10 @@
-"""A checkpoint folder to a model that can be used: model.safetensors + run.json or config.json + tokenizer.json.
+"""A folder to a model that can be used: weights + run.json or config.json + tokenizer.json.
 
-    present? -> hashes equal the manifest's? -> same vocabulary? -> weights onto the device
+    a checkpoint of ours    present? -> hashes equal the manifest's? -> same vocabulary? -> weights onto the device
+    an export, or anybody's the same, without hashes that nobody wrote down
+    an adapter (LoRA)       the same, put into the weights it was trained on (`adapted`)
 
-A checkpoint without its tokenizer is refused: the weights would still run, and every word would be wrong.
+A folder without its tokenizer is refused: the weights would still run, and every word would be wrong.
 """
 
 from __future__ import annotations
@@ -11,20 +13,20 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-
 from homing.errors import DataError, IntegrityError
 from homing.lm.device import pick_device, pick_precision
+from homing.lm.generate.adapted import load_adapted
 from homing.lm.model import Decoder, check_shape, count_params, shape_from_config
+from homing.lm.model.decoder import PRECISIONS
+from homing.lm.open_weights import WeightFiles, find_weights, load_decoder
+from homing.lm.open_weights.files import INDEX, has_weights
 from homing.lm.shards.read import file_sha256
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest
-from homing.wire.run import Model, Run
+from homing.wire.run import Model, Phase, Run
 
-__all__ = ["Card", "load_for_use", "read_card"]
+__all__ = ["Card", "load_for_use", "read_card", "read_manifest", "verify_files"]
 
 CONFIG = "config.json"
 
@@ -40,26 +42,43 @@ class Card:
     step: int | None
     is_hashed: bool  # a manifest lies beside the files
     tokenizer_sha256: str
+    run: Run | None = None
+    base_sha256: str = ""  # of the weights that an adapter was trained on
+
+    @property
+    def adapter_phase(self) -> Phase | None:
+        """The phase that trained an adapter and no whole weights, or None."""
+        phases = self.run.phases if self.run is not None else []
+        return next((phase for phase in phases if phase.kind == self.phase and phase.method != "full"), None)
 
 
-def load_for_use(checkpoint_dir: Path, device: str = "auto") -> tuple[Decoder, Tokenizer]:
+def load_for_use(
+    checkpoint_dir: Path, device: str = "auto", *, precision: str = "auto", base: Path | None = None
+) -> tuple[Decoder, Tokenizer]:
+    """`base` is the folder of the weights that an adapter was trained on, where the folder does not say it itself."""
     folder = Path(checkpoint_dir)
     where = pick_device(device)
     card = read_card(folder)
-    _check_hashes(folder, card)
+    verify_files(folder, card)
+    files = find_weights(folder)
     tokenizer = load_tokenizer(folder / names.TOKENIZER)
     _check_vocabulary(card, tokenizer)
-    _check_size(card)
-    model = Decoder(card.shape).to(where)
-    model.load_weights(_read_weights(folder / names.WEIGHTS, str(where)))
-    model.set_precision(pick_precision("auto", where))
+    precision = pick_precision(precision, where)
+    if card.adapter_phase is not None:
+        assert card.run is not None, "an adapter's phase stands in its run"
+        model = load_adapted(files, card.run, card.adapter_phase, card.base_sha256, where, base)
+    else:
+        _check_size(card, files)
+        # Kept as they are computed with: a master copy in fp32 is for training.
+        model = load_decoder(files, card.shape, device=where, dtype=PRECISIONS[precision])
+    model.set_precision(precision)
     return model.eval(), tokenizer
 
 
 def read_card(folder: Path) -> Card:
     """Refuses a folder that lacks something, naming all that it lacks."""
     _check_present(folder)
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     if (folder / names.RUN).is_file():
         run = _read_run(folder / names.RUN)
         if manifest is None:
@@ -68,7 +87,10 @@ def read_card(folder: Path) -> Card:
                 why=f"{names.MANIFEST} is written last and is not there, so nothing vouches for the other files.",
                 fix=f"homing fetch {run.name} brings the whole one.",
             )
-        return Card(folder, run.model, run.name, manifest.phase, manifest.step, True, run.data.tokenizer_sha256)
+        return Card(
+            folder, run.model, run.name, manifest.phase, manifest.step, True, run.data.tokenizer_sha256, run,
+            str(manifest.choices.get("base_sha256", "")),
+        )  # fmt: skip
     try:
         shape = shape_from_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as exc:
@@ -85,7 +107,7 @@ def _check_present(folder: Path) -> None:
             why="A checkpoint is a folder that holds model.safetensors, run.json and tokenizer.json.",
             fix="`homing fetch RUN` brings one home; `homing runs` lists what there is.",
         )
-    missing = [] if (folder / names.WEIGHTS).is_file() else [names.WEIGHTS]
+    missing = [] if has_weights(folder) else [f"{names.WEIGHTS} (or {INDEX})"]
     if not (folder / names.RUN).is_file() and not (folder / CONFIG).is_file():
         missing.append(f"{names.RUN} (or {CONFIG})")
     if missing:
@@ -113,15 +135,18 @@ def _how_to_get_tokenizer(folder: Path) -> str:
     )
 
 
-def _check_hashes(folder: Path, card: Card) -> None:
+def verify_files(folder: Path, card: Card) -> None:
     """Every file that will be read against the manifest, before any of it is believed."""
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     if manifest is None:
         return
     listed = {file.name: file for file in manifest.files}
     described_by = names.RUN if (folder / names.RUN).is_file() else CONFIG
+    weights = [names.WEIGHTS]
+    if not (folder / names.WEIGHTS).is_file():
+        weights = [INDEX, *sorted(path.name for path in folder.glob("model-*.safetensors"))]
     problems = []
-    for name in (names.WEIGHTS, described_by, names.TOKENIZER):
+    for name in (*weights, described_by, names.TOKENIZER):
         num_bytes = (folder / name).stat().st_size
         if name not in listed:
             problems.append(f"{name} is not listed in {names.MANIFEST}.")
@@ -139,7 +164,10 @@ def _check_hashes(folder: Path, card: Card) -> None:
 
 def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
     path = card.folder / names.TOKENIZER
-    if tokenizer.vocab_size != card.shape.vocab_size:
+    # Open weights may have more rows than their tokenizer has ids; weights of our own never have.
+    is_foreign = card.run is None or card.run.base is not None
+    has_spare_rows = is_foreign and tokenizer.vocab_size < card.shape.vocab_size
+    if tokenizer.vocab_size != card.shape.vocab_size and not has_spare_rows:
         raise DataError(
             what="Tokenizer and weights do not belong together.",
             why=f"{path} has {tokenizer.vocab_size:,} tokens, "
@@ -154,18 +182,18 @@ def _check_vocabulary(card: Card, tokenizer: Tokenizer) -> None:
         )
 
 
-def _check_size(card: Card) -> None:
+def _check_size(card: Card, files: WeightFiles) -> None:
     """A shape is only a claim: one that would fill the memory is refused before anything is built."""
-    num_params, num_bytes = sum(count_params(card.shape).values()), (card.folder / names.WEIGHTS).stat().st_size
+    num_params, num_bytes = sum(count_params(card.shape).values()), files.num_bytes
     if num_params > num_bytes:
         raise DataError(
             what="The weights do not fit the model.",
-            why=f"The shape has {num_params:,} parameters, and {card.folder / names.WEIGHTS} only {num_bytes:,} bytes.",
+            why=f"The shape has {num_params:,} parameters, and the weights in {card.folder} are {num_bytes:,} bytes.",
             fix="Use the run.json or config.json that lies beside these weights.",
         )
 
 
-def _read_manifest(folder: Path) -> CheckpointManifest | None:
+def read_manifest(folder: Path) -> CheckpointManifest | None:
     path = folder / names.MANIFEST
     if not path.is_file():
         return None
@@ -186,12 +214,3 @@ def _read_run(path: Path) -> Run:
         ) from exc
     check_shape(run.model)
     return run
-
-
-def _read_weights(path: Path, device: str) -> dict[str, Tensor]:
-    try:
-        return load_file(path, device=device)
-    except SafetensorError as exc:
-        raise IntegrityError(
-            what=f"{path} is not a safetensors file.", why=str(exc), fix="Fetch the checkpoint again: homing fetch RUN"
-        ) from exc

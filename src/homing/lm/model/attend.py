@@ -7,12 +7,15 @@ Shapes: B batch, T new positions, S positions seen, D width, H query heads, G KV
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from homing.lm.model.fused import has_kernels, turn
 from homing.lm.model.layers import Linear, RMSNorm, Rope, joined
+from homing.lm.model.segments import attend_inside
 from homing.wire.run import Model
 
 __all__ = ["Attention", "KVCache", "attend"]
@@ -41,6 +44,20 @@ class KVCache:
         self.values_LBGSK[layer, :, :, self.length : end] = v_BGTK
         return self.keys_LBGSK[layer, :, :, :end], self.values_LBGSK[layer, :, :, :end]
 
+    def attend(self, layer: int, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
+        """Of new positions to themselves and to all before them, which a cache of another kind does in its own way."""
+        k_BGSK, v_BGSK = self.add(layer, k_BGTK, v_BGTK)
+        T, S = q_BHTK.shape[2], k_BGSK.shape[2]
+        # is_causal counts from the top left corner, which is right only for an empty cache; one new position sees all.
+        is_first = T == S
+        mask_TS = None
+        if not is_first and T > 1:
+            mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(diagonal=S - T)
+        is_grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
+        return F.scaled_dot_product_attention(
+            q_BHTK, k_BGSK, v_BGSK, attn_mask=mask_TS, is_causal=is_first and T > 1, enable_gqa=is_grouped
+        )
+
 
 class Attention(nn.Module):
     def __init__(self, shape: Model, layer: int) -> None:
@@ -59,9 +76,11 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(shape.head_size, shape.norm_eps)
         self.has_qk_norm = shape.arch == "qwen3"
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None) -> Tensor:
-        if cache is None and self.q_proj.bias is None and has_kernels(x_BTD, self.head_size):
-            return self._attend_by_kernels(x_BTD, cos, sin)
+    def forward(
+        self, x_BTD: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None = None, mask: Any = None
+    ) -> Tensor:
+        if cache is None and has_kernels(x_BTD, self.head_size):
+            return self._attend_by_kernels(x_BTD, cos, sin, mask)
         B, T, _ = x_BTD.shape
         heads = (B, T, -1, self.head_size)
         q, k, v = self.q_proj(x_BTD).view(heads), self.k_proj(x_BTD).view(heads), self.v_proj(x_BTD).view(heads)
@@ -69,10 +88,10 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q_BHTK, k_BGTK, v_BGTK = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q_BHTK, k_BGTK = Rope.turn(q_BHTK, cos, sin), Rope.turn(k_BGTK, cos, sin)
-        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, cache)
+        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, cache, mask)
         return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
-    def _attend_by_kernels(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attend_by_kernels(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
         """The same, with one product for q, k and v, and one kernel for norm and turn."""
         B, T, _ = x_BTD.shape
         q_BHTK, k_BGTK, v_BGTK = turn(
@@ -81,22 +100,18 @@ class Attention(nn.Module):
             num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, has_norm=self.has_qk_norm,
             scale=1.0, eps=self.q_norm.eps if self.has_qk_norm else 0.0,
         )  # fmt: skip
-        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, None)
+        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, None, mask)
         return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
 
-def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, layer: int, cache: KVCache | None) -> Tensor:
-    """Causal attention among the new positions, or of them to all that the cache holds too."""
+def attend(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, layer: int, cache: KVCache | None, mask: Any = None
+) -> Tensor:
+    """Causal attention among the new positions, or of them to all that the cache holds too. `mask` is what `segments`
+    made, and is for rows without a cache."""
+    if mask is not None:
+        return attend_inside(q_BHTK, k_BGTK, v_BGTK, mask)
     is_grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
     if cache is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=is_grouped)
-    k_BGSK, v_BGSK = cache.add(layer, k_BGTK, v_BGTK)
-    T, S = q_BHTK.shape[2], k_BGSK.shape[2]
-    # is_causal counts from the top left corner, which is right only for an empty cache; one new position sees all.
-    is_first = T == S
-    mask_TS = None
-    if not is_first and T > 1:
-        mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(diagonal=S - T)
-    return F.scaled_dot_product_attention(
-        q_BHTK, k_BGSK, v_BGSK, attn_mask=mask_TS, is_causal=is_first and T > 1, enable_gqa=is_grouped
-    )
+    return cache.attend(layer, q_BHTK, k_BGTK, v_BGTK)

@@ -12,20 +12,25 @@ Shapes: B batch, T positions, D width, V vocabulary, P vocabulary with padding r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from homing.errors import DataError
+from homing.errors import DataError, UsageError
 from homing.lm.model.attend import Attention, KVCache
 from homing.lm.model.fp8 import takes_fp8
+from homing.lm.model.frozen import DropoutClock
 from homing.lm.model.init import init_weights
 from homing.lm.model.layers import Embedding, Linear, RMSNorm, Rope, SwiGLU, look_up
+from homing.lm.model.lora import load_adapter, lora_tensors
 from homing.lm.model.loss import cap, mean_loss, token_losses
+from homing.lm.model.recompute import RECOMPUTES, recomputed
+from homing.lm.model.segments import Isolation, isolate
 from homing.lm.model.shape import check_shape, padded_vocab
 from homing.lm.model.swift import SOFTCAP, SwiftStack
-from homing.wire.run import Model
+from homing.wire.run import Lora, Model
 
 __all__ = ["Decoder"]
 
@@ -40,8 +45,8 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = SwiGLU(shape.width, shape.ffn_width)
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos, sin, cache)
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos, sin, cache, mask)
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
 
 
@@ -53,19 +58,23 @@ class Stack(nn.Module):
         self.embed_tokens = Embedding(padded_vocab(shape), shape.width)
         self.layers = nn.ModuleList(Block(shape, layer) for layer in range(shape.num_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
-        self.rope = Rope(shape.head_size, shape.context, shape.rope_base)
+        self.rope = Rope(shape.head_size, shape.context, shape.rope_base, shape.rope_scaling)
         self.compiled: dict[str, Callable[..., Tensor]] = {}  # by part, in training only; see Decoder.compile_blocks
+        self.recompute_every = 0  # blocks; in training only; see Decoder.set_recompute
 
     def forward(
-        self, ids_BT: Tensor, positions: Tensor | slice, cache: KVCache | None, compute_dtype: torch.dtype
-    ) -> Tensor:
+        self, ids_BT: Tensor, positions: Tensor | slice, cache: KVCache | None, compute_dtype: torch.dtype,
+        isolation: Isolation | None = None,
+    ) -> Tensor:  # fmt: skip
         compiled = self.compiled if torch.is_grad_enabled() and cache is None else {}
         run, end = compiled.get("block", Block.forward), compiled.get("end", Stack.end)
         look = compiled.get("look_up", look_up)
         x_BTD = look(ids_BT, self.embed_tokens.weight, compute_dtype)
         cos, sin = self.rope.at(positions)
-        for block in self.layers:
-            x_BTD = run(block, x_BTD, cos, sin, cache)
+        mask = isolation.mask if isolation else None
+        every = self.recompute_every if torch.is_grad_enabled() and cache is None else 0
+        for number, block in enumerate(self.layers):
+            x_BTD = recomputed(run, number, every)(block, x_BTD, cos, sin, cache, mask)
         return end(self, x_BTD)
 
     def end(self, x_BTD: Tensor) -> Tensor:
@@ -80,37 +89,75 @@ class Decoder(nn.Module):
         check_shape(shape)
         self.shape = shape
         self.compute_dtype = torch.float32
+        self.has_flex = False  # attention inside segments by FlexAttention: only where it was found right and faster
         self.model: Stack | SwiftStack = SwiftStack(shape) if shape.family == "swift" else Stack(shape)
         self.softcap = SOFTCAP if shape.family == "swift" else 0.0
         # A tied head is the embedding itself and not a parameter of its own, as in the files that others read.
         self.lm_head = None if shape.is_tied else Linear(shape.width, padded_vocab(shape))
+        # Set by lora.add_lora: then the weights stand still, and what is trained and written are the adapters.
+        self.lora: Lora | None = None
+        self.dropout_clock: DropoutClock | None = None
 
     # -- computing ---------------------------------------------------------------------------------------------------
 
-    def forward(self, ids_BT: Tensor, *, cache: KVCache | None = None, positions: Tensor | None = None) -> Tensor:
-        """Logits (B, T, vocab_size) in fp32. With a cache, `ids_BT` follow what the cache holds."""
-        h_BTD = self._hidden(ids_BT, cache, positions)
+    def forward(
+        self,
+        ids_BT: Tensor,
+        *,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (B, T, vocab_size) in fp32. With a cache, `ids_BT` follow what the cache holds. `segments` (B, T)
+        number the texts in each row (-1: padding); each is computed as if it were alone."""
+        h_BTD = self._hidden(ids_BT, cache, positions, segments)
         logits_BTV = F.linear(h_BTD, self._head().to(h_BTD.dtype))[..., : self.shape.vocab_size].float()
         return cap(logits_BTV, self.softcap)
 
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor, *, positions: Tensor | None = None) -> Tensor:
-        """Mean nats per target in fp32; targets of -100 do not count."""
-        h_BTD = self._hidden(ids_BT, None, positions)
-        vocab_size = self.shape.vocab_size
-        return mean_loss(h_BTD.flatten(0, 1), self._head(), targets_BT.flatten(), vocab_size, self.softcap)
+    def loss(
+        self,
+        ids_BT: Tensor,
+        targets_BT: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+        weights_BT: Tensor | None = None,
+        num_targets: int | None = None,
+    ) -> Tensor:
+        """Mean nats per target in fp32; targets of -100 do not count. `weights_BT`: what each target counts.
+        `num_targets`: of the whole batch, where this is a part of one."""
+        h_BTD = self._hidden(ids_BT, None, positions, segments)
+        weights_N = None if weights_BT is None else weights_BT.flatten()
+        return mean_loss(
+            h_BTD.flatten(0, 1), self._head(), targets_BT.flatten(), self.shape.vocab_size, self.softcap,
+            weights_N=weights_N, num_targets=num_targets,
+        )  # fmt: skip
 
-    def token_losses(self, ids_BT: Tensor, targets_BT: Tensor, *, positions: Tensor | None = None) -> Tensor:
+    def token_losses(
+        self,
+        ids_BT: Tensor,
+        targets_BT: Tensor,
+        *,
+        positions: Tensor | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
         """Nats of each target, 0 for -100: what evaluation sums in its own way."""
-        h_BTD = self._hidden(ids_BT, None, positions)
+        h_BTD = self._hidden(ids_BT, None, positions, segments)
         vocab_size = self.shape.vocab_size
         losses_N = token_losses(h_BTD.flatten(0, 1), self._head(), targets_BT.flatten(), vocab_size, self.softcap)
         return losses_N.view(targets_BT.shape)
 
-    def _hidden(self, ids_BT: Tensor, cache: KVCache | None, positions: Tensor | None) -> Tensor:
+    def _hidden(
+        self, ids_BT: Tensor, cache: KVCache | None, positions: Tensor | None, segments: Tensor | None
+    ) -> Tensor:
         start, T = cache.length if cache else 0, ids_BT.shape[1]
         assert start + T <= self.shape.context, f"{start + T} positions in a context of {self.shape.context}"
-        where = slice(start, start + T) if positions is None else positions
-        h_BTD = self.model(ids_BT, where, cache, self.compute_dtype)
+        assert segments is None or (cache is None and positions is None), "segments have positions of their own"
+        isolation = None if segments is None else isolate(segments, is_flex=self.has_flex)
+        where = isolation.positions_BT if isolation else slice(start, start + T) if positions is None else positions
+        if self.dropout_clock is not None and torch.is_grad_enabled():
+            self.dropout_clock.next_piece(ids_BT.shape[0])
+        h_BTD = self.model(ids_BT, where, cache, self.compute_dtype, isolation)
         if cache is not None:
             cache.length += T
         return h_BTD
@@ -132,9 +179,20 @@ class Decoder(nn.Module):
         # Only where it is asked for: getting ready to compile takes a second of its own.
         self.model.compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items() if is_on}
 
+    def set_recompute(self, kind: str) -> Decoder:
+        """`none | half | all`: which blocks are computed again in backward instead of kept; see `recompute`."""
+        self.model.recompute_every = RECOMPUTES[kind]
+        return self
+
     def set_precision(self, precision: str) -> Decoder:
         """`fp32 | bf16 | fp8`: what products are computed in. The master weights stay fp32. With fp8 the products of
         the blocks are in FP8 where their size allows, and everything else is in bf16."""
+        if precision == "fp8" and self.lora is not None:
+            raise UsageError(
+                what="Weights that stand still are not computed with in FP8.",
+                why="train.precision is fp8, and the phase's method trains adapters.",
+                fix="Set train.precision: bf16 (or auto), or method: full.",
+            )
         self.compute_dtype = PRECISIONS[precision]
         for layer in self.model.layers.modules():
             if isinstance(layer, Linear):
@@ -156,12 +214,18 @@ class Decoder(nn.Module):
         return sum(self.cut_padding(name, p).numel() for name, p in self.named_parameters())
 
     def weights_for_disk(self) -> dict[str, Tensor]:
-        """Name -> tensor as transformers expects them: no padding rows, no tied head."""
+        """Name -> tensor as transformers expects them: no padding rows, no tied head. With adapters: these alone, as
+        peft expects them."""
+        if self.lora is not None:
+            return lora_tensors(self)
         return {name: self.cut_padding(name, p.detach()).contiguous() for name, p in self.named_parameters()}
 
     @torch.no_grad()
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """The opposite of `weights_for_disk`: every name and shape must fit, and each one that does not is named."""
+        if self.lora is not None:
+            load_adapter(self, tensors)
+            return
         wanted = dict(self.named_parameters())
         given = dict(tensors)
         if self.lm_head is None:

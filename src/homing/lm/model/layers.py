@@ -8,14 +8,19 @@ decides the precision of the whole model; there is no autocast to guess with.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from homing.lm.model.by_hand import is_by_hand, normed, turned
 from homing.lm.model.fp8 import fp8_product
+from homing.lm.model.frozen import FrozenLinear, adapted_product
 from homing.lm.model.fused import has_kernels, swiglu
+from homing.wire.run import RopeScaling
 
-__all__ = ["Embedding", "Linear", "RMSNorm", "Rope", "SwiGLU", "joined", "look_up"]
+__all__ = ["Embedding", "Linear", "RMSNorm", "Rope", "SwiGLU", "joined", "look_up", "rope_divisors"]
 
 
 class Linear(nn.Module):
@@ -34,12 +39,19 @@ class Linear(nn.Module):
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
-def joined(x: Tensor, *layers: Linear) -> Tensor:
-    """x through several layers without biases in one product, their outputs side by side. The casts of the weights lie
-    side by side too: a wide product fills a card better than narrow ones."""
-    if all(layer.is_fp8 for layer in layers):
-        return fp8_product(x, torch.cat([layer.weight for layer in layers]))
-    return F.linear(x, torch.cat([layer.weight.to(x.dtype) for layer in layers]))
+def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
+    """x through several layers in one product, their outputs side by side. The casts of the weights lie side by side
+    too: a wide product fills a card better than narrow ones. Frozen weights are not copied for it: they may be most of
+    what the card holds."""
+    if isinstance(layers[0], FrozenLinear):
+        frozen = [layer for layer in layers if isinstance(layer, FrozenLinear)]
+        return adapted_product(x, [f.weight for f in frozen], [f.bias for f in frozen], [f.adapter for f in frozen])
+    trained = [layer for layer in layers if isinstance(layer, Linear)]
+    if all(layer.is_fp8 for layer in trained):
+        return fp8_product(x, torch.cat([layer.weight for layer in trained]))
+    biases = [layer.bias.to(x.dtype) for layer in trained if layer.bias is not None]
+    bias = torch.cat(biases) if biases else None  # all of them have one, or none
+    return F.linear(x, torch.cat([layer.weight.to(x.dtype) for layer in trained]), bias)
 
 
 class Embedding(nn.Module):
@@ -61,6 +73,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_by_hand(x):
+            return normed(x, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
@@ -70,10 +84,12 @@ class Rope(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, head_size: int, context: int, base: float) -> None:
+    def __init__(self, head_size: int, context: int, base: float, scaling: RopeScaling | None = None) -> None:
         super().__init__()
         # In float64, then rounded once: at long contexts the angle needs the digits.
         frequency_K2 = base ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device="cpu") / head_size)
+        if scaling is not None:
+            frequency_K2 = frequency_K2 / rope_divisors(frequency_K2, scaling)
         angle_TK2 = torch.outer(torch.arange(context, dtype=torch.float64, device="cpu"), frequency_K2)
         # Not in the state dict: they follow from the shape.
         self.register_buffer("cos", angle_TK2.cos().float(), persistent=False)
@@ -86,8 +102,19 @@ class Rope(nn.Module):
 
     @staticmethod
     def turn(x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if is_by_hand(x_BHTK):
+            return turned(x_BHTK, cos, sin)
         left, right = x_BHTK.chunk(2, dim=-1)
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x_BHTK.dtype)
+
+
+def rope_divisors(frequency_K2: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1: 1 for turns that come round often in the original context, `factor` for those that hardly do, and
+    between the two borders a line from one frequency to the other."""
+    turns_K2 = scaling.original_context * frequency_K2 / (2 * math.pi)
+    fast = (turns_K2 - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    fast = fast.clamp(0.0, 1.0)
+    return 1.0 / (fast + (1.0 - fast) / scaling.factor)
 
 
 class SwiGLU(nn.Module):

@@ -24,7 +24,7 @@ __all__ = ["IGNORED", "PIECE_LOGITS", "cap", "mean_loss", "token_losses"]
 
 IGNORED = -100  # a target that is not to be learned
 
-# Logits of one piece. 2^26 fp32 numbers are 256 MB; smaller batches are one piece, by the plain and fastest way.
+# Logits of one piece. 2^26 fp32 numbers are 256 MB; smaller batches are one piece.
 # On CUDA they are kept in bf16, and a larger piece fills the card better.
 PIECE_LOGITS = 2**26
 PIECE_LOGITS_CUDA = 2**28
@@ -47,14 +47,8 @@ def mean_loss(
     else:
         count = torch.full((), float(max(1, num_targets)), device=h_ND.device)  # a fill: the device is not waited for
     if torch.is_grad_enabled() and (h_ND.requires_grad or head_PD.requires_grad):
-        if h_ND.is_cuda or _num_pieces(h_ND, head_PD) > 1:
-            return _PiecewiseLoss.apply(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap)
-        logits_NV = _logits(h_ND, head_PD, vocab_size, softcap)
-        if weights_N is None:
-            return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="sum") / count
-        losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
-    else:
-        losses_N = token_losses(h_ND, head_PD, targets_N, vocab_size, softcap)
+        return _PiecewiseLoss.apply(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap)
+    losses_N = token_losses(h_ND, head_PD, targets_N, vocab_size, softcap)
     return (losses_N if weights_N is None else losses_N * weights_N).sum() / count
 
 
@@ -85,14 +79,19 @@ class _PiecewiseLoss(torch.autograd.Function):
         vocab_size: int,
         softcap: float,
     ) -> Tensor:
-        loss, dh_ND, dhead_PD = _loss_and_gradients(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap)
-        ctx.save_for_backward(dh_ND, dhead_PD)
+        # A head that stands still, under adapters, is spared a gradient of its own size and a third of the work.
+        has_dhead = ctx.needs_input_grad[1]
+        loss, dh_ND, dhead_PD = _loss_and_gradients(
+            h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead
+        )
+        ctx.save_for_backward(dh_ND, dhead_PD if has_dhead else None)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         dh_ND, dhead_PD = ctx.saved_tensors
-        return (dh_ND * dloss).to(dh_ND.dtype), dhead_PD * dloss, None, None, None, None, None
+        dhead_PD = None if dhead_PD is None else dhead_PD * dloss
+        return (dh_ND * dloss).to(dh_ND.dtype), dhead_PD, None, None, None, None, None
 
 
 @torch.library.custom_op("homing::loss_and_gradients", mutates_args=())
@@ -104,13 +103,14 @@ def _loss_and_gradients(
     weights_N: Tensor | None,
     vocab_size: int,
     softcap: float,
+    has_dhead: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and its gradients for h (in its type) and for the head (in fp32)."""
+    """The loss, and its gradients for h (in its type) and for the head (in fp32; empty where nobody asks for it)."""
     head = head_PD.to(h_ND.dtype)
     num_pieces = _num_pieces(h_ND, head_PD)
     loss = torch.zeros((), device=h_ND.device)
     # fp32 sum over the pieces: in bf16 a late piece would vanish against the sum of the early ones.
-    dhead_PD = torch.zeros_like(head_PD, dtype=torch.float32)
+    dhead_PD = torch.zeros(head_PD.shape if has_dhead else 0, device=h_ND.device, dtype=torch.float32)
     dh_ND = torch.empty_like(h_ND)
     chunks = h_ND.chunk(num_pieces)
     weights = [None] * len(chunks) if weights_N is None else weights_N.chunk(num_pieces)
@@ -124,7 +124,8 @@ def _loss_and_gradients(
             dlogits_nP.mul_(weights_n.unsqueeze(1))
         loss += losses_n.sum()
         torch.mm(dlogits_nP, head, out=dh_nD)
-        _add_product(dhead_PD, dlogits_nP.t(), h_nD)
+        if has_dhead:
+            _add_product(dhead_PD, dlogits_nP.t(), h_nD)
     return loss / count, dh_ND, dhead_PD
 
 
@@ -137,9 +138,11 @@ def _(
     weights_N: Tensor | None,
     vocab_size: int,
     softcap: float,
+    has_dhead: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     loss = torch.empty((), device=h_ND.device, dtype=torch.float32)
-    return loss, torch.empty_like(h_ND), torch.empty_like(head_PD, dtype=torch.float32)
+    dhead_PD = torch.empty(head_PD.shape if has_dhead else 0, device=h_ND.device, dtype=torch.float32)
+    return loss, torch.empty_like(h_ND), dhead_PD
 
 
 def _differentiate(
@@ -150,15 +153,16 @@ def _differentiate(
     capped_nV = cap(logits_nP[:, :vocab_size].float(), softcap)
     is_kept_n1 = (targets_n != IGNORED).unsqueeze(1)
     safe_n1 = targets_n.clamp(min=0).unsqueeze(1)
-    log_sum_n1 = torch.logsumexp(capped_nV, dim=1, keepdim=True)
-    losses_n1 = (log_sum_n1 - capped_nV.gather(1, safe_n1)) * is_kept_n1
-    dlogits_nV = torch.exp(capped_nV - log_sum_n1)
-    dlogits_nV.scatter_add_(1, safe_n1, -torch.ones_like(log_sum_n1))
+    # In place from here on: on a CPU every pass over so many numbers counts.
+    dlogits_nV = torch.log_softmax(capped_nV, dim=1)
+    losses_n1 = -dlogits_nV.gather(1, safe_n1) * is_kept_n1
+    dlogits_nV.exp_().scatter_add_(1, safe_n1, -torch.ones_like(losses_n1))
     dlogits_nV *= is_kept_n1 / count
     if softcap:
         dlogits_nV *= 1.0 - (capped_nV / softcap) ** 2
     padding = logits_nP.shape[1] - vocab_size
-    return losses_n1.squeeze(1), F.pad(dlogits_nV.to(logits_nP.dtype), (0, padding))
+    dlogits_nV = dlogits_nV.to(logits_nP.dtype)
+    return losses_n1.squeeze(1), F.pad(dlogits_nV, (0, padding)) if padding else dlogits_nV
 
 
 def _differentiate_by_kernel(

@@ -1,8 +1,8 @@
-"""The shape of a model: checked, counted, and written as the config.json that transformers reads.
+"""The shape of a model: checked, counted, and read from the config.json that lies beside open weights.
 
     check_shape(model)        every number that cannot work, at once, before any tensor is made
     count_params(model)       part -> number of parameters, by arithmetic; the decoder's own count must agree
-    config_json(model)        wire Model  -> Hugging Face config.json
+    config_json(model)        wire Model  -> Hugging Face config.json (`homing.hf_config`)
     shape_from_config(config) Hugging Face config.json -> wire Model
 
 Knows nothing of weights.
@@ -14,6 +14,8 @@ import math
 from typing import Any
 
 from homing.errors import DataError
+from homing.hf_config import ARCHITECTURES, SWIFT, model_of
+from homing.hf_config import config_of as config_json
 from homing.wire.run import Model
 
 __all__ = [
@@ -28,15 +30,10 @@ __all__ = [
     "shape_from_config",
 ]
 
-SWIFT = "swift"
-SWIFT_TYPE, SWIFT_CLASS = "homing_swift", "HomingSwiftForCausalLM"  # what its config.json says it is
 FAMILIES = ("stock", SWIFT)
 # Channels of the stream from which swift's gates are computed: a few are enough to tell kinds of tokens apart.
 VALUE_GATE_CHANNELS = 12
 SMEAR_GATE_CHANNELS = 24
-
-# arch -> the class that transformers opens it with.
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 # Tensor cores want the vocabulary in whole tiles. The extra rows live in the trainer's memory only: they are masked in
 # the loss and the logits and cut from everything that is written.
@@ -133,100 +130,8 @@ def has_value_embedding(shape: Model, layer: int) -> bool:
     return layer % 2 == (shape.num_layers - 1) % 2
 
 
-def config_json(shape: Model, *, end_of_text_id: int = 0, chat_end_id: int | None = None) -> dict[str, Any]:
-    """What lies as config.json beside model.safetensors, so that a stock folder opens in transformers as it is."""
-    is_swift = shape.family == SWIFT
-    config: dict[str, Any] = {
-        "architectures": [SWIFT_CLASS if is_swift else ARCHITECTURES[shape.arch]],
-        "model_type": SWIFT_TYPE if is_swift else shape.arch,
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.ffn_width,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_size,
-        "hidden_act": "relu2" if is_swift else "silu",
-        "max_position_embeddings": shape.context,
-        "rms_norm_eps": shape.norm_eps,
-        # Both spellings: transformers 5 reads the second, everything older and everything else the first.
-        "rope_theta": shape.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_base},
-        "tie_word_embeddings": shape.is_tied,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "bos_token_id": end_of_text_id,
-        "eos_token_id": end_of_text_id if chat_end_id is None else chat_end_id,
-        "torch_dtype": "float32",
-        "use_cache": True,
-    }
-    if is_swift:
-        return config
-    if shape.arch == "llama":
-        config |= {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
-    else:
-        config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": shape.num_layers}
-    if shape.arch == "qwen3":
-        config["attention_bias"] = False
-    return config
-
-
 def shape_from_config(config: Any) -> Model:
     """The shape in a Hugging Face config.json; what this decoder would compute otherwise is refused, not ignored."""
-    if not isinstance(config, dict):
-        raise ValueError(f"it is not an object but {type(config).__name__}")
-    arch = SWIFT if config.get("model_type") == SWIFT_TYPE else str(config.get("model_type"))
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise ValueError(f"its rope parameters are not an object but {type(rope).__name__}")
-    problems = []
-    if arch != SWIFT and arch not in ARCHITECTURES:
-        problems.append(f"model_type {arch!r} is none of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.")
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        problems.append(f"rope of type {rope.get('rope_type', rope.get('type'))!r} is not known here.")
-    activation = "relu2" if arch == SWIFT else "silu"
-    if config.get("hidden_act", activation) != activation:
-        problems.append(f"hidden_act {config['hidden_act']!r} is not {activation}.")
-    if config.get("use_sliding_window"):
-        problems.append("use_sliding_window is true; this decoder attends to everything before.")
-    if config.get("mlp_bias") or (arch != "qwen2" and config.get("attention_bias")):
-        problems.append("biases that this decoder does not have (attention_bias or mlp_bias).")
-    missing = [key for key in _NEEDED if key not in config]
-    problems += [f"{key} is missing." for key in missing]
-    if problems:
-        raise DataError(
-            what="This config.json describes a model that homing cannot build.",
-            why="\n".join(problems),
-            fix="Use plain Llama, Qwen2 or Qwen3 weights.",
-        )
-    try:
-        shape = _shape(config, arch, rope)
-    except (TypeError, OverflowError) as exc:  # a list, null or infinity where a number belongs
-        raise ValueError(str(exc)) from exc
+    shape = model_of(config)
     check_shape(shape)
     return shape
-
-
-def _shape(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
-    num_heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
-    return Model(
-        family=SWIFT if arch == SWIFT else "stock",
-        arch=arch,
-        num_layers=int(config["num_hidden_layers"]),
-        width=width,
-        num_heads=num_heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-        head_size=int(config.get("head_dim") or width // num_heads),
-        ffn_width=int(config["intermediate_size"]),
-        context=int(config["max_position_embeddings"]),
-        vocab_size=int(config["vocab_size"]),
-        is_tied=bool(config.get("tie_word_embeddings", False)),
-        rope_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        norm_eps=float(config["rms_norm_eps"]),
-    )
-
-
-_NEEDED = (
-    *("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"),
-    *("max_position_embeddings", "vocab_size", "rms_norm_eps"),
-)

@@ -14,6 +14,7 @@ Shapes: B batch, T positions, D width, H query heads, G KV heads, K head size, L
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from homing.lm.model.attend import KVCache, attend
 from homing.lm.model.fused import has_kernels, turn
 from homing.lm.model.layers import Embedding, Linear, Rope, joined, look_up
+from homing.lm.model.recompute import recomputed
+from homing.lm.model.segments import Isolation
 from homing.lm.model.shape import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, has_value_embedding, padded_vocab
 from homing.wire.run import Model
 
@@ -49,15 +52,16 @@ class SwiftAttention(nn.Module):
             self.value_gate = Linear(VALUE_GATE_CHANNELS, shape.num_kv_heads)
 
     def forward(
-        self, x_BTD: Tensor, cos: Tensor, sin: Tensor, values_BTC: Tensor | None, cache: KVCache | None
-    ) -> Tensor:
+        self, x_BTD: Tensor, cos: Tensor, sin: Tensor, values_BTC: Tensor | None, cache: KVCache | None,
+        mask: Any = None,
+    ) -> Tensor:  # fmt: skip
         B, T, _ = x_BTD.shape
         q_BHTK, k_BGTK, v_BGTK = self._heads(x_BTD, cos, sin)
         if values_BTC is not None:
             gate_BTG = MOST_VALUE * torch.sigmoid(self.value_gate(x_BTD[..., :VALUE_GATE_CHANNELS]))
             learned = values_BTC.view(B, T, self.num_kv_heads, self.head_size) * gate_BTG.unsqueeze(-1)
             v_BGTK = v_BGTK + learned.transpose(1, 2)
-        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, cache)
+        y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, self.layer, cache, mask)
         return self.o_proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
     def _heads(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,10 +96,10 @@ class SwiftBlock(nn.Module):
 
     def forward(
         self, x_BTD: Tensor, first_BTD: Tensor, keep: Tensor, add: Tensor, values_BTC: Tensor | None,
-        cos: Tensor, sin: Tensor, cache: KVCache | None,
+        cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None,
     ) -> Tensor:  # fmt: skip
         x_BTD = keep.to(x_BTD.dtype) * x_BTD + add.to(x_BTD.dtype) * first_BTD
-        x_BTD = x_BTD + self.self_attn(_norm(x_BTD, self.eps), cos, sin, values_BTC, cache)
+        x_BTD = x_BTD + self.self_attn(_norm(x_BTD, self.eps), cos, sin, values_BTC, cache, mask)
         return x_BTD + self.mlp(_norm(x_BTD, self.eps))
 
     def value_table(self) -> Tensor | None:
@@ -118,21 +122,25 @@ class SwiftStack(nn.Module):
         self.layers = nn.ModuleList(SwiftBlock(shape, layer) for layer in range(shape.num_layers))
         self.rope = Rope(shape.head_size, shape.context, shape.rope_base)
         self.compiled: dict[str, Callable[..., Tensor]] = {}  # by part, in training only; see Decoder.compile_blocks
+        self.recompute_every = 0  # blocks; in training only; see Decoder.set_recompute
 
     def forward(
-        self, ids_BT: Tensor, positions: Tensor | slice, cache: KVCache | None, compute_dtype: torch.dtype
-    ) -> Tensor:
+        self, ids_BT: Tensor, positions: Tensor | slice, cache: KVCache | None, compute_dtype: torch.dtype,
+        isolation: Isolation | None = None,
+    ) -> Tensor:  # fmt: skip
         compiled = self.compiled if torch.is_grad_enabled() and cache is None else {}
         run, look = compiled.get("block", SwiftBlock.forward), compiled.get("look_up", look_up)
         begin, end = compiled.get("begin", SwiftStack.begin), compiled.get("end", SwiftStack.end)
-        first = begin(self, look(ids_BT, self.embed_tokens.weight, compute_dtype), cache)
+        is_start_BT, mask = (isolation.is_start_BT, isolation.mask) if isolation else (None, None)
+        first = begin(self, look(ids_BT, self.embed_tokens.weight, compute_dtype), cache, is_start_BT)
         cos, sin = self.rope.at(positions)
         x_BTD = middle = first
+        every = self.recompute_every if torch.is_grad_enabled() and cache is None else 0
         scales = zip(self.keep_scales.unbind(), self.first_scales.unbind(), strict=True)
         for layer, (block, (keep, add)) in enumerate(zip(self.blocks(), scales, strict=True)):
             table = block.value_table()
             values = None if table is None else look(ids_BT, table, compute_dtype)
-            x_BTD = run(block, x_BTD, first, keep, add, values, cos, sin, cache)
+            x_BTD = recomputed(run, layer, every)(block, x_BTD, first, keep, add, values, cos, sin, cache, mask)
             if layer == self.shape.num_layers // 2:
                 middle = x_BTD
         return end(self, x_BTD, middle)
@@ -140,8 +148,8 @@ class SwiftStack(nn.Module):
     def blocks(self) -> list[SwiftBlock]:
         return [block for block in self.layers if isinstance(block, SwiftBlock)]
 
-    def begin(self, x_BTD: Tensor, cache: KVCache | None) -> Tensor:
-        """The normed embedding, with some of the token before."""
+    def begin(self, x_BTD: Tensor, cache: KVCache | None, is_start_BT: Tensor | None = None) -> Tensor:
+        """The normed embedding, with some of the token before, if there is one in its segment."""
         x_BTD = _norm(x_BTD, self.shape.norm_eps)
         before = cache.embedded_B1D if cache is not None else None
         if before is None:
@@ -149,6 +157,8 @@ class SwiftStack(nn.Module):
         if cache is not None:
             cache.embedded_B1D = x_BTD[:, -1:]
         shifted = torch.cat((before, x_BTD[:, :-1]), dim=1)
+        if is_start_BT is not None:
+            shifted = shifted.masked_fill(is_start_BT.unsqueeze(-1), 0.0)
         gate_BT1 = self.smear_scale.to(x_BTD.dtype) * torch.sigmoid(self.smear_gate(x_BTD[..., :SMEAR_GATE_CHANNELS]))
         return x_BTD + gate_BT1 * shifted
 

@@ -13,7 +13,11 @@ from homing.errors import DataError
 from homing.lm.tokenizer.bytes_as_text import CHAR_TO_BYTE
 from homing.lm.tokenizer.specials import END_OF_TEXT
 
-__all__ = ["Tokenizer", "load_tokenizer", "read_tokenizer_json", "specials_of"]
+__all__ = ["DOCUMENT_MARKS", "Tokenizer", "load_tokenizer", "read_tokenizer_json", "specials_of"]
+
+# Ours and Qwen's, Llama 3's, Llama 2's and Mistral's; the first that a tokenizer has counts.
+DOCUMENT_MARKS = (END_OF_TEXT, "<|begin_of_text|>", "<s>")
+TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 
 
 class Tokenizer:
@@ -23,7 +27,11 @@ class Tokenizer:
         self._backend.encode_special_tokens = True
         self.specials = specials
         self.vocab_size: int = backend.get_vocab_size()
-        self.end_of_text_id = specials[END_OF_TEXT]
+        if backend.id_to_token(self.vocab_size - 1) is None:  # somebody's tokenizer that leaves ids out
+            self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        # What stands before a document, and with most families also ends it.
+        self.end_of_text_id = next(specials[mark] for mark in DOCUMENT_MARKS if mark in specials)
+        self.stop_ids = [specials[mark] for mark in TEXT_ENDS if mark in specials] or [self.end_of_text_id]
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone; no special id, whatever the text says."""
@@ -57,10 +65,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def specials_of(data: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, int]:
-    """Name -> id of the special tokens; refuses a vocabulary that is not byte-level or has no <|endoftext|>."""
+    """Name -> id of the special tokens; refuses a vocabulary that is not byte-level, or has no mark of a document."""
     specials = {entry["content"]: int(entry["id"]) for entry in data.get("added_tokens", []) if entry.get("special")}
-    if END_OF_TEXT not in specials:
-        raise _unusable(path, f"It has no special token {END_OF_TEXT}.")
+    if not specials.keys() & set(DOCUMENT_MARKS):
+        raise _unusable(path, f"It has no special token {END_OF_TEXT}, nor {' or '.join(DOCUMENT_MARKS[1:])}.")
     if not set("".join(token for token in data["model"]["vocab"] if token not in specials)) <= set(CHAR_TO_BYTE):
         raise _unusable(path, "Its vocabulary is not byte-level.")
     return specials

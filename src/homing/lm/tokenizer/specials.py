@@ -23,12 +23,41 @@ SPECIALS: dict[str, list[str]] = {
     "standard": [END_OF_TEXT, IM_START, IM_END, PAD, *_TOOLS, *_RESERVED],
 }
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+# ChatML, with <|endoftext|> first as before every document, and tools in the specials made for them. Plain Jinja on
+# purpose (no generation tag, no filters but tojson): it must open wherever the weights do.
+CHAT_TEMPLATE = """\
+{{- bos_token }}
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] + '\\n\\n' }}
+    {%- endif %}
+    {{- 'Tools, one a line:\\n' }}
+    {%- for tool in tools %}
+        {{- (tool | tojson) + '\\n' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (tools and loop.first and message['role'] == 'system') %}
+        {{- '<|im_start|>' + message['role'] + '\\n' }}
+        {%- if message['role'] == 'tool' %}
+            {{- '<|tool_result|>' + message['content'] + '<|tool_result_end|>' }}
+        {%- else %}
+            {%- if message['content'] %}
+                {{- message['content'] }}
+            {%- endif %}
+            {%- for call in message['tool_calls'] or [] %}
+                {{- '<|tool_call|>' + (call['function'] | tojson) + '<|tool_call_end|>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
 
 
 def specials_named(name: str) -> list[str]:

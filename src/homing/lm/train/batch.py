@@ -26,6 +26,7 @@ class Batch:
     segments_RT: Tensor | None = None  # int32: which conversation of its row a token is of, -1 for padding
     weights_RT: Tensor | None = None  # float32: what each target counts
     figures: dict[str, float] = field(default_factory=dict)  # to be logged with the step
+    notices: tuple[tuple[str, str], ...] = ()  # (kind, text) of events to be told with it
 
     @property
     def num_rows(self) -> int:

@@ -102,6 +102,7 @@ def save(
     weights: Mapping[str, torch.Tensor],
     optimizer: Mapping[str, torch.Tensor],
     papers: Mapping[str, bytes],
+    weights_name: str = names.WEIGHTS,
 ) -> Path:
     """One checkpoint, or RunFailed and nothing changed. `papers` are the small files: run, tokenizer, config."""
     folder = phase_dir / names.step_dir(state.step)
@@ -111,7 +112,7 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
         _need_space(phase_dir, [*weights.values(), *optimizer.values()])
         aside.mkdir()
-        save_file(_for_disk(weights), aside / names.WEIGHTS, metadata={"format": "pt"})
+        save_file(_for_disk(weights), aside / weights_name, metadata={"format": "pt"})
         save_file(_for_disk(optimizer), aside / names.OPTIMIZER)
         (aside / names.STATE).write_text(codec.dumps(state, indent=1), encoding="utf-8")
         for name, data in papers.items():
@@ -169,7 +170,7 @@ def load(folder: Path, manifest: CheckpointManifest) -> LoadedCheckpoint:
     return LoadedCheckpoint(
         manifest=manifest,
         state=codec.loads(TrainState, (folder / names.STATE).read_bytes()),
-        weights=load_file(folder / names.WEIGHTS),
+        weights=load_file(folder / (names.ADAPTER if (folder / names.ADAPTER).is_file() else names.WEIGHTS)),
         optimizer=load_file(folder / names.OPTIMIZER),
     )
 

@@ -93,7 +93,7 @@ def pick_choices(
         micro_batch=micro,
     )
     if not micro:
-        picked = _pick_micro_batch(model, device, choices.precision, rows_per_step)
+        picked = _pick_micro_batch(model, phase, device, choices.precision, rows_per_step)
         choices = Choices(**{**asdict(choices), "micro_batch": picked})
     changed = [
         f"{name} {before[name]} -> {value}"
@@ -108,7 +108,7 @@ def lower_micro_batch(micro_batch: int, rows_per_step: int) -> int:
     return _divisor(rows_per_step, micro_batch // 2)
 
 
-def _pick_micro_batch(model: Model, device: torch.device, precision: str, rows_per_step: int) -> int:
+def _pick_micro_batch(model: Model, phase: Phase, device: torch.device, precision: str, rows_per_step: int) -> int:
     if device.type != "cuda":
         return _divisor(rows_per_step, _CPU_TOKENS // model.context)
     # Called with weights and optimizer in place: what is free is for gradients, activations and a piece of logits.
@@ -122,7 +122,12 @@ def _pick_micro_batch(model: Model, device: torch.device, precision: str, rows_p
     weights = model.num_layers * (model.width * 2 * (q + kv) + 3 * model.width * model.ffn_width)
     weights += 2 * model.vocab_size * model.width
     gradients_and_logits = 6 * weights + 2**30
-    tokens = (0.85 * free - gradients_and_logits) / (numbers * (2 if precision == "bf16" else 4))
+    if phase.method != "full":  # adapters are small, and frozen weights have no gradients
+        gradients_and_logits = 2 * 2**30
+    if phase.recompute != "none":  # such blocks keep their input; one more is whole while it is computed again
+        layers, again = model.num_layers, 0.5 if phase.recompute == "half" else 1.0
+        numbers = int(numbers * (1.0 - again + 2 / layers) + again * layers * model.width)
+    tokens = (0.85 * free - gradients_and_logits) / (numbers * (4 if precision == "fp32" else 2))
     return _divisor(rows_per_step, int(min(tokens, _GPU_TOKENS)) // model.context)
 
 

@@ -24,6 +24,7 @@ from homing.errors import HomingError, RunFailed
 from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.evals.samples import sample_texts, write_samples
+from homing.lm.model import lora
 from homing.lm.train import checkpoint
 from homing.lm.train.batch import Batch
 from homing.lm.train.build import build
@@ -202,6 +203,8 @@ class _Phase:
         self.scale = lr_scale(
             self.phase.schedule, self.state.step, self.phase.num_steps, self.state.landing, self.state.warm_from
         )
+        for kind, text in batch.notices:
+            self._event(kind, text, aloud=True)
         total = self._gradients(batch)
         norm = clip_gradients(self.model, self.phase.optimizer.clip)
         is_good = torch.isfinite(total) & torch.isfinite(norm)
@@ -214,6 +217,7 @@ class _Phase:
         while True:
             try:
                 total = torch.zeros((), device=self.s.device)
+                lora.begin_step(self.model, self.state.step)  # what dropout draws from, again at each try
                 for piece in batch.pieces(self.micro_batch):
                     loss = piece.loss(self.model)
                     loss.backward()
@@ -263,6 +267,7 @@ class _Phase:
         self.micro_batch, self.is_compiled = picked.micro_batch, picked.is_compiled
         self.has_compiled = False  # until the first step has shown that it can
         self.model.set_precision(picked.precision)
+        self.model.set_recompute(self.phase.recompute)
         self.model.compile_blocks(is_on=self.is_compiled)
 
     def _first_step(self, batch: Batch) -> Figures:

@@ -5,21 +5,27 @@
 A matrix is learned best when every direction of it moves by the same amount, and the polar factor does that. It comes
 from five matrix polynomials ("Polar Express", arXiv:2505.16932), each the best one for the range of singular values
 that the one before leaves. Matrices of equal shape are stacked, so that a model with hundreds of them needs a handful
-of batched products instead of thousands of small ones.
+of batched products instead of thousands of small ones. Compiled, the elementwise work between the products becomes a
+few passes over memory; eager it is a few dozen, and on a card costs more than the products. With several ranks each
+orthogonalizes its share of the matrices and hands the result to the others.
 
 Shapes: M matrices of one shape, R rows, C columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from homing.lm.train.ranks import Ranks
 from homing.wire.run import Optimizer
 
-__all__ = ["POLAR_EXPRESS", "MuonGroup", "momentum_at", "orthogonalize"]
+__all__ = ["POLAR_EXPRESS", "MuonGroup", "momentum_at", "orthogonalize", "product_type"]
 
 # x -> a x + b x^3 + c x^5, one after the other. They assume singular values in [0.001, 1] and lie a little inside
 # the optimal ones, so that rounding in bf16 cannot push a value out of the range where they converge.
@@ -35,70 +41,126 @@ MOMENTUM_WARMUP_STEPS = 300
 EPS = 1e-7  # a gradient of zeros stays zeros
 
 
-def orthogonalize(g_MRC: Tensor) -> Tensor:
-    """The polar factor of each matrix, in fp32. In bf16 on CUDA, where it is several times faster and no worse."""
+def orthogonalize(g_MRC: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
+    """The polar factor of each matrix, in `kind`: in 16 bits on a card it is several times faster and no worse."""
     is_tall = g_MRC.shape[-2] > g_MRC.shape[-1]
     x = g_MRC.mT if is_tall else g_MRC  # the products below are over the shorter side
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * NORM_MARGIN + EPS)
-    x = x.to(torch.bfloat16 if x.device.type == "cuda" else torch.float32)
+    x = x.to(kind)
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT
         # a x + (b gram + c gram^2) x, with the sums folded into the products.
         poly = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, poly, x, beta=a, alpha=1.0)
-    return (x.mT if is_tall else x).float()
+    return x.mT if is_tall else x
+
+
+def product_type(device: torch.device) -> torch.dtype:
+    """What `orthogonalize` computes in. fp16 where a card has no bf16: its numbers are all near 1, and fit."""
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
 class MuonGroup:
-    """The matrices of one shape, with their momentum in one tensor."""
+    """The matrices of one shape. Weights and momentum lie in one tensor each, of which the parameters are slices: what
+    is computed for one is computed for all, and nothing is copied together or apart."""
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: Optimizer) -> None:
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: Optimizer, ranks: Ranks | None = None) -> None:
         self.names = [name for name, _ in named]
         self.parameters: list[Tensor] = [parameter for _, parameter in named]
-        self.spec = spec
+        self.spec, self.ranks = spec, ranks or Ranks()
         rows, cols = self.parameters[0].shape
-        # Without it a tall matrix, whose columns are longer, would change its outputs less per step than a square one.
-        self.scale = max(1.0, rows / cols) ** 0.5
-        device = self.parameters[0].device
+        self.weights_MRC = torch.stack([parameter.detach() for parameter in self.parameters])
+        for parameter, weight in zip(self.parameters, self.weights_MRC.unbind(), strict=True):
+            parameter.data = weight
+        device = self.weights_MRC.device
         self.momentum_MRC = torch.zeros(len(named), rows, cols, device=device, dtype=torch.float32)
         # The mean square of each row or column, whichever are more; empty where it is not asked for.
-        self.along = -1 if rows >= cols else -2
-        sides = (rows, 1) if self.along == -1 else (1, cols)
+        along = -1 if rows >= cols else -2
+        sides = (rows, 1) if along == -1 else (1, cols)
         num_squares = len(named) if spec.variance_beta else 0
         self.squares = torch.zeros(num_squares, *sides, device=device, dtype=torch.float32)
+        self.how = How(
+            # Without it a tall matrix, whose columns are longer, would change its outputs less per step than others.
+            scale=max(1.0, rows / cols) ** 0.5,
+            along=along,
+            variance_beta=spec.variance_beta,
+            decay=spec.weight_decay,
+            is_cautious=spec.is_cautious,
+            kind=product_type(device),
+            mine=self.ranks.share(len(named)),
+        )
+        self.is_compiled = False
+        # On the host, where a kernel's launch reads them: as plain numbers each change would compile everything anew.
+        self._rate, self._momentum = torch.zeros((), device="cpu"), torch.zeros((), device="cpu")
 
     @torch.no_grad()
     def step(self, lr_scale: float, is_good: Tensor, num_steps: int) -> None:
         """`is_good` is one number on the device, 1 or 0: with 0 nothing changes, whatever the gradients hold."""
-        lr, momentum = self.spec.lr * lr_scale, momentum_at(self.spec, num_steps)
+        is_in_place = self.parameters[0].data_ptr() == self.weights_MRC.data_ptr()
+        assert is_in_place, "the model was moved after its optimizer was made"
         g_MRC = torch.stack([_grad(p, name) for p, name in zip(self.parameters, self.names, strict=True)]).float()
-        # In the place of a gradient that is no number, the momentum: which moves itself nowhere.
-        g_MRC = torch.where(is_good > 0, g_MRC, self.momentum_MRC)
-        self.momentum_MRC.lerp_(g_MRC, 1.0 - momentum)
-        update_MRC = orthogonalize(g_MRC.lerp_(self.momentum_MRC, momentum))
-        if self.spec.variance_beta:
-            self._even_out(update_MRC, is_good)
-        self._decay(update_MRC, lr * is_good)
-        torch._foreach_add_(self.parameters, update_MRC.mul_(is_good).unbind(), alpha=-lr * self.scale)
+        rate: Any = self.spec.lr * lr_scale
+        momentum: Any = momentum_at(self.spec, num_steps)
+        if self.is_compiled:
+            direct, move = _compiled(direct_), _compiled(move_)
+            rate, momentum = self._rate.fill_(rate), self._momentum.fill_(momentum)
+        else:
+            direct, move = direct_, move_
+        update_MRC = self.ranks.gather(direct(self.momentum_MRC, g_MRC, is_good, momentum, self.how), len(g_MRC))
+        move(self.weights_MRC, self.squares, update_MRC, is_good, rate, self.how)
 
-    def _even_out(self, update_MRC: Tensor, is_good: Tensor) -> None:
-        """Rows (or columns) that move more than others over time are slowed, the others hurried; the update's size
-        stays as it is. ("NorMuon", arXiv:2510.05491)"""
-        squares = update_MRC.square().mean(dim=self.along, keepdim=True)
-        self.squares.lerp_(squares, (1.0 - self.spec.variance_beta) * is_good)
-        factor = self.squares.clamp(min=1e-10).rsqrt()
-        before, after = squares.sum(dim=(1, 2), keepdim=True), (squares * factor.square()).sum(dim=(1, 2), keepdim=True)
-        update_MRC.mul_(factor * (before / after.clamp(min=1e-10)).sqrt())
 
-    def _decay(self, update_MRC: Tensor, lr: Tensor) -> None:
-        if not self.spec.weight_decay:
-            return
-        if not self.spec.is_cautious:
-            torch._foreach_mul_(self.parameters, 1.0 - lr * self.spec.weight_decay)
-            return
+@dataclass(frozen=True)
+class How:
+    """What stays the same in every step of a group, and is compiled in."""
+
+    scale: float
+    along: int
+    variance_beta: float
+    decay: float
+    is_cautious: bool
+    kind: torch.dtype
+    mine: slice  # the matrices that this rank orthogonalizes
+
+
+def direct_(momentum_MRC: Tensor, g_MRC: Tensor, is_good: Tensor, momentum: Any, how: How) -> Tensor:
+    """Takes the gradients into the momentum; returns where the matrices of this rank go, each way as far."""
+    # In the place of a gradient that is no number, the momentum: which moves itself nowhere.
+    g_MRC = torch.where(is_good > 0, g_MRC, momentum_MRC)
+    momentum_MRC.lerp_(g_MRC, 1.0 - momentum)
+    return orthogonalize(torch.lerp(g_MRC[how.mine], momentum_MRC[how.mine], momentum), how.kind)
+
+
+def move_(weights_MRC: Tensor, squares: Tensor, update_MRC: Tensor, is_good: Tensor, rate: Any, how: How) -> None:
+    update_MRC = update_MRC.float()
+    if how.variance_beta:
+        update_MRC = update_MRC * _evening_factor_(squares, update_MRC, is_good, how)
+    rate = rate * is_good
+    if how.decay and how.is_cautious:
         # Only where the step itself goes towards zero: decay helps it along and never works against it.
-        for parameter, update in zip(self.parameters, update_MRC, strict=True):
-            parameter.sub_(parameter * (parameter * update > 0) * (lr * self.spec.weight_decay))
+        weights_MRC.sub_(weights_MRC * (weights_MRC * update_MRC > 0) * (rate * how.decay))
+    elif how.decay:
+        weights_MRC.mul_(1.0 - rate * how.decay)
+    weights_MRC.sub_(update_MRC * (rate * how.scale))
+
+
+def _evening_factor_(squares: Tensor, update_MRC: Tensor, is_good: Tensor, how: How) -> Tensor:
+    """Rows (or columns) that move more than others over time are slowed, the others hurried; the update's size stays as
+    it is. ("NorMuon", arXiv:2510.05491)"""
+    now = update_MRC.square().mean(dim=how.along, keepdim=True)
+    squares.lerp_(now, (1.0 - how.variance_beta) * is_good)
+    factor = squares.clamp(min=1e-10).rsqrt()
+    before, after = now.sum(dim=(1, 2), keepdim=True), (now * factor.square()).sum(dim=(1, 2), keepdim=True)
+    return factor * (before / after.clamp(min=1e-10)).sqrt()
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # One graph for each shape of matrix, and models have more of them than torch would compile by itself.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 def momentum_at(spec: Optimizer, num_steps: int) -> float:

@@ -5,6 +5,9 @@
     embedding                     AdamW    AdamW    lr_embedding  none
     head, or a tied matrix        AdamW    AdamW    lr_head       none
     norms and biases              AdamW    AdamW    lr_norm       none
+    adapters (method lora)        AdamW    AdamW    lr            weight_decay; their magnitudes none
+
+With `states: int8` the moments of AdamW are kept in eight bits, in all but small tensors (`adam8`).
 
 `step` never waits for the device: rates are host numbers, the step counter lives beside the state, and nothing is read
 back. State goes to disk as named tensors and comes back exactly; padding rows of the vocabulary are cut as in the
@@ -22,13 +25,15 @@ from torch import Tensor, nn
 
 from homing.errors import DataError
 from homing.lm.model.decoder import Decoder
+from homing.lm.train.adam8 import LEAST_SIZE, Adam8Group
 from homing.lm.train.muon import MuonGroup
+from homing.lm.train.ranks import Ranks
 from homing.wire.run import Optimizer as OptimizerSpec
 
 __all__ = ["AdamGroup", "Optimizer", "build_optimizer", "clip_gradients", "grad_norm"]
 
 
-def build_optimizer(model: Decoder, spec: OptimizerSpec) -> Optimizer:
+def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks | None = None) -> Optimizer:
     """State is made on the device the parameters are on now, so move the model first."""
     assert spec.kind in ("muon", "adamw"), f"unknown optimizer {spec.kind!r}"
     parts: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
@@ -38,23 +43,40 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec) -> Optimizer:
     lr = {"block": spec.lr, "embedding": spec.lr_embedding, "head": spec.lr_head, "small": spec.lr_norm}
     # Those of swift. What is kept of the stream is raised to the power of the layers, so it moves a hundredth as fast.
     lr |= {"values": 0.5 * spec.lr_embedding, "scalars": spec.lr_scalar, "keep": 0.01 * spec.lr_scalar}
+    lr |= {"adapter": spec.lr, "magnitude": spec.lr}
     muon: list[MuonGroup] = []
     if spec.kind == "muon":
         by_shape: dict[torch.Size, list[tuple[str, nn.Parameter]]] = defaultdict(list)
         for name, parameter in parts.pop("block", []):
             by_shape[parameter.shape].append((name, parameter))
-        muon = [MuonGroup(named, spec) for named in by_shape.values()]
-    adam = [
-        AdamGroup(
-            named, lr=lr[part], betas=(spec.beta1, spec.beta2), eps=spec.eps,
-            decay=spec.weight_decay if part == "block" else 0.0,
-        )
-        for part, named in parts.items()
-    ]  # fmt: skip
+        muon = [MuonGroup(named, spec, ranks) for named in by_shape.values()]
+    adam: list[AdamGroup | Adam8Group] = []
+    for part, named in parts.items():
+        decay = spec.weight_decay if part in ("block", "adapter") else 0.0
+        adam += _adam_groups(named, spec, lr=lr[part], decay=decay)
     return Optimizer(model, muon, adam)
 
 
+def _adam_groups(
+    named: list[tuple[str, nn.Parameter]], spec: OptimizerSpec, *, lr: float, decay: float
+) -> list[AdamGroup | Adam8Group]:
+    assert spec.states in ("fp32", "int8"), f"unknown states {spec.states!r}"
+    is_small = [spec.states == "fp32" or parameter.numel() < LEAST_SIZE for _, parameter in named]
+    small = [pair for pair, is_so in zip(named, is_small, strict=True) if is_so]
+    large = [pair for pair, is_so in zip(named, is_small, strict=True) if not is_so]
+    groups: list[AdamGroup | Adam8Group] = []
+    betas = (spec.beta1, spec.beta2)
+    if small:
+        groups.append(AdamGroup(small, lr=lr, betas=betas, eps=spec.eps, decay=decay))
+    if large:
+        groups.append(Adam8Group(large, lr=lr, betas=betas, eps=spec.eps, decay=decay))
+    return groups
+
+
 def _part(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
+    if ".adapter." in name:
+        # Not Muon: the two factors of a narrow product have no use for steps of equal length in every direction.
+        return "adapter" if parameter.dim() == 2 else "magnitude"
     if name == "lm_head.weight" or (is_tied and name == "model.embed_tokens.weight"):
         return "head"
     if name == "model.embed_tokens.weight":
@@ -72,7 +94,7 @@ def _part(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
 class Optimizer:
     """All parameters of one model. `step(lr_scale)` multiplies every rate by the schedule's fraction."""
 
-    def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamGroup]) -> None:
+    def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamGroup | Adam8Group]) -> None:
         self.model = model
         self.muon, self.adam = list(muon), list(adam)
         # Kept on the device, as AdamW's kernel reads it there, and so that nobody waits to learn what it is.
@@ -93,6 +115,19 @@ class Optimizer:
             muon_group.step(lr_scale, is_good, num_steps)
         for adam_group in self.adam:
             adam_group.step(lr_scale, self.step_count, is_good)
+
+    def compile_steps(self, *, is_on: bool = True) -> None:
+        """Muon's steps, compiled when they are next taken. AdamW has one kernel for all its parameters as it is."""
+        for muon_group in self.muon:
+            muon_group.is_compiled = is_on
+
+    def rehearse(self) -> None:
+        """A step that changes nothing: so that what compiles does so now, and fails now if it cannot."""
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        self.step(0.0, torch.zeros_like(self.step_count))
+        self.zero_grad()
 
     def zero_grad(self) -> None:
         for parameter in self.model.parameters():
@@ -132,6 +167,9 @@ class Optimizer:
             for name, squares in zip(muon_group.names, muon_group.squares, strict=False):  # none where it is not used
                 yield f"{name}.squares", name, squares
         for adam_group in self.adam:
+            if isinstance(adam_group, Adam8Group):
+                yield from ((name, "", tensor) for name, tensor in adam_group.state(self.model))
+                continue
             for name, mean, square in zip(adam_group.names, adam_group.means, adam_group.squares, strict=True):
                 yield f"{name}.exp_avg", name, mean
                 yield f"{name}.exp_avg_sq", name, square

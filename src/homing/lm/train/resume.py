@@ -16,7 +16,13 @@ from homing.wire.run import Phase, Run
 
 __all__ = ["check_same", "config_sha256"]
 
-_PHASE_KEYS = ("kind", "method", "num_steps", "batch_tokens", "optimizer", "schedule", "init_from")
+_PHASE_KEYS = ("kind", "method", "num_steps", "batch_tokens", "optimizer", "schedule", "lora")
+# Of rl, what changes how samples are made and judged, but not what is learned from them.
+_RL_FREE = (
+    *("rollout_rows", "graphs", "collapse_steps", "eval_prompts", "eval_samples"),
+    *("reward_timeout_s", "reward_memory_bytes"),
+)
+_PATHS = ("file", "val_file", "reward")  # the same file may lie elsewhere; its hash is beside it
 _DATA_KEYS = ("manifest_sha256", "tokenizer_sha256")
 
 
@@ -49,12 +55,23 @@ def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
 
 def _identity(run: Run, phase: Phase) -> dict[str, Any]:
     phase_values, data_values = codec.dump(phase), codec.dump(run.data)
-    return {
+    found: dict[str, Any] = {
         "seed": run.seed,
         "model": codec.dump(run.model),
         "phase": {key: phase_values[key] for key in _PHASE_KEYS},
         "data": {key: data_values[key] for key in _DATA_KEYS},
+        "starts_elsewhere": bool(phase.init_from),
     }
+    if run.base:
+        found["base"] = run.base.address
+    if phase.data:
+        found["data"]["own"] = phase.data.manifest_sha256
+    if phase_values["rl"]:
+        found["rl"] = {key: value for key, value in phase_values["rl"].items() if key not in _RL_FREE}
+        found["rl"]["tasks"] = [
+            {key: value for key, value in task.items() if key not in _PATHS} for task in phase_values["rl"]["tasks"]
+        ]
+    return found
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

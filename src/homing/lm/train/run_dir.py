@@ -52,23 +52,24 @@ def read_run(run_dir: Path) -> Run:
 
 
 def check_data(run: Run, run_dir: Path) -> tuple[Path, Tokenizer]:
-    """The data directory and its tokenizer, once both are what run.json was written for."""
+    """The data directory and its tokenizer, once both are what run.json was written for. Text there may be none, where
+    each phase has data of its own."""
     data_dir = (run_dir / run.data.dir).resolve()  # an absolute path stays itself
-    manifest = read_manifest(data_dir)
-    found = {
-        names.MANIFEST: (file_sha256(data_dir / names.MANIFEST), run.data.manifest_sha256),
-        names.TOKENIZER: (_tokenizer_sha256(data_dir), run.data.tokenizer_sha256),
-    }
-    changed = [f"{name} is not the one the run was resolved with" for name, (is_, was) in found.items() if is_ != was]
-    if manifest.tokenizer_sha256 != found[names.TOKENIZER][0]:
-        changed.append(f"{names.TOKENIZER} is not the one that made the shards")
+    found = {names.TOKENIZER: (_tokenizer_sha256(data_dir), run.data.tokenizer_sha256)}
     tokenizer = load_tokenizer(data_dir / names.TOKENIZER)
-    sizes = {
-        "model.vocab_size in run.json": run.model.vocab_size,
-        f"{data_dir / names.MANIFEST}": manifest.vocab_size,
-        f"{data_dir / names.TOKENIZER}": tokenizer.vocab_size,
-    }
-    if len(set(sizes.values())) > 1:
+    sizes = {f"{data_dir / names.TOKENIZER}": tokenizer.vocab_size}
+    changed = []
+    if run.data.manifest_sha256:
+        manifest = read_manifest(data_dir)
+        found[names.MANIFEST] = (file_sha256(data_dir / names.MANIFEST), run.data.manifest_sha256)
+        sizes[f"{data_dir / names.MANIFEST}"] = manifest.vocab_size
+        if manifest.tokenizer_sha256 != found[names.TOKENIZER][0]:
+            changed.append(f"{names.TOKENIZER} is not the one that made the shards")
+    changed += [f"{name} is not the one the run was resolved with" for name, (is_, was) in found.items() if is_ != was]
+    # Open weights may have more rows than their tokenizer has ids.
+    is_fit = max(sizes.values()) <= run.model.vocab_size if run.base else set(sizes.values()) == {run.model.vocab_size}
+    if not is_fit:
+        sizes = {"model.vocab_size in run.json": run.model.vocab_size, **sizes}
         changed.append("vocab_size mismatch: " + ", ".join(f"{where}: {size:,}" for where, size in sizes.items()))
     if changed:
         raise DataError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import time
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,8 @@ from typing import Protocol
 import homing
 from homing.errors import RunFailed
 from homing.lm.evals.bits_per_byte import Evaluation
+from homing.lm.model import lora
+from homing.lm.phases import Remembers
 from homing.lm.train import checkpoint
 from homing.lm.train.build import Built
 from homing.lm.train.checkpoint import Refused, TrainState
@@ -66,10 +69,19 @@ class Shelf:
         checkpoint.mend_pointers(self.dir, manifest, damaged=self._damaged)
 
     def load(self, manifest: CheckpointManifest, built: Built) -> TrainState:
-        loaded = checkpoint.load(self.folder(manifest.step), manifest)
+        folder = self.folder(manifest.step)
+        loaded = checkpoint.load(folder, manifest)
+        if built.model.lora is not None:
+            told, now = (
+                json.loads((folder / names.ADAPTER_CONFIG).read_bytes()),
+                json.loads(built.papers[names.ADAPTER_CONFIG]),
+            )
+            lora.check_base(str(told.get("homing_base_sha256", "")), str(now["homing_base_sha256"]))
         built.model.load_weights(loaded.weights)
         built.optimizer.load_state_tensors(loaded.optimizer)
         checkpoint.restore_rng(loaded.state.rng, self.s.device)
+        if isinstance(built.work, Remembers):
+            built.work.load_papers(folder)
         self.mend(manifest)
         self.saved_step = manifest.step
         return loaded.state
@@ -86,7 +98,8 @@ class Shelf:
             with self.s.journal.still("saving", "saving", phase=self.phase.kind):
                 folder = checkpoint.save(
                     self.dir, manifest, state, weights=built.model.weights_for_disk(),
-                    optimizer=built.optimizer.state_tensors(), papers=self.s.papers,
+                    optimizer=built.optimizer.state_tensors(),
+                    papers=self.s.papers | built.papers | _papers_of(built), weights_name=built.weights_name,
                 )  # fmt: skip
             self._damaged = [entry for entry in self._damaged if entry.folder != folder]  # it was just written anew
             checkpoint.mend_pointers(self.dir, manifest, damaged=self._damaged)
@@ -123,3 +136,7 @@ class Shelf:
             made_at=time.time(),
             choices=state.choices,
         )
+
+
+def _papers_of(built: Built) -> dict[str, bytes]:
+    return built.work.papers() if isinstance(built.work, Remembers) else {}

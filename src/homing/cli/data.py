@@ -1,0 +1,275 @@
+"""`homing data check|show`: chat data before anything is rented: what is wrong with it, and what a model would learn.
+
+check   every line of the files, or of a run's: kept, cut, skipped, and why; exit 2 where a line is at fault
+show    one conversation as tokens, those that are learned from in colour, or marked where there is none
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from homing.cli import talk
+from homing.cli.extras import need
+from homing.cli.options import Json, Sets
+from homing.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from homing.config import Loaded
+    from homing.lm.chat.doctor import Doctor
+    from homing.lm.chat.render import Example, Renderer
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Look at chat data.")
+
+_LEARNED, _READ, _MARKER, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
+_TOLD = 50
+
+Names = Annotated[list[str], typer.Argument(metavar="FILE...|RUN", help="Chat files or globs; or one run.")]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", metavar="DIR", help="Folder with tokenizer.json and the chat template."),
+]
+Context = Annotated[
+    int | None, typer.Option("--context", min=2, help="Tokens a conversation may have; else the run's.")
+]
+
+
+@app.command("check")
+def check(
+    names: Names,
+    validation: Annotated[list[str] | None, typer.Option("--validation", help="Held-out files; may repeat.")] = None,
+    tokenizer: Tokenizer = None,
+    context: Context = None,
+    sets: Sets = None,
+    json_: Json = False,
+) -> None:
+    """Look at every line: bad JSON, roles, order, empty turns, length, duplicates, leaks between train and val."""
+    need("lm", verb="data")
+    from homing.lm.chat.doctor import Doctor
+
+    loaded = _run_named(names, sets)
+    doctor, next_verb = Doctor(), "homing data show " + names[0]
+    if loaded is not None:
+        for phase in _chat_phases(loaded):
+            renderer = _renderer(tokenizer or loaded.prep.dir, is_needed=False)
+            one = Doctor(renderer, (context or loaded.run.model.context) if renderer else 0)
+            _examine(one, phase.validation, [source.path for source in phase.chat])
+            _merge(doctor, one)
+    else:
+        renderer = _renderer(tokenizer, is_needed=True) if tokenizer else None
+        if context and renderer is None:
+            raise UsageError(
+                what="--context counts tokens, and nothing says by which tokenizer.",
+                why="No --tokenizer was given.",
+                fix="--tokenizer data/NAME, or name the run instead of its files",
+            )
+        doctor.renderer, doctor.context = renderer, context or 0
+        _examine(doctor, validation or [], names)
+    _report(doctor, next_verb)
+
+
+def _examine(doctor: Doctor, validation: list[str], names: list[str]) -> None:
+    from homing.lm.chat.order import find_chat_files
+
+    for side, patterns in (("val", validation), ("train", names)):
+        for source in find_chat_files(patterns, "validation" if side == "val" else "chat")[0]:
+            try:
+                for _ in doctor.examine(source, side):
+                    pass
+            except DataError:
+                continue  # told as a finding; the other files are looked at all the same
+
+
+def _merge(whole: Doctor, one: Doctor) -> None:
+    whole.files += one.files
+    whole.findings += one.findings
+    whole.counts.update(one.counts)
+
+
+def _report(doctor: Doctor, next_verb: str) -> None:
+    findings = doctor.told()
+    error = None
+    if doctor.num_faults:
+        lines = "1 line is" if doctor.num_faults == 1 else f"{doctor.num_faults:,} lines are"
+        error = DataError(
+            what=f"{lines} at fault.",
+            why=f"The first: {findings[0]}",
+            fix="Mend or delete them. `homing prep` leaves them out and goes on while they are less than half a file.",
+        )
+    document = {
+        "files": [asdict(file) for file in doctor.files],
+        "counts": dict(doctor.counts),
+        "findings": [asdict(finding) for finding in findings],
+        "num_faults": doctor.num_faults,
+        "next": next_verb,
+    }
+    talk.emit_all("data-check/1", document, error)
+    if not talk.is_json():
+        for finding in findings[:_TOLD]:
+            print(finding)
+        if len(findings) > _TOLD:
+            print(f"... and {len(findings) - _TOLD:,} more; --json has all of them")
+    talk.table(
+        ["file", "side", "form", "lines", "kept", "cut", "skipped"],
+        [(f.path, f.side, f.form, f.num_lines, f.num_kept, f.num_cut, f.num_skipped) for f in doctor.files],
+    )
+    if error is not None:
+        raise error
+    talk.say(f"Next: {next_verb}")
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(metavar="FILE|RUN", help="A chat file, or a run that is prepared.")],
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Which conversation.")] = 1,
+    phase: Annotated[str | None, typer.Option("--phase", help="Of a run with several chat phases.")] = None,
+    tokenizer: Tokenizer = None,
+    color: Annotated[Literal["auto", "always", "never"], typer.Option("--color")] = "auto",
+    sets: Sets = None,
+    json_: Json = False,
+) -> None:
+    """One conversation as the model reads it: its tokens, and which of them are learned from."""
+    need("lm", verb="data")
+    loaded = _run_named([name], sets)
+    if loaded is None:
+        renderer = _renderer(tokenizer or _newest_data(), is_needed=True)
+        assert renderer is not None
+        where, examples = _from_file(name, number, renderer)
+    else:
+        renderer = _renderer(tokenizer or loaded.prep.dir, is_needed=True)
+        assert renderer is not None
+        where, examples = _from_run(loaded, number, phase)
+    tokens = [
+        {"id": i, "text": renderer.tokens.show(i), "is_learned": is_learned}
+        for example in examples
+        for i, is_learned in zip(example.ids.tolist(), example.mask.tolist(), strict=True)
+    ]
+    num_learned = sum(bool(token["is_learned"]) for token in tokens)
+    document = {"where": where, "num_tokens": len(tokens), "num_learned": num_learned, "tokens": tokens}
+    talk.emit("data-show/1", document)
+    if not talk.is_json():
+        is_colored = color == "always" or (color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+        print(_in_color(tokens, renderer) if is_colored else _in_plain(tokens))
+    talk.say(f"{where}: {len(tokens):,} tokens, {num_learned:,} of them learned from.")
+    talk.say(f"Next: homing data show {name} --number {number + 1}")
+
+
+def _from_file(path: str, number: int, renderer: Renderer) -> tuple[str, list[Example]]:
+    from homing.lm.chat.doctor import Doctor
+    from homing.lm.chat.order import find_chat_files
+
+    doctor, count = Doctor(renderer), 0
+    for source in find_chat_files([path])[0]:
+        for kept in doctor.examine(source, "train"):
+            count += 1
+            if count == number:
+                return f"{source.path}:{kept.line}", kept.examples
+    raise _no_such(path, number, count)
+
+
+def _from_run(loaded: Loaded, number: int, wanted: str | None) -> tuple[str, list[Example]]:
+    """As prep wrote it: what is shown is what is trained on."""
+    import numpy as np
+
+    from homing.lm.chat.render import Example
+    from homing.lm.shards.conversations import open_conversations
+    from homing.lm.shards.read import read_manifest
+
+    phases = _chat_phases(loaded)
+    prep = next((phase for phase in phases if phase.phase == (wanted or phases[0].phase)), None)
+    if prep is None:
+        raise UsageError(
+            what=f"The phase {wanted} of {loaded.run.name} has no conversations.",
+            why=f"These have: {', '.join(phase.phase for phase in phases)}.",
+            fix=f"--phase {phases[0].phase}",
+        )
+    split = open_conversations(prep.dir, read_manifest(prep.dir), "train")
+    if number > split.tokens.num_documents:
+        raise _no_such(f"{loaded.run.name}, phase {prep.phase},", number, split.tokens.num_documents)
+    ids, mask = split.read(number - 1)
+    return f"{prep.phase} {number:,}", [Example(np.asarray(ids, dtype=np.uint32), mask != 0, [len(ids)])]
+
+
+def _no_such(name: str, number: int, count: int) -> UsageError:
+    return UsageError(
+        what=f"There is no conversation {number:,}.",
+        why=f"{name} has {count:,} that can be learned from.",
+        fix="--number 1; `homing data check` tells what was left out.",
+    )
+
+
+def _in_color(tokens: list[dict[str, Any]], renderer: Renderer) -> str:
+    """Running text: green is learned from, dim is only read, bold is a marker."""
+    markers = set(renderer.tokens.markers.values())
+
+    def style(token: dict[str, Any]) -> str:
+        return (_LEARNED if token["is_learned"] else _READ) + (_MARKER if token["id"] in markers else "")
+
+    return "".join(f"{style(token)}{token['text']}{_PLAIN}" for token in tokens)
+
+
+def _in_plain(tokens: list[dict[str, Any]]) -> str:
+    """A line a token: its place, its id, whether it is learned from, its text."""
+    width = max((len(str(token["id"])) for token in tokens), default=1)
+    return "\n".join(
+        f"{number:>6}  {token['id']:>{width}}  {'learned' if token['is_learned'] else '-      '}"
+        f"  {json.dumps(token['text'], ensure_ascii=False)}"
+        for number, token in enumerate(tokens)
+    )
+
+
+def _run_named(names: list[str], sets: list[str] | None) -> Loaded | None:
+    """None where files are meant: what exists as a file of conversations is one, whatever runs are called."""
+    from homing.config import load_run
+
+    first = Path(names[0]).expanduser()
+    is_run_file = first.suffix in (".yaml", ".yml")
+    if len(names) > 1 or ((first.exists() or any(sign in names[0] for sign in "*?[/.")) and not is_run_file):
+        if sets:
+            raise UsageError("--set changes a run file, and files were named.", fix="homing data check RUN --set ...")
+        return None
+    return load_run(names[0], sets or [], is_for_prep=True)
+
+
+def _chat_phases(loaded: Loaded) -> list[Any]:
+    phases = [prep for prep in loaded.phase_preps if prep.kind == "chat"]
+    if not phases:
+        raise DataError(
+            what=f"No phase of {loaded.run.name} learns from conversations.",
+            why="None has data: {chat: [...]}.",
+            fix="Name files instead: homing data check chats.jsonl",
+        )
+    return phases
+
+
+def _renderer(folder: Path | None, *, is_needed: bool) -> Renderer | None:
+    from homing.lm.chat.order import open_renderer
+
+    if folder is None or (not is_needed and not (folder / "tokenizer.json").is_file()):
+        if folder is not None:
+            talk.say(f"No tokenizer in {folder} yet: lengths are not looked at. homing prep makes one.")
+        return None
+    return open_renderer(folder if folder.is_dir() else folder.parent)
+
+
+def _newest_data() -> Path:
+    from homing.config import load_run, newest_run
+
+    try:
+        folder = load_run(newest_run(), [], is_for_prep=True).prep.dir
+    except UsageError as exc:
+        raise UsageError(
+            what="Nothing says with which tokenizer.",
+            why=f"There is no run here to take it from: {exc.what}",
+            fix="--tokenizer DIR, a folder with tokenizer.json and a chat template",
+        ) from exc
+    talk.say(f"Tokenizer and chat template of {folder}.")
+    return folder

@@ -1,0 +1,205 @@
+"""`homing eval`: how good is a model, with intervals; and of two, is one better?
+
+sets opened and checked -> model loaded -> each set measured -> table, report, JSON -> B the same, compared
+"""
+
+from __future__ import annotations
+
+import json as json_
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing import __version__
+from homing.cli import talk
+from homing.cli.eval_sets import open_sets
+from homing.cli.extras import need
+from homing.cli.find_model import find_model
+from homing.cli.generate import Checkpoint, Device, Model, Phase
+from homing.cli.options import Json
+from homing.errors import UsageError
+
+if TYPE_CHECKING:
+    from homing.lm.evals.compare import Difference
+    from homing.lm.evals.measure import How, Subject, What
+    from homing.lm.evals.result import Measured
+
+__all__ = ["command"]
+
+_TELL_EVERY_S = 15.0
+
+
+def command(
+    run: Model = None,
+    text: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Any text; may be repeated.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TASK",
+            help="FILE.jsonl, gsm8k:FILE, arithmetic[:1-5] or spelling[:1-5]; may be repeated.",
+        ),
+    ] = None,
+    chat: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Held-out conversations; may be repeated.")
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="Two runs or folders on the same sets.")
+    ] = None,
+    pass_at: Annotated[
+        list[int] | None, typer.Option("--pass-at", metavar="K", min=1, help="Also pass@K; may be repeated.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, help="Answers drawn of each question; else the largest K.")] = 0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, max=100.0, help="Of drawn answers; 0 for one, else 0.8.")
+    ] = None,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="An answer ends here.")] = 256,
+    window: Annotated[int, typer.Option(min=0, help="Tokens of text read at once; else the context.")] = 0,
+    at_most: Annotated[int, typer.Option("--at-most", min=0, help="So many of each set; 0 for all.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of intervals and drawn answers.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="report.md", help="Write the report, and .json beside it.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    phase: Phase = None,
+    base: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The weights an adapter was trained on.")] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Measure a trained model: bits per byte, perplexity, tasks, answers; each with a 95% interval. Without --text,
+    --task and --chat: on the text that the run held out."""
+    need("lm", verb="eval")
+    if compare is not None and run is not None:
+        raise UsageError(
+            what=f"Three models are named: {run}, {compare[0]} and {compare[1]}.",
+            why="--compare names both models itself.",
+            fix=f"homing eval --compare {compare[0]} {compare[1]}",
+        )
+    named: list[str | None] = list(compare) if compare is not None else [run]
+    folders = [find_model(name, checkpoint=checkpoint, phase=phase) for name in named]
+
+    from homing.lm.evals.answers import Asking
+    from homing.lm.evals.measure import How
+    from homing.lm.generate import read_card
+
+    asking = Asking(tuple(pass_at or ()), samples, temperature, new_tokens, seed)
+    asking.check()
+    cards = [read_card(folder) for folder in folders]
+    sets = open_sets(cards[0], text or [], task or [], chat or [], at_most=at_most)
+    if not (text or task or chat):
+        _warn_of_leaks(cards, named)
+    how = How(window, at_most, asking)
+    document, differences = _evaluate(folders, [str(name) for name in named], sets, how, seed, device, base)
+    _show(document, differences)
+    if out is not None:
+        _write(out, document)
+    talk.emit("eval/1", document)
+    _say_next(folders, out)
+
+
+def _evaluate(
+    folders: list[Path], named: list[str], sets: list[What], how: How, seed: int, device: str, base: Path | None
+) -> tuple[dict[str, Any], list[Difference]]:
+    import torch
+
+    from homing.lm.device import describe_device
+    from homing.lm.evals.compare import compare
+    from homing.lm.evals.measure import load_subject
+    from homing.lm.evals.result import identity_of
+
+    started = time.monotonic()
+    models, measured, made = [], [], {}
+    for folder in folders:  # one after the other: two models need not fit the memory together
+        subject = load_subject(folder, device, base)
+        where, precision = describe_device(subject.model.device), str(subject.model.compute_dtype).split(".")[-1]
+        talk.say(f"{folder} on {where} in {precision}")
+        models.append(identity_of(subject.card))
+        measured.append([_measure(subject, what, how) for what in sets])
+        made = {"version": __version__, "torch": torch.__version__, "device": where, "precision": precision}
+        del subject
+    differences: list[Difference] = []
+    if len(measured) == 2:
+        names = (named[0], named[1])
+        differences = [
+            one for a, b in zip(measured[0], measured[1], strict=True) for one in compare(a, b, names, seed=seed)
+        ]
+    document = {
+        "models": models,
+        "results": [[one.to_dict(seed) for one in each] for each in measured],
+        "differences": [difference.to_dict() for difference in differences],
+        "seed": seed,
+        "made": {**made, "seconds": round(time.monotonic() - started, 3)},
+    }
+    return document, differences
+
+
+def _measure(subject: Subject, what: What, how: How) -> Measured:
+    from homing.lm.evals.measure import measure
+
+    return measure(subject, what, how, tell=_now_and_then(what.name))
+
+
+def _now_and_then(name: str) -> Callable[[str], None]:
+    told = time.monotonic()
+
+    def tell(done: str) -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_EVERY_S:
+            talk.say(f"  {name}: {done}")
+            told = time.monotonic()
+
+    return tell
+
+
+def _warn_of_leaks(cards: list[Any], named: list[str | None]) -> None:
+    """Text that one run held out may be what another has learned by heart."""
+    if len(cards) < 2:
+        return
+    first, second = (card.run.data.manifest_sha256 if card.run is not None else "" for card in cards)
+    if first != second:
+        talk.say(f"warning: the text is what {named[0]} held out; {named[1]} has other data, and may have read it.")
+
+
+def _show(document: dict[str, Any], differences: list[Difference]) -> None:
+    from homing.lm.evals.report import told
+
+    for model, sets in zip(document["models"], document["results"], strict=True):
+        rows = [
+            (one["name"], score["name"], told(score["value"]), f"{told(score['low'])} to {told(score['high'])}",
+             f"{score['num_units']:,}", score["method"])
+            for one in sets for score in one["scores"]
+        ]  # fmt: skip
+        title = str(model["folder"]) if len(document["models"]) > 1 else ""
+        talk.table(["set", "figure", "value", "95% interval", "units", "interval by"], rows, title=title)
+        for one in sets:
+            counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in one["counts"].items())
+            talk.say(f"{one['name']}: {counts}.{''.join(f' {note}' for note in one['notes'])}")
+    if not talk.is_json():
+        for difference in differences:
+            print(difference.sentence)
+
+
+def _write(out: Path, document: dict[str, Any]) -> None:
+    """report.md and report.json, each whole or absent."""
+    from homing.lm.evals.report import as_markdown
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    whole = json_.dumps({"schema": "homing.eval/1", **document}, indent=1, ensure_ascii=False, allow_nan=False)
+    for path, text in ((out.with_suffix(".md"), as_markdown(document)), (out.with_suffix(".json"), whole)):
+        aside = path.with_name(f".{path.name}.aside")
+        aside.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        os.replace(aside, path)
+
+
+def _say_next(folders: list[Path], out: Path | None) -> None:
+    if out is not None:
+        talk.say(f"Written: {out.with_suffix('.md')} and {out.with_suffix('.json')}")
+    if len(folders) == 1:
+        talk.say(
+            f"Against another model: homing eval --compare {folders[0]} OTHER   Talk to it: homing chat {folders[0]}"
+        )
+    else:
+        talk.say("Keep the figures: --out report.md")

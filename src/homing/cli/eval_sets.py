@@ -1,0 +1,106 @@
+"""What `homing eval` is asked to measure on: flags to sets, opened and checked before any model is loaded.
+
+--text FILE...                         any text
+--chat FILE.jsonl                      held-out conversations
+--task FILE.jsonl | gsm8k[:FILE] | arithmetic[:DIFFICULTY] | spelling[:DIFFICULTY]
+(none of them)                         the text that the run held out
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homing.config import home
+from homing.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from homing.lm.evals.any_text import Text
+    from homing.lm.evals.measure import What
+    from homing.lm.evals.task_file import TaskFile
+    from homing.lm.generate import Card
+
+__all__ = ["open_sets"]
+
+MADE_UP = ("arithmetic", "spelling")
+NUM_MADE_UP = 200  # unless --at-most says otherwise
+
+
+def open_sets(card: Card, texts: list[str], tasks: list[str], chats: list[str], *, at_most: int) -> list[What]:
+    from homing.lm.evals.any_text import text_in_files
+    from homing.lm.evals.measure import Chats
+    from homing.lm.text.find import find_sources
+
+    sets: list[What] = [text_in_files([text]) for text in texts]
+    for pattern in chats:
+        find_sources([pattern], key="chat")
+        sets.append(Chats([pattern]))
+    sets += [_open_task(task, card, at_most) for task in tasks]
+    return sets or [_held_out(card)]
+
+
+def _open_task(task: str, card: Card, at_most: int) -> TaskFile:
+    from homing.lm.evals.answers import made_up
+    from homing.lm.evals.task_file import read_task
+
+    kind, _, rest = task.partition(":")
+    if Path(task).expanduser().exists():
+        return read_task(task, at_most=at_most)
+    if kind in MADE_UP:
+        if rest and rest not in ("1", "2", "3", "4", "5"):
+            raise UsageError(f"{task}: the difficulty is 1 to 5.", why=f"It is {rest!r}.", fix=f"--task {kind}:1")
+        return made_up(kind, int(rest or 1), at_most or NUM_MADE_UP)
+    if kind == "gsm8k":
+        return read_task(rest or _gsm8k_of(card), form="answers", at_most=at_most)
+    if "." not in task and "/" not in task:
+        raise UsageError(
+            what=f"There is no task {task!r}.",
+            why=f"Known by name: gsm8k, {', '.join(MADE_UP)}; everything else is a file.",
+            fix="--task FILE.jsonl; its forms are told in docs/eval.md",
+        )
+    return read_task(task, at_most=at_most)
+
+
+def _gsm8k_of(card: Card) -> str:
+    """The file that the run's own phase of rl holds out, where it names one."""
+    phases = card.run.phases if card.run is not None else []
+    tasks = [task for phase in phases if phase.rl is not None for task in phase.rl.tasks if task.kind == "gsm8k"]
+    for task in tasks:
+        for folder in _data_dirs(card):
+            if task.val_file and (folder / task.val_file).is_file():
+                return str(folder / task.val_file)
+    raise UsageError(
+        what="Where are the questions of GSM8K?",
+        why="They are not part of homing, and the run names no file of its own that holds them out.",
+        fix="Fetch test.jsonl of openai/gsm8k from the Hub, then: --task gsm8k:test.jsonl",
+    )
+
+
+def _held_out(card: Card) -> Text:
+    from homing.lm.evals.any_text import has_data, held_out_text
+
+    if card.run is None:
+        raise UsageError(
+            what=f"{card.folder} does not say what text was held out for it.",
+            why="It is no checkpoint of a run here, so there is no held-out text to take by default.",
+            fix="Name some: --text FILE, --task FILE.jsonl or --chat FILE.jsonl",
+        )
+    folders = _data_dirs(card)
+    for folder in folders:
+        if has_data(folder, card.run.data.manifest_sha256):
+            return held_out_text(folder, card.run.name)
+    raise DataError(
+        what=f"The text that {card.run.name} held out is not here.",
+        why=f"Looked for the run's own data in {', '.join(map(str, dict.fromkeys(folders)))}.",
+        fix="Call from the folder where `homing prep` was run, or name other text: --text FILE",
+    )
+
+
+def _data_dirs(card: Card) -> list[Path]:
+    """Where a run's data may lie: at home in the folder of prep, on a machine in the run directory."""
+    assert card.run is not None, "only a run has data"
+    named = Path(card.run.data.dir).expanduser()
+    if named.is_absolute():
+        return [named, Path("data", card.run.name)]
+    above = [parent / named for parent in card.folder.absolute().parents[:3]]
+    return [*above, home() / "runs" / card.run.id / named, Path("data", card.run.name)]

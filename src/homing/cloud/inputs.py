@@ -1,0 +1,128 @@
+"""What travels with a run beside its own text: data of single phases, weights to begin with, files of tasks.
+
+    travelling(run)   every such file with its hash, named in run.json, so that another home can send them again
+    relocated(run)    the run as the instance reads it: these files lie below ../data there
+
+A missing member is named before anything is rented.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+from homing.errors import DataError
+from homing.wire import codec, names
+from homing.wire.data import DataManifest
+from homing.wire.run import Phase, Run, RunInput
+from homing.world import World
+
+__all__ = ["DATA_DIR", "relocated", "travelling"]
+
+DATA_DIR = "data"
+BASE = "base"
+_RL_FILES = ("file", "val_file", "reward")
+# Of a folder with weights: what loading them reads. Optimizer, samples and logs of a checkpoint stay where they are.
+_WEIGHT_ENDINGS = (".safetensors", ".json", ".jinja")
+_NOT_WEIGHTS = (names.OPTIMIZER, names.STATE)
+
+
+def travelling(run: Run, world: World) -> list[RunInput]:
+    """Of a run resolved at home. All that is missing is said at once."""
+    missing: list[str] = []
+    found = [item for phase in run.phases for item in _of_phase(phase, world, missing)]
+    if run.base:
+        found += _folder(run.base.dir, BASE, world, missing, what=f"the open weights {run.base.address}")
+    if missing:
+        raise DataError(
+            what=f"Not all that {run.name} needs is here.", why="\n".join(missing), fix=f"homing prep {run.name}"
+        )
+    return found
+
+
+def relocated(run: Run) -> Run:
+    """Paths as they are on the instance, where the run directory and the data folder lie side by side."""
+    return dataclasses.replace(
+        run,
+        data=dataclasses.replace(run.data, dir=f"../{DATA_DIR}"),
+        phases=[_phase_there(phase) for phase in run.phases],
+        base=dataclasses.replace(run.base, dir=f"../{DATA_DIR}/{BASE}") if run.base else None,
+    )
+
+
+def _phase_there(phase: Phase) -> Phase:
+    if phase.data:
+        there = dataclasses.replace(phase.data, dir=f"../{DATA_DIR}/{phase.kind}")
+        phase = dataclasses.replace(phase, data=there)
+    if phase.init_from:
+        phase = dataclasses.replace(phase, init_from=f"../{DATA_DIR}/{_start_name(phase)}")
+    if phase.rl:
+        tasks = [
+            dataclasses.replace(
+                task,
+                file=_task_name(number, task.file),
+                val_file=_task_name(number, task.val_file),
+                reward=_task_name(number, task.reward),
+            )
+            for number, task in enumerate(phase.rl.tasks)
+        ]
+        phase = dataclasses.replace(phase, rl=dataclasses.replace(phase.rl, tasks=tasks))
+    return phase
+
+
+def _of_phase(phase: Phase, world: World, missing: list[str]) -> Iterator[RunInput]:
+    if phase.data:
+        yield from _prepared(phase, world, missing)
+    if phase.init_from:
+        what = f"the weights that {phase.kind} starts from"
+        yield from _folder(phase.init_from, _start_name(phase), world, missing, what=what)
+    for number, task in enumerate(phase.rl.tasks if phase.rl else []):
+        for name in _RL_FILES:
+            path = getattr(task, name)
+            if path and not world.exists(path):
+                missing.append(f"{path}: a file of the tasks of rl")
+            elif path:
+                yield RunInput(_task_name(number, path), path, getattr(task, f"{name}_sha256"))
+
+
+def _prepared(phase: Phase, world: World, missing: list[str]) -> Iterator[RunInput]:
+    assert phase.data is not None, "asked of a phase that reads the run's own text"
+    folder, path = phase.data.dir, os.path.join(phase.data.dir, names.MANIFEST)
+    if not phase.data.manifest_sha256 or not world.exists(path):
+        missing.append(f"{path}: the data of {phase.kind} is not prepared")
+        return
+    yield RunInput(f"{phase.kind}/{names.MANIFEST}", path, phase.data.manifest_sha256)
+    manifest = codec.loads(DataManifest, world.read(path))
+    files = [
+        (name, digest) for split in manifest.splits.values() for s in split.shards for name, _, digest in s.files()
+    ]
+    if phase.data.kind == "text":
+        files.append((names.TOKENIZER, manifest.tokenizer_sha256))
+    for name, digest in files:
+        source = os.path.join(folder, name)
+        if not world.exists(source):
+            missing.append(f"{source}: a shard of {phase.kind}")
+        yield RunInput(f"{phase.kind}/{name}", source, digest)
+
+
+def _folder(folder: str, into: str, world: World, missing: list[str], *, what: str) -> list[RunInput]:
+    if not folder or not world.is_dir(folder):
+        missing.append(f"{folder or what}: {what} are not here")
+        return []
+    chosen = [name for name in world.walk(folder) if _is_wanted(name)]
+    paths = [(f"{into}/{name}", os.path.join(folder, name)) for name in chosen]
+    return [RunInput(path, source, world.sha256(source)) for path, source in paths]
+
+
+def _is_wanted(name: str) -> bool:
+    is_top = os.sep not in name and not name.startswith(".")
+    return is_top and name.endswith(_WEIGHT_ENDINGS) and name not in _NOT_WEIGHTS
+
+
+def _start_name(phase: Phase) -> str:
+    return f"start-{phase.kind}"
+
+
+def _task_name(number: int, path: str) -> str:
+    return f"rl/{number}-{os.path.basename(path)}" if path else ""

@@ -1,0 +1,122 @@
+"""Four forms in which conversations are handed around, each to the same messages. Recognised once a file, told aloud.
+
+    messages   {"messages": [{"role": ..., "content": ...}, ...], "tools": [...]}
+    list       [{"role": ..., "content": ...}, ...]                            nanochat's
+    sharegpt   {"conversations": [{"from": "human", "value": ...}, ...]}
+    alpaca     {"instruction": ..., "input": ..., "output": ...}
+
+Only moves words to where they belong; whether they make a conversation is for `rules`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from homing.lm.chat.messages import Fault
+
+__all__ = ["FORMS", "Raw", "to_messages", "unused_fields", "which_form"]
+
+FORMS = ("messages", "list", "sharegpt", "alpaca")
+Raw = tuple[list[Any], Any]  # messages, tools; neither is checked yet
+
+_SPEAKERS = {
+    **{"human": "user", "user": "user", "prompter": "user"},
+    **{"gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant"},
+    **{"system": "system", "tool": "tool", "observation": "tool", "function_response": "tool"},
+}
+_KNOWN = {
+    "messages": {"messages", "tools"},
+    "sharegpt": {"conversations", "system", "tools"},
+    "alpaca": {"instruction", "input", "output", "system", "history"},
+}
+
+
+def which_form(value: Any) -> str:
+    """Raises where it is none of them."""
+    if isinstance(value, list):
+        return "list"
+    if not isinstance(value, dict):
+        raise Fault("not-object", f"neither an object nor a list of messages, but {_kind(value)}")
+    for form, name in (("messages", "messages"), ("sharegpt", "conversations"), ("alpaca", "instruction")):
+        if name in value:
+            return form
+    names = ", ".join(list(value)[:8]) or "none"
+    raise Fault("no-form", f"no messages, conversations or instruction; fields there: {names}")
+
+
+def to_messages(value: Any, form: str) -> Raw:
+    """`form` is the file's. A line in another one is a fault: within one file it is more often a slip than meant."""
+    found = which_form(value)
+    if found != form:
+        raise Fault("other-form", f"in the form {found}, and the file began in the form {form}")
+    if form == "list":
+        return value, None
+    if form == "alpaca":
+        return _from_alpaca(value), None
+    tools = value.get("tools")
+    if isinstance(tools, str):
+        tools = _json_text(tools, "tools")
+    if form == "messages":
+        return _need_list(value["messages"], "messages"), tools
+    turns = [_from_sharegpt(turn, number) for number, turn in enumerate(_need_list(value["conversations"], form), 1)]
+    system = value.get("system")
+    return [*([{"role": "system", "content": system}] if system not in (None, "") else []), *turns], tools
+
+
+def unused_fields(value: Any, form: str) -> list[str]:
+    """What stands beside the conversation and is left out of it."""
+    return [] if form == "list" else sorted(value.keys() - _KNOWN[form])
+
+
+def _from_alpaca(value: dict[str, Any]) -> list[Any]:
+    for name in ("instruction", "output"):
+        if not isinstance(value.get(name), str):
+            raise Fault("wrong-type", f"{name!r} is {_kind(value[name]) if name in value else 'missing'}, not text")
+    extra = value.get("input") if value.get("input") is not None else ""
+    if not isinstance(extra, str):
+        raise Fault("wrong-type", f"'input' is {_kind(extra)}, not text")
+    asked = value["instruction"] + (f"\n\n{extra}" if extra.strip() else "")
+    system = value.get("system")
+    messages = [{"role": "system", "content": system}] if system not in (None, "") else []
+    for pair in _need_list(value.get("history") or [], "history", least=0):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise Fault("wrong-type", "'history' is not a list of pairs: question, answer")
+        messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    return [*messages, {"role": "user", "content": asked}, {"role": "assistant", "content": value["output"]}]
+
+
+def _from_sharegpt(turn: Any, number: int) -> Any:
+    if not isinstance(turn, dict) or ("role" in turn and "from" not in turn):
+        return turn  # role and content under another name for the list: as good as messages
+    speaker = turn.get("from")
+    if speaker == "function_call":
+        call = _json_text(turn.get("value"), f"turn {number}: the function call")
+        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    if not isinstance(speaker, str) or speaker not in _SPEAKERS:
+        raise Fault("unknown-role", f"turn {number}: from {speaker!r}; known: {', '.join(sorted(_SPEAKERS))}")
+    if "value" not in turn:
+        raise Fault("wrong-type", f"turn {number}: 'value' is missing")
+    weight = {"weight": turn["weight"]} if turn.get("weight") is not None else {}
+    return {"role": _SPEAKERS[speaker], "content": turn["value"], **weight}
+
+
+def _need_list(value: Any, name: str, *, least: int = 1) -> list[Any]:
+    if not isinstance(value, list):
+        raise Fault("wrong-type", f"{name!r} is {_kind(value)}, not a list")
+    if len(value) < least:
+        raise Fault("no-turns", f"{name!r} is empty")
+    return value
+
+
+def _json_text(text: Any, name: str) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError) as exc:
+        raise Fault("bad-tools", f"{name}: not JSON: {exc}") from exc
+
+
+def _kind(value: Any) -> str:
+    return {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(
+        type(value), "a number"
+    )

@@ -1,0 +1,175 @@
+"""What is wanted of the conversations of one phase, checked before anything is touched, and how they are mixed.
+
+weight 0         as many as the source has, `repeat` times
+weights above 0  conversations in that proportion: the source that is scarcest for its weight comes `repeat` times,
+                 the others as much more often as it takes, never less often than their own `repeat`
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from homing.errors import DataError
+from homing.lm.chat.render import Renderer, need_template
+from homing.lm.chat.template import find_template
+from homing.lm.chat.tokens import ChatTokens
+from homing.lm.prep.order import file_sha256
+from homing.lm.text.find import PACKINGS, Source, find_sources
+
+__all__ = [
+    "ChatInputs",
+    "ChatOrder",
+    "ChatSource",
+    "copies_of",
+    "find_chat_files",
+    "find_inputs",
+    "open_renderer",
+    "settings_of",
+]
+
+ENDINGS = (".jsonl", ".ndjson", ".json")
+
+
+@dataclass(frozen=True)
+class ChatSource:
+    path: str  # a file, glob or folder
+    weight: float = 0.0
+    repeat: int = 1
+
+
+@dataclass(frozen=True)
+class ChatOrder:
+    dir: Path
+    chat: list[ChatSource]
+    tokenizer: Path  # a folder: tokenizer.json, and beside it what says how turns are written
+    context: int
+    validation: list[str] = field(default_factory=list)
+    val_fraction: float = 0.02  # by hash of the conversation; not used when `validation` names files
+    shard_tokens: int = 100_000_000
+    is_forced: bool = False
+
+
+@dataclass(frozen=True)
+class ChatInputs:
+    chat: list[list[Source]]  # the files of each source
+    validation: list[Source]
+    warnings: list[str]
+
+    @property
+    def sources(self) -> list[Source]:
+        return [*self.validation, *(file for files in self.chat for file in files)]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(source.num_bytes for source in self.sources)
+
+    @property
+    def stamps(self) -> list[list[object]]:
+        return [source.stamp for source in self.sources]
+
+
+def open_renderer(folder: Path) -> Renderer:
+    return Renderer(need_template(find_template(folder), str(folder)), ChatTokens(folder))
+
+
+def find_chat_files(patterns: Sequence[str], key: str = "chat") -> tuple[list[Source], list[str]]:
+    """Files and warnings. A folder gives its .jsonl, .ndjson and .json, packed or not."""
+    named: list[str] = []
+    for pattern in patterns:
+        folder = os.path.expanduser(pattern)
+        named += _in_folder(folder, key) if os.path.isdir(folder) else [pattern]
+    found = find_sources(named, key=key)
+    return found.sources, found.warnings
+
+
+def _in_folder(folder: str, key: str) -> list[str]:
+    taken = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        taken += [os.path.join(parent, name) for name in sorted(names) if _is_chat(name)]
+    if not taken:
+        raise DataError(
+            what=f"{key}: no conversations in the folder {folder}.",
+            why=f"A folder gives its files that end in {' '.join(ENDINGS)}, also packed ({' '.join(PACKINGS)}).",
+            fix=f"Name other files by a pattern: '{folder}/*.txt'",
+        )
+    return taken
+
+
+def _is_chat(name: str) -> bool:
+    stem, ending = os.path.splitext(name.lower())
+    return not name.startswith(".") and (stem if ending in PACKINGS else name.lower()).endswith(ENDINGS)
+
+
+def find_inputs(order: ChatOrder) -> ChatInputs:
+    _check(order)
+    validation, warnings = find_chat_files(order.validation, "validation")
+    held_out = {os.path.realpath(source.path) for source in validation}
+    seen: dict[str, str] = {}
+    files = []
+    for source in order.chat:
+        found, said = find_chat_files([source.path])
+        for file in found:
+            real = os.path.realpath(file.path)
+            _refuse_twice(file.path, seen.setdefault(real, source.path), source.path, is_held_out=real in held_out)
+        files.append(found)
+        warnings += said
+    return ChatInputs(files, validation, warnings)
+
+
+def _refuse_twice(path: str, first: str, named_by: str, *, is_held_out: bool) -> None:
+    if is_held_out:
+        raise DataError(
+            what=f"{path} is there for training and for validation.",
+            why="What is learned by heart would be taken for what is understood.",
+            fix="Name it in one place; without a validation file some conversations are held out by their hash.",
+        )
+    if first != named_by:
+        raise DataError(
+            what=f"{path} is in two sources: {first} and {named_by}.",
+            why="It would count in both, and only one weight can be meant.",
+            fix="Name it once; `repeat` has it come more often.",
+        )
+
+
+def _check(order: ChatOrder) -> None:
+    if not order.chat:
+        raise DataError("No conversations were named.", why="There is no source.", fix="data: {chat: [file.jsonl]}")
+    if not 0 <= order.val_fraction <= 0.5:
+        raise DataError(
+            what=f"A validation fraction of {order.val_fraction} cannot be used.", why="0 to 0.5 can.", fix="0.02"
+        )
+    for source in order.chat:
+        if source.weight < 0 or source.repeat < 1:
+            raise DataError(
+                what=f"{source.path}: weight {source.weight:g} and repeat {source.repeat} cannot be used.",
+                why="A weight is 0 or more, a repeat 1 or more.",
+                fix="Leave a source out to have none of it.",
+            )
+
+
+def settings_of(order: ChatOrder, renderer: Renderer) -> dict[str, Any]:
+    """All that decides what comes out, beside the conversations; lies in the manifest."""
+    return {
+        "chat": [{"path": s.path, "weight": float(s.weight), "repeat": s.repeat} for s in order.chat],
+        "validation": list(order.validation),
+        "val_fraction": 0.0 if order.validation else float(order.val_fraction),
+        "context": order.context,
+        "shard_tokens": order.shard_tokens,
+        "tokenizer_sha256": file_sha256(renderer.tokens.path),
+        "template_sha256": renderer.template.sha256,
+    }
+
+
+def copies_of(sources: Sequence[ChatSource], counts: Sequence[int]) -> list[float]:
+    """How often a conversation of each source comes in one epoch."""
+    weighted = [(s, n) for s, n in zip(sources, counts, strict=True) if s.weight and n]
+    scale = max((n * s.repeat / s.weight for s, n in weighted), default=0.0)
+    return [
+        round(s.weight * scale / n, 6) if s.weight and n else float(s.repeat)
+        for s, n in zip(sources, counts, strict=True)
+    ]

@@ -1,0 +1,261 @@
+"""The conversations of one phase to shards: order -> doctor -> train or val -> shards -> manifest, last.
+
+May be repeated and killed at any point: shards without a manifest are not data, and a manifest of the same files,
+settings, tokenizer and template is not made again. What the doctor found lies beside it, in report.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from homing import __version__
+from homing.errors import DataError
+from homing.lm.chat.doctor import Doctor, Kept
+from homing.lm.chat.order import ChatInputs, ChatOrder, copies_of, find_inputs, open_renderer, settings_of
+from homing.lm.chat.render import Renderer
+from homing.lm.chat.write import ConversationWriter
+from homing.lm.prep.order import file_sha256
+from homing.lm.prep.work import Work, open_work, sync_folder, write_whole
+from homing.lm.shards.conversations import PackedConversations, mixture_of, open_conversations
+from homing.lm.shards.write import dtype_for
+from homing.wire.codec import WireError, dumps, loads
+from homing.wire.data import DataManifest, SourceFile, Split
+from homing.wire.names import MANIFEST
+
+__all__ = ["REPORT", "Prepared", "prepare_chat"]
+
+REPORT = "report.json"
+_MOST_FAULTS = 0.5  # of a file's lines: beyond it the file is not what it was taken for
+_TOLD = 200  # findings kept in the report; all are counted
+
+
+@dataclass(frozen=True)
+class Prepared:
+    manifest: DataManifest
+    report: dict[str, Any]  # counts, files, findings
+    is_reused: bool
+
+
+def prepare_chat(order: ChatOrder, tell: Callable[[int, int], None] = lambda done, total: None) -> Prepared:
+    """Shards and manifest in `order.dir`; `tell(bytes read, of)` now and then."""
+    renderer = open_renderer(order.tokenizer)
+    inputs = find_inputs(order)
+    settings = settings_of(order, renderer)
+    with open_work(order.dir) as work:
+        done = None if order.is_forced else _find_finished(order.dir, settings, inputs)
+        if done is not None:
+            return done
+        work.begin({}, is_forced=True)
+        try:
+            return _make(order, inputs, settings, renderer, work, tell)
+        finally:
+            work.discard()
+
+
+def _make(
+    order: ChatOrder,
+    inputs: ChatInputs,
+    settings: dict[str, Any],
+    renderer: Renderer,
+    work: Work,
+    tell: Callable[[int, int], None],
+) -> Prepared:
+    doctor = Doctor(renderer, order.context)
+    held_out = set() if order.validation else _held_out(inputs, order.val_fraction)
+    dtype = dtype_for(renderer.tokens.vocab_size)
+    writers = {
+        split: ConversationWriter(work.folder, split, dtype=dtype, shard_tokens=order.shard_tokens)
+        for split in ("train", "val")
+    }
+    try:
+        sources = _write_all(order, inputs, doctor, held_out, writers, tell)
+        splits = {name: writer.finish() for name, writer in writers.items()}
+    finally:
+        for writer in writers.values():
+            writer.abandon()
+    _check(doctor, inputs, splits["train"])
+    manifest = _manifest(inputs, doctor, renderer, dtype, splits, {"order": settings, "sources": sources})
+    manifest.settings["targets"] = {name: writer.num_targets for name, writer in writers.items()}
+    manifest.settings.update(_rows(work.folder, manifest, order.context))
+    report = _report(doctor, manifest)
+    _publish(work, manifest, inputs, report)
+    return Prepared(manifest, report, is_reused=False)
+
+
+def _held_out(inputs: ChatInputs, fraction: float) -> set[bytes]:
+    """The conversations with the smallest hashes: the same ones wherever they stand, and exactly so many.
+
+    By a hash that ignores case and spaces, so that a conversation and its near copy fall on one side.
+    """
+    digests: set[bytes] = set()
+    if fraction:
+        doctor = Doctor()
+        for files in inputs.chat:
+            for file in files:
+                digests.update(kept.conversation.loose_digest() for kept in doctor.examine(file, "train"))
+    count = max(1, round(fraction * len(digests))) if fraction and len(digests) > 1 else 0
+    return set(sorted(digests)[:count])
+
+
+def _write_all(
+    order: ChatOrder,
+    inputs: ChatInputs,
+    doctor: Doctor,
+    held_out: set[bytes],
+    writers: dict[str, ConversationWriter],
+    tell: Callable[[int, int], None],
+) -> list[dict[str, Any]]:
+    """What each source came to, in the order of the shards; validation files first, as the doctor wants them."""
+    done = 0
+
+    def examine(file: Any, side: str) -> Iterator[Kept]:
+        nonlocal done
+        yield from doctor.examine(file, side)
+        done += file.num_bytes
+        tell(done, inputs.num_bytes)
+
+    for file in inputs.validation:
+        for kept in examine(file, "val"):
+            _append(writers["val"], kept)
+    sources: list[dict[str, Any]] = []
+    num_given = writers["val"].num_conversations  # by validation files, which count to the first source below
+    for source, files in zip(order.chat, inputs.chat, strict=True):
+        before = {name: writer.num_conversations for name, writer in writers.items()}
+        for file in files:
+            for kept in examine(file, "train"):
+                is_val = bool(held_out) and kept.conversation.loose_digest() in held_out
+                _append(writers["val" if is_val else "train"], kept)
+        num = {name: writer.num_conversations - before[name] for name, writer in writers.items()}
+        num["val"] += num_given
+        num_given = 0
+        sources.append({"path": source.path, "weight": source.weight, "repeat": source.repeat, "num": num})
+    copies = copies_of(order.chat, [source["num"]["train"] for source in sources])
+    return [{**source, "copies": copy} for source, copy in zip(sources, copies, strict=True)]
+
+
+def _append(writer: ConversationWriter, kept: Kept) -> None:
+    num_text_bytes = sum(len(str(message["content"]).encode()) for message in kept.conversation.messages)
+    for example in kept.examples:
+        writer.append(example, num_text_bytes)
+        num_text_bytes = 0
+
+
+def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
+    # Faults of what goes to validation are as telling as the others.
+    for file in doctor.files:
+        if file.num_lines and file.num_faults > _MOST_FAULTS * file.num_lines:
+            first = next(f for f in doctor.findings if f.path == file.path and f.is_fault)
+            raise DataError(
+                what=f"{file.path} has {file.num_faults:,} bad lines of {file.num_lines:,}.",
+                why=f"The first: {first}",
+                fix=f"homing data check {file.path} lists them all.",
+            )
+    if not train.num_documents:
+        why = ", ".join(f"{count:,} {kind}" for kind, count in doctor.counts.most_common(5))
+        raise DataError(
+            what="No conversation is left to learn from.",
+            why=f"Found: {why or 'nothing at all'}.",
+            fix=f"homing data check {inputs.sources[-1].path} tells why, line by line.",
+        )
+    for source in inputs.sources:
+        stat = os.stat(source.path)
+        if (stat.st_size, stat.st_mtime_ns) != (source.num_bytes, source.mtime_ns):
+            raise DataError(
+                what=f"{source.path} changed while it was read.",
+                why="Its size or its time of change is another than at the start.",
+                fix="Run the same command again when it has settled.",
+            )
+
+
+def _manifest(
+    inputs: ChatInputs,
+    doctor: Doctor,
+    renderer: Renderer,
+    dtype: str,
+    splits: dict[str, Split],
+    settings: dict[str, Any],
+) -> DataManifest:
+    hashes = {(file.path, file.side): file.sha256 for file in doctor.files}
+    sides = ["val"] * len(inputs.validation) + ["train"] * sum(map(len, inputs.chat))
+    source = [
+        SourceFile(file.path, file.num_bytes, hashes[file.path, side])
+        for file, side in zip(inputs.sources, sides, strict=True)
+    ]
+    lines = "".join(f"{side} {file.num_bytes} {file.sha256}\n" for side, file in zip(sides, source, strict=True))
+    by_id = sorted(renderer.tokens.markers, key=renderer.tokens.markers.__getitem__)
+    return DataManifest(
+        dtype=dtype,
+        vocab_size=renderer.tokens.vocab_size,
+        tokenizer_sha256=settings["order"]["tokenizer_sha256"],
+        specials=by_id,
+        splits=splits,
+        source=source,
+        source_sha256=hashlib.sha256(lines.encode()).hexdigest(),
+        settings=settings,
+        code_version=__version__,
+        template_sha256=renderer.template.sha256,
+    )
+
+
+def _rows(folder: Path, manifest: DataManifest, context: int) -> dict[str, Any]:
+    """How many rows an epoch comes to, and how much of them is padding: known by packing it once."""
+    split = open_conversations(folder, manifest, "train")
+    packed = PackedConversations(split, mixture_of(manifest, "train"), context=context, seed=0)
+    num_rows = packed.num_rows()
+    num_used = sum(int(split.lengths[i]) - 1 for row in range(num_rows) for i in packed.conversations_in(row))
+    return {"rows_per_epoch": num_rows, "context": context, "padding": round(1 - num_used / (num_rows * context), 6)}
+
+
+def _report(doctor: Doctor, manifest: DataManifest) -> dict[str, Any]:
+    return {
+        "files": [asdict(file) for file in doctor.files],
+        "counts": dict(doctor.counts),
+        "findings": [asdict(finding) for finding in doctor.told()[:_TOLD]],
+        "num_faults": doctor.num_faults,
+        "rows_per_epoch": manifest.settings["rows_per_epoch"],
+        "padding": manifest.settings["padding"],
+    }
+
+
+def _publish(work: Work, manifest: DataManifest, inputs: ChatInputs, report: dict[str, Any]) -> None:
+    """The old manifest goes first, the new one comes last: between the two there is no data here."""
+    target = work.target
+    (target / MANIFEST).unlink(missing_ok=True)
+    sync_folder(target)
+    names = [name for split in manifest.splits.values() for shard in split.shards for name, _, _ in shard.files()]
+    for path in target.glob("*-*"):
+        if path.suffix in (".bin", ".idx", ".mask") and path.name not in names:
+            path.unlink()
+    for name in names:
+        os.replace(work.folder / name, target / name)
+    sync_folder(target)
+    write_whole(target / REPORT, json.dumps({**report, "stamps": inputs.stamps}, indent=1).encode())
+    write_whole(target / MANIFEST, dumps(manifest, indent=2).encode() + b"\n")
+
+
+def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -> Prepared | None:
+    try:
+        manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
+        report = json.loads((target / REPORT).read_bytes())
+        stamps = report["stamps"]
+    except (OSError, WireError, ValueError, KeyError, TypeError):
+        return None
+    if manifest.settings.get("order") != json.loads(json.dumps(settings)):
+        return None
+    for split in manifest.splits.values():
+        for name, num_bytes, _ in (file for shard in split.shards for file in shard.files()):
+            if not (target / name).is_file() or (target / name).stat().st_size != num_bytes:
+                return None
+    if stamps != json.loads(json.dumps(inputs.stamps)):
+        # Touched or copied: the content decides.
+        if [(s.path, s.num_bytes) for s in inputs.sources] != [(s.path, s.num_bytes) for s in manifest.source]:
+            return None
+        if any(file_sha256(source.path) != source.sha256 for source in manifest.source):
+            return None
+    return Prepared(manifest, report, is_reused=True)

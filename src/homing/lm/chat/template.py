@@ -1,0 +1,185 @@
+"""The chat template: Jinja from a folder, rendered in a sandbox exactly as `transformers` renders it.
+
+    chat_template.jinja, else tokenizer_config.json's chat_template  ->  ChatTemplate(...).render(messages) -> text
+
+A template may come from strangers, so it sees plain data and an immutable sandbox, and nothing else. `{% generation %}`
+blocks are remembered by two marks that the caller chooses, so they are found again in the text, also inside macros.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from homing.errors import DataError
+from homing.lm.chat.messages import Fault, Message
+from homing.wire.names import TOKENIZER_CONFIG
+
+__all__ = ["TEMPLATE", "ChatTemplate", "find_template"]
+
+TEMPLATE = "chat_template.jinja"
+_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class ChatTemplate:
+    def __init__(self, source: str, names: dict[str, str], *, path: str = "") -> None:
+        """`names` are the special tokens that a template may ask for: bos_token, eos_token, ..."""
+        self.source, self.names, self.path = source, names, path
+        self.has_generation = _GENERATION.search(source) is not None
+        self._environment = _environment()
+        try:
+            self._template = self._environment.from_string(source)
+        except TemplateSyntaxError as exc:
+            raise DataError(
+                what=f"The chat template{f' in {path}' if path else ''} is not Jinja that can be read.",
+                why=f"Line {exc.lineno}: {exc.message}",
+                fix=f"Take {TEMPLATE} as it came with the model.",
+            ) from exc
+
+    @property
+    def sha256(self) -> str:
+        """Of all that decides what is rendered."""
+        return hashlib.sha256(json.dumps([self.source, self.names], sort_keys=True).encode()).hexdigest()
+
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        marks: tuple[str, str] = ("", ""),
+    ) -> str:
+        """`marks` come before and after what stands in `{% generation %}`. What a template refuses is a Fault."""
+        self._environment.generation_marks = marks  # type: ignore[attr-defined]
+        try:
+            return self._template.render(
+                messages=[_with_reasoning(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self.names,
+            )
+        except TemplateError as exc:
+            raise Fault("template", f"the chat template refuses it: {exc.message or type(exc).__name__}") from exc
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as exc:
+            # A template's own slip, such as adding a number to text; only this conversation may bring it about.
+            raise Fault("template", f"the chat template fails on it: {type(exc).__name__}: {exc}") from exc
+
+
+def find_template(folder: Path) -> ChatTemplate | None:
+    """None where the folder has none. `folder` holds a tokenizer: data, a checkpoint, or somebody's model."""
+    config: dict[str, Any] = {}
+    path = folder / TOKENIZER_CONFIG
+    if path.is_file():
+        try:
+            config = json.loads(path.read_bytes())
+            assert isinstance(config, dict)
+        except (OSError, ValueError, AssertionError, RecursionError) as exc:
+            why = str(exc) or "It is no object."
+            raise DataError(f"{path} cannot be read.", why=why, fix="Fetch it again.") from exc
+    names = {name: text for name in _NAMES if (text := _token(config.get(name)))}
+    if (folder / TEMPLATE).is_file():
+        # Jinja files end in a newline that editors put there; transformers reads them as they are, and so do we.
+        return ChatTemplate((folder / TEMPLATE).read_text(encoding="utf-8"), names, path=str(folder / TEMPLATE))
+    source = _default(config.get("chat_template"))
+    return ChatTemplate(source, names, path=str(path)) if source else None
+
+
+def _token(value: Any) -> str:
+    return str(value.get("content", "")) if isinstance(value, dict) else value if isinstance(value, str) else ""
+
+
+def _default(value: Any) -> str:
+    """Some models have several templates by name; the one called default is meant."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else ""
+
+
+def _with_reasoning(message: Message) -> Message:
+    """Templates ask for a model's reasoning under two names."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}
+
+
+class _Generation(Extension):
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        environment.generation_marks = ("", "")
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Any) -> str:
+        before, after = self.environment.generation_marks  # type: ignore[attr-defined]
+        return f"{before}{caller()}{after}"
+
+
+class _SafeDict:
+    """`dict(...)` for templates, without the class behind it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _SafeNamespace(Namespace):
+    """`namespace(...)`: no names with an underscore, which are Python's own."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, rest = args[0], args[1:]
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace may not hold {name!r}")
+
+
+def _raise_exception(message: str) -> str:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """jinja2's own escapes for HTML, which no model was taught on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    began = datetime.datetime.now()  # once, so that all conversations of one prep have one date
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = began.strftime
+    environment.globals["dict"] = _SafeDict()
+    environment.globals["namespace"] = _SafeNamespace
+    return environment

@@ -1,0 +1,200 @@
+"""Questions with known answers: the model writes, and what it wrote is judged. GSM8K, sums, spelling, one's own.
+
+    question -> the model's own chat template -> n samples -> right or wrong (as `lm/rl` judges) -> pass@1, pass@k
+
+One sample for each question is the likeliest text (temperature 0), and the share of right ones is exact. With more,
+pass@k is the chance that one of k is right, without bias: 1 - C(n - right, k) / C(n, k), on average over questions.
+A question that does not fit the context is wrong, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from homing.errors import DataError, UsageError
+from homing.lm.chat.render import Renderer
+from homing.lm.chat.template import find_template
+from homing.lm.chat.tokens import ChatTokens
+from homing.lm.evals.result import Measured, Score, joint_sha256, share
+from homing.lm.evals.task_file import Open, TaskFile
+from homing.lm.model import Decoder
+from homing.lm.rl.answers import is_right_number, is_right_text
+from homing.lm.rl.calculator import Calculator
+from homing.lm.rl.draws import draws, source
+from homing.lm.rl.questions import is_held_out, render
+from homing.lm.rl.rollout import Sample, Sampler
+from homing.lm.rl.tasks import JUDGES, MAKERS
+from homing.lm.rl.watch import pass_at_k
+from homing.lm.tokenizer import Tokenizer
+from homing.lm.tokenizer.specials import IM_END
+
+__all__ = ["Asking", "made_up", "measure_answers"]
+
+_ROWS_AT_A_TIME = {"cuda": 256}
+_ROWS_ELSEWHERE = 16
+_TRIES = 100  # for each made-up question; one in ten is held out
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How answers are drawn."""
+
+    pass_at: tuple[int, ...] = ()  # k; pass@1 is always told
+    num_samples: int = 0  # of each question; 0: the largest k
+    temperature: float | None = None  # None: 0 for one sample, else 0.8
+    max_new_tokens: int = 256
+    seed: int = 0
+
+    @property
+    def samples(self) -> int:
+        return self.num_samples or max(self.pass_at, default=1)
+
+    @property
+    def heat(self) -> float:
+        return self.temperature if self.temperature is not None else 0.0 if self.samples == 1 else 0.8
+
+    def check(self) -> None:
+        if (largest := max(self.pass_at, default=1)) > self.samples:
+            raise UsageError(
+                what=f"pass@{largest} cannot be told from {self.samples} samples.",
+                why="It needs at least as many samples of each question.",
+                fix=f"--samples {largest}",
+            )
+        if self.samples > 1 and self.heat == 0:
+            raise UsageError(
+                what="Several samples at temperature 0 are all the same.",
+                why=f"--temperature is 0, and {self.samples} samples are drawn of each question.",
+                fix="--temperature 0.8, or leave --pass-at and --samples out.",
+            )
+
+
+def made_up(kind: str, difficulty: int, count: int) -> TaskFile:
+    """Questions of `arithmetic` or `spelling` that no phase of rl is ever asked; the same ones every time."""
+    questions: dict[str, str] = {}
+    for number in range(count * _TRIES):
+        text, answer = MAKERS[kind](source("eval", kind, difficulty, number), difficulty)
+        if is_held_out(text):
+            questions.setdefault(text, answer)
+        if len(questions) == count:
+            break
+    items = [Open(number, text, answer, False) for number, (text, answer) in enumerate(questions.items(), 1)]
+    sha256 = joint_sha256(f"{text}\t{answer}" for text, answer in questions.items())
+    return TaskFile(f"{kind}:{difficulty}", kind, list(items), sha256)
+
+
+def measure_answers(
+    model: Decoder, tokenizer: Tokenizer, task: TaskFile, folder: Path, asking: Asking,
+    *, tell: Callable[[str], None] = lambda done: None,
+) -> Measured:  # fmt: skip
+    """`folder` holds the model, and with it the chat template."""
+    asking.check()
+    items = [item for item in task.items if isinstance(item, Open)]
+    room = model.shape.context - asking.max_new_tokens
+    if room < 1:
+        raise UsageError(
+            what=f"{asking.max_new_tokens:,} new tokens leave no room for a question.",
+            why=f"The model's context is {model.shape.context:,} tokens.",
+            fix=f"--new-tokens {max(1, model.shape.context // 2)}",
+        )
+    prompt = _prompter(folder, tokenizer)
+    prompts = [prompt.ids(item.question) for item in items]
+    asked = [number for number, ids in enumerate(prompts) if len(ids) <= room]
+    if not asked:
+        raise DataError(
+            what=f"No question of {task.name} fits the context.",
+            why=f"The shortest has {min(map(len, prompts)):,} tokens, and {room:,} are left beside --new-tokens.",
+            fix="Lower --new-tokens, or use a model with a longer context.",
+        )
+    right = np.zeros(len(items), dtype=np.int64)
+    num_cut = 0
+    # As in rl: the calculator is for questions in words, and a sum would only be typed into it.
+    may_call = [items[number].is_number for number in asked]
+    drawn = _draw(model, tokenizer, prompt.stop_ids, [prompts[number] for number in asked], may_call, asking, tell)
+    for number, samples in zip(asked, drawn, strict=True):
+        texts = [_text(tokenizer, sample, prompt.stop_ids) for sample in samples]
+        right[number] = sum(_is_right(task.form, text, items[number]) for text in texts)
+        num_cut += sum(not sample.is_ended for sample in samples)
+    return _measured(task, asking, right, num_too_long=len(items) - len(asked), num_cut=num_cut, by=prompt.name)
+
+
+def _measured(
+    task: TaskFile, asking: Asking, right: np.ndarray, *, num_too_long: int, num_cut: int, by: str
+) -> Measured:
+    n, num_questions = asking.samples, len(right)
+    what = f"{num_questions:,} questions"
+    scores = [share("acc", right > 0, what)] if n == 1 else []
+    for k in sorted({1, *asking.pass_at}) if n > 1 else []:
+        chances = np.array([pass_at_k(n, int(count), k) for count in right])
+        scores.append(Score(f"pass@{k}", chances, np.ones(num_questions), what, is_more_better=True))
+    notes = [f"{num_too_long} questions do not fit the context, and count as wrong."] if num_too_long else []
+    notes += [f"{num_cut} samples were cut off at --new-tokens."] if num_cut else []
+    counts = {"questions": num_questions, "samples": n * num_questions, "too_long": num_too_long, "cut_off": num_cut}
+    settings = {"samples": n, "temperature": asking.heat, "new_tokens": asking.max_new_tokens, "seed": asking.seed}
+    return Measured(task.name, "answers", scores, counts, task.sha256, {**settings, "asked_by": by}, notes)
+
+
+@dataclass(frozen=True)
+class _Prompter:
+    name: str
+    ids: Callable[[str], list[int]]
+    stop_ids: list[int]
+
+
+def _prompter(folder: Path, tokenizer: Tokenizer) -> _Prompter:
+    template = find_template(folder)
+    stop_ids = {*tokenizer.stop_ids, tokenizer.end_of_text_id, *_marker(tokenizer)}
+    if template is None:
+        return _Prompter("ChatML", lambda text: [*render(tokenizer, [_user(text)])], sorted(stop_ids))
+    renderer = Renderer(template, ChatTokens(folder))
+    end_id = renderer.end_id()
+    stops = sorted(stop_ids | ({end_id} if end_id is not None else set()))
+    return _Prompter("the model's chat template", lambda text: renderer.prompt([_user(text)]), stops)
+
+
+def _marker(tokenizer: Tokenizer) -> list[int]:
+    return [tokenizer.specials[IM_END]] if IM_END in tokenizer.specials else []
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _draw(
+    model: Decoder, tokenizer: Tokenizer, stop_ids: list[int], prompts: list[list[int]], may_call: list[bool],
+    asking: Asking, tell: Callable[[str], None],
+) -> list[list[Sample]]:  # fmt: skip
+    """The samples of each prompt. What is drawn depends on the seed and the prompt's number alone, not on batches."""
+    n = asking.samples
+    calculator = Calculator(tokenizer) if Calculator.fits(tokenizer) else None
+    sampler = Sampler(
+        model, stop_ids=stop_ids, calculator=calculator, max_new_tokens=asking.max_new_tokens, temperature=asking.heat,
+        top_k=0,
+    )  # fmt: skip
+    at_once = max(1, _ROWS_AT_A_TIME.get(model.device.type, _ROWS_ELSEWHERE) // n)
+    made: list[list[Sample]] = []
+    for start in range(0, len(prompts), at_once):
+        part = prompts[start : start + at_once]
+        drawn = [
+            draws(asking.max_new_tokens, "eval", asking.seed, start + number, sample)
+            for number in range(len(part))
+            for sample in range(n)
+        ]
+        samples = sampler.sample(part, np.stack(drawn), may_call=may_call[start : start + at_once])
+        made += [samples[place : place + n] for place in range(0, len(samples), n)]
+        tell(f"{len(made):,} of {len(prompts):,} questions")
+    return made
+
+
+def _text(tokenizer: Tokenizer, sample: Sample, stop_ids: Sequence[int]) -> str:
+    ids = sample.ids[:-1] if sample.ids and sample.ids[-1] in stop_ids else sample.ids
+    return tokenizer.decode(ids)
+
+
+def _is_right(form: str, said: str, item: Open) -> bool:
+    if form in MAKERS:
+        return JUDGES[form](said, item.answer)
+    return (is_right_number if item.is_number else is_right_text)(said, item.answer)

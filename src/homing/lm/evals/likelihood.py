@@ -1,0 +1,139 @@
+"""Nats of chosen tokens, many rows at a time: what every measure here but sampling is made of.
+
+    rows of ids -> alike lengths together, padded on the right -> the model -> nats of the targets, in the order given
+
+A row is read from position 0, so padding behind it changes nothing. Memory is bounded by tokens and not by rows: about
+`tokens_at_a_time` are computed together, and a few times as many wait. Out of memory halves what is computed at once.
+
+Shapes: B rows, T positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from homing.errors import RunFailed
+from homing.lm.model import Decoder
+from homing.lm.model.loss import IGNORED
+
+__all__ = ["Row", "Scored", "score_rows", "windows"]
+
+TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192}
+_TOKENS_ELSEWHERE = 4096
+_LOGITS_AT_A_TIME = 2**26  # where all of them are needed
+_BATCHES_WAITING = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """`ids[1:]` are predicted from what stands before; those marked in `is_target` count. At most context + 1 ids."""
+
+    ids: Sequence[int]
+    is_target: NDArray[np.bool_]  # as long as ids; the first one never is
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Of the targets of one row, in order."""
+
+    nats: NDArray[np.float64]
+    is_likeliest: NDArray[np.bool_]  # empty unless asked for
+
+
+def windows(ids: Sequence[int], context: int, stride: int) -> Iterator[Row]:
+    """A text of any length in rows of at most `context`: each id but the first is a target once, and after the first
+    row none has less than `context - stride` before it."""
+    done = 1
+    while done < len(ids):
+        end = min(len(ids), (context + 1) if done == 1 else done + stride)
+        start = max(0, end - context - 1)
+        is_target = np.zeros(end - start, dtype=bool)
+        is_target[done - start :] = True
+        yield Row(ids[start:end], is_target)
+        done = end
+
+
+@torch.no_grad()
+def score_rows(
+    model: Decoder, rows: Iterable[Row], *, wants_likeliest: bool = False, tokens_at_a_time: int = 0
+) -> Iterator[Scored]:
+    most = tokens_at_a_time or TOKENS_AT_A_TIME.get(model.device.type, _TOKENS_ELSEWHERE)
+    if wants_likeliest:
+        most = min(most, max(1, _LOGITS_AT_A_TIME // model.shape.vocab_size))
+    coming = iter(rows)
+    while waiting := _take(coming, most * _BATCHES_WAITING):
+        order = sorted(range(len(waiting)), key=lambda number: len(waiting[number].ids))
+        scored: list[Scored | None] = [None] * len(waiting)
+        for numbers in _batches(order, waiting, most):
+            batch = _score([waiting[number] for number in numbers], model, wants_likeliest)
+            for number, one in zip(numbers, batch, strict=True):
+                scored[number] = one
+        yield from (one for one in scored if one is not None)
+
+
+def _take(coming: Iterator[Row], most: int) -> list[Row]:
+    taken: list[Row] = []
+    total = 0
+    for row in islice(coming, most):
+        taken.append(row)
+        total += len(row.ids)
+        if total >= most:
+            break
+    return taken
+
+
+def _batches(order: list[int], rows: list[Row], most: int) -> Iterator[list[int]]:
+    batch: list[int] = []
+    for number in order:  # shortest first: the one that comes is the longest so far
+        if batch and (len(batch) + 1) * len(rows[number].ids) > most:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def _score(rows: list[Row], model: Decoder, wants_likeliest: bool) -> list[Scored]:
+    try:
+        return _compute(rows, model, wants_likeliest)
+    except torch.OutOfMemoryError as error:
+        problem = str(error).splitlines()[0]
+    if len(rows) == 1:
+        raise RunFailed(
+            what=f"Out of memory on a single row of {len(rows[0].ids):,} tokens.",
+            why=problem,
+            fix="Read less at a time: --window TOKENS; or another device: --device cpu",
+        )
+    torch.cuda.empty_cache()
+    half = len(rows) // 2
+    return _score(rows[:half], model, wants_likeliest) + _score(rows[half:], model, wants_likeliest)
+
+
+def _compute(rows: list[Row], model: Decoder, wants_likeliest: bool) -> list[Scored]:
+    longest = max(len(row.ids) for row in rows)
+    ids_BT = np.zeros((len(rows), longest), dtype=np.int64)
+    is_target_BT = np.zeros((len(rows), longest), dtype=bool)
+    for number, row in enumerate(rows):
+        ids_BT[number, : len(row.ids)] = row.ids
+        is_target_BT[number, : len(row.ids)] = row.is_target
+    all_BT, wanted_BT = torch.from_numpy(ids_BT).to(model.device), torch.from_numpy(is_target_BT[:, 1:])
+    read_BT, targets_BT = all_BT[:, :-1], all_BT[:, 1:].masked_fill(~wanted_BT.to(model.device), IGNORED)
+    if wants_likeliest:
+        logits_BTV = model(read_BT)
+        logs_BT = torch.log_softmax(logits_BTV, dim=-1).gather(2, targets_BT.clamp(min=0).unsqueeze(2))
+        nats_BT, is_best_BT = -logs_BT.squeeze(2), logits_BTV.argmax(dim=-1) == targets_BT
+        best = is_best_BT.cpu().numpy()
+    else:
+        nats_BT, best = model.token_losses(read_BT, targets_BT), None
+    nats, wanted = nats_BT.cpu().double().numpy(), wanted_BT.numpy()
+    none = np.zeros(0, dtype=bool)
+    return [
+        Scored(nats[number][wanted[number]], none if best is None else best[number][wanted[number]])
+        for number in range(len(rows))
+    ]

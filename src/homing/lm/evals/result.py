@@ -1,0 +1,111 @@
+"""What was measured, so that it can be told, kept and compared: figures as sums over units, with what they are of.
+
+    value = shape(sum of `above` / sum of `below`)      bits per byte, perplexity, a share of right answers
+
+The units stay: intervals draw them anew, and two models are compared unit by unit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homing.lm.evals.intervals import Floats, Interval, bootstrap, exact_share
+from homing.lm.generate.load import Card
+from homing.lm.open_weights import find_weights
+from homing.lm.shards.read import file_sha256
+from homing.wire import names
+
+__all__ = ["Measured", "Score", "identity_of", "joint_sha256", "share"]
+
+
+@dataclass(frozen=True)
+class Score:
+    name: str  # bits_per_byte, perplexity, acc, ...
+    above: Floats  # of each unit
+    below: Floats
+    what: str  # the units, in words: "38 stretches of 4,096 bytes"
+    is_exp: bool = False  # a perplexity: e to the mean
+    is_more_better: bool = False
+    by_tokenizer: bool = False  # two tokenizers give figures that cannot be compared
+    is_plain: bool = False  # every unit is a yes or a no
+
+    @property
+    def units(self) -> Floats:
+        return np.stack([self.above, self.below], axis=1)
+
+    def figure(self, sums: Floats) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            mean = sums[..., 0] / sums[..., 1]
+            return np.exp(mean) if self.is_exp else mean
+
+    @property
+    def value(self) -> float:
+        return float(self.figure(self.units.sum(axis=0)))
+
+    def interval(self, seed: int) -> Interval:
+        if self.is_plain:
+            return exact_share(round(float(self.above.sum())), len(self.above))
+        return bootstrap(self.units, self.figure, what=self.what, seed=seed)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One set, by one model."""
+
+    name: str
+    kind: str  # text | conversations | choices | cloze | answers
+    scores: list[Score]
+    counts: dict[str, int]
+    data_sha256: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self, seed: int) -> dict[str, Any]:
+        scores = []
+        for score in self.scores:
+            interval = score.interval(seed)
+            low, high = _number(interval.low), _number(interval.high)
+            scores.append(
+                {"name": score.name, "value": _number(score.value), "low": low, "high": high,
+                 "method": interval.method, "num_units": len(score.above), "is_more_better": score.is_more_better}
+            )  # fmt: skip
+        return {
+            "name": self.name, "kind": self.kind, "scores": scores, "counts": self.counts,
+            "settings": self.settings, "data_sha256": self.data_sha256, "notes": self.notes,
+        }  # fmt: skip
+
+
+def share(name: str, is_right: Iterable[bool], what: str) -> Score:
+    above = np.array(list(is_right), dtype=np.float64)
+    return Score(name, above, np.ones_like(above), what, is_more_better=True, is_plain=True)
+
+
+def identity_of(card: Card) -> dict[str, Any]:
+    """Which model it was, by the hashes of all that was read of it."""
+    listed = [*find_weights(card.folder).files, names.TOKENIZER]
+    files = {name: file_sha256(card.folder / name) for name in listed}
+    return {
+        "folder": str(card.folder), "run": card.run_name, "phase": card.phase, "step": card.step,
+        "sha256": joint_sha256(files.values()), "files": files, "base_sha256": card.base_sha256,
+    }  # fmt: skip
+
+
+def joint_sha256(hashes: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def files_sha256(paths: Iterable[Path]) -> str:
+    """That of the file where there is one, else of the list of theirs."""
+    hashes = [file_sha256(path) for path in paths]
+    return hashes[0] if len(hashes) == 1 else joint_sha256(hashes)
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity: a model that is broken has no figure."""
+    return value if np.isfinite(value) else None

@@ -1,0 +1,214 @@
+"""Task files: JSON lines in the forms that are handed around, each line to one item, every bad line named.
+
+    choices   {"question" | "query" | "context" | "ctx" | "prompt": ..., "choices" | "endings" | "options": [...],
+               "gold" | "label" | "answer" | "answerKey": number from 0, or the letter, or the choice itself}
+              {"context_options": [...], "continuation": ..., "gold": 0}                 two beginnings, one end
+    cloze     {"context": ..., "continuation": ...}
+    answers   {"question": ..., "answer": "... #### 18"}  or  {"prompt": ..., "answer": ...}
+
+The form is that of the first line, and a line in another form is a fault: within one file it is more often a slip than
+meant. A file with a fault is not measured on: a figure of what is left would pass for that of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homing.errors import DataError
+from homing.lm.chat.lines import values_of
+from homing.lm.chat.messages import Fault
+from homing.lm.rl.answers import ANSWER_MARK, final_number
+from homing.lm.shards.read import file_sha256
+from homing.lm.text.find import find_sources
+from homing.lm.text.read import Reading
+
+__all__ = ["FORMS", "Choice", "Item", "Open", "TaskFile", "read_task"]
+
+FORMS = ("choices", "cloze", "answers")
+_ASKED = ("question", "query", "context", "ctx", "prompt")
+_CHOICES = ("choices", "endings", "options")
+_GOLD = ("gold", "label", "answer", "answerKey")
+_MOST_TOLD = 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Pairs of beginning and end, of which one is right. A cloze has one pair."""
+
+    line: int
+    pairs: list[tuple[str, str]]
+    gold: int
+
+
+@dataclass(frozen=True)
+class Open:
+    line: int
+    question: str
+    answer: str
+    is_number: bool
+
+
+Item = Choice | Open
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    name: str
+    form: str
+    items: list[Item]
+    sha256: str
+
+
+def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:
+    """`form`: the one that was asked for, else that of the first line. All lines are looked at, also past `at_most`."""
+    source = find_sources([path], key="task").sources[0]
+    items: list[Item] = []
+    problems: list[str] = []
+    with Reading(source) as reading:
+        for line in values_of(reading):
+            try:
+                if isinstance(line.value, Fault):
+                    raise line.value
+                form = form or _form_of(line.value)
+                items.append(_READERS[form](_fields(line.value, form), line.number))
+            except Fault as fault:
+                problems.append(f"{path}:{line.number}: {fault.text}")
+    if problems or not items:
+        more = [f"and {len(problems) - _MOST_TOLD} more."] if len(problems) > _MOST_TOLD else []
+        faults = "1 line is" if len(problems) == 1 else f"{len(problems)} lines are"
+        raise DataError(
+            what=f"{path} cannot be used as a task: {faults} wrong." if problems else f"{path} has no lines.",
+            why="\n".join(problems[:_MOST_TOLD] + more),
+            fix="Mend these lines or take them out; the forms are told in docs/eval.md.",
+        )
+    return TaskFile(Path(path).name, form, items[: at_most or None], file_sha256(Path(source.path)))
+
+
+def _form_of(value: Any) -> str:
+    if isinstance(value, dict):
+        if any(name in value for name in (*_CHOICES, "context_options")):
+            return "choices"
+        if "continuation" in value:
+            return "cloze"
+        if "answer" in value:
+            return "answers"
+    raise Fault("no-form", f"neither choices, nor a continuation, nor an answer; {_seen(value)}")
+
+
+def _fields(value: Any, form: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Fault("not-object", f"not an object, but {_kind(value)}")
+    if (found := _form_of(value)) != form:
+        raise Fault("other-form", f"in the form {found}, and the file is in the form {form}")
+    return value
+
+
+def _read_choice(value: dict[str, Any], line: int) -> Choice:
+    if "context_options" in value:
+        ends = _texts(value, ("context_options",), least=2)
+        pairs = [(begin, _text(value, ("continuation",))) for begin in ends]
+        return Choice(line, pairs, _gold(value, ends, []))
+    labels: list[str] = []
+    if isinstance(listed := value.get("choices"), dict):  # ARC's: {"text": [...], "label": ["A", ...]}
+        labels = _texts(listed, ("label",), least=2)
+        value = {**value, "choices": listed.get("text")}
+    ends = _texts(value, _CHOICES, least=2)
+    if labels and len(labels) != len(ends):
+        raise Fault("gold", f"{len(labels)} labels for {len(ends)} choices")
+    asked = _text(value, _ASKED, may_be_empty=True)
+    return Choice(line, [(asked, end) for end in ends], _gold(value, ends, labels))
+
+
+def _read_cloze(value: dict[str, Any], line: int) -> Choice:
+    begin = _text(value, ("context", "prompt", "question", "query"), may_be_empty=True)
+    return Choice(line, [(begin, _text(value, ("continuation",)))], 0)
+
+
+def _read_answer(value: dict[str, Any], line: int) -> Open:
+    question, given = _text(value, _ASKED), value["answer"]
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        given = str(given)
+    if not isinstance(given, str) or not given.strip():
+        raise Fault("wrong-type", "its answer is neither text nor a number, or empty")
+    is_marked = ANSWER_MARK in given
+    if is_marked and final_number(given) is None:
+        raise Fault("no-number", f"no number after its {ANSWER_MARK}")
+    return Open(line, question, given, is_marked)
+
+
+_READERS: dict[str, Callable[[dict[str, Any], int], Item]] = {
+    "choices": _read_choice,
+    "cloze": _read_cloze,
+    "answers": _read_answer,
+}
+
+
+def _gold(value: dict[str, Any], choices: list[str], labels: list[str]) -> int:
+    gold = _gold_number(value, choices, labels)
+    if choices.count(choices[gold]) > 1:
+        raise Fault("twice", f"the right choice {choices[gold]!r} is there twice")
+    return gold
+
+
+def _gold_number(value: dict[str, Any], choices: list[str], labels: list[str]) -> int:
+    """A number from 0, the letter of a choice, or its words."""
+    name = _one_of(value, _GOLD)
+    given = value[name]
+    if isinstance(given, str) and given.strip().isdecimal() and not labels and given not in choices:
+        given = int(given)
+    if isinstance(given, int) and not isinstance(given, bool):
+        if not 0 <= given < len(choices):
+            raise Fault("gold", f"{name!r} is {given}, and there are {len(choices)} choices, counted from 0")
+        return given
+    letters = labels or [chr(ord("A") + number) for number in range(len(choices))]
+    if isinstance(given, str) and given in letters:
+        return letters.index(given)
+    if isinstance(given, str) and choices.count(given) == 1:
+        return choices.index(given)
+    raise Fault("gold", f"{name!r} is {given!r}: no number of a choice, no letter of one, and none of the choices")
+
+
+def _texts(value: dict[str, Any], names: tuple[str, ...], *, least: int) -> list[str]:
+    name = _one_of(value, names)
+    listed = value[name]
+    if not isinstance(listed, list) or len(listed) < least:
+        raise Fault("wrong-type", f"{name!r} is no list of at least {least}")
+    for number, text in enumerate(listed, 1):
+        if not isinstance(text, str):
+            raise Fault("wrong-type", f"{name!r}: number {number} is {_kind(text)}, not text")
+        if not text.strip():
+            raise Fault("empty", f"{name!r}: number {number} is empty")
+    return listed
+
+
+def _text(value: dict[str, Any], names: tuple[str, ...], *, may_be_empty: bool = False) -> str:
+    name = _one_of(value, names)
+    text = value[name]
+    if not isinstance(text, str):
+        raise Fault("wrong-type", f"{name!r} is {_kind(text)}, not text")
+    if not may_be_empty and not text.strip():
+        raise Fault("empty", f"{name!r} is empty")
+    return text
+
+
+def _one_of(value: dict[str, Any], names: tuple[str, ...]) -> str:
+    found = [name for name in names if name in value]
+    if not found:
+        raise Fault("missing", f"no {' or '.join(names)}; {_seen(value)}")
+    if len(found) > 1 and names == _GOLD:
+        raise Fault("twice", f"both {found[0]!r} and {found[1]!r}: which of them is right?")
+    return found[0]
+
+
+def _seen(value: Any) -> str:
+    if not isinstance(value, dict):
+        return f"it is {_kind(value)}"
+    return f"fields there: {', '.join(list(value)[:8]) or 'none'}"
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")

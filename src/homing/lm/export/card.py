@@ -1,0 +1,129 @@
+"""The model card: README.md with what is known of the model, from its own records, and nothing that is not.
+
+Front matter for the Hub; then data, phases, cost, evaluation, how the export was checked, how to open it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homing.hf_config import SWIFT
+from homing.lm.export.opened import Opened
+from homing.lm.model.shape import count_params
+from homing.units import format_count
+from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.run import Phase, Run
+
+__all__ = ["Facts", "write_card"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the weights cannot tell: given by whoever knows, "" where nobody does."""
+
+    name: str
+    licence: str = ""  # an SPDX name, as the Hub lists them
+    cost: str = ""  # in a sentence
+    evaluation: Sequence[tuple[str, str]] = ()  # figure -> value, besides what the checkpoint's manifest has
+    version: str = ""  # of homing
+
+
+def write_card(
+    opened: Opened, facts: Facts, manifest: CheckpointManifest | None, checked: Sequence[str], *, kind: str
+) -> str:
+    run = opened.card.run
+    parts = [
+        _front_matter(opened, facts, run, kind),
+        f"# {facts.name}",
+        _opening(opened, facts, kind),
+        "## How it was made",
+        *_making(run, manifest),
+        "## Cost",
+        facts.cost or "No receipt lies beside these weights.",
+        "## Evaluation",
+        _evaluation(facts, manifest),
+        "## Licence",
+        facts.licence or "Not stated by whoever exported it. `homing export --licence NAME` states it.",
+        "## Checked before it was written",
+        "\n".join(f"- {sentence[:1].upper()}{sentence[1:]}" for sentence in checked),
+        "## Use it",
+        _usage(opened, kind),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(opened: Opened, facts: Facts, run: Run | None, kind: str) -> str:
+    lines = ["---"]
+    if facts.licence:
+        lines.append(f"license: {json.dumps(facts.licence)}")
+    lines += [f"library_name: {'peft' if kind == 'adapter' else 'transformers'}", "pipeline_tag: text-generation"]
+    if run is not None and run.base is not None and run.base.address.startswith("hf:"):
+        lines.append(f"base_model: {json.dumps(run.base.address.removeprefix('hf:').split('@')[0])}")
+    lines += ["tags:", "- homing", f"- {opened.model.shape.arch}", "---"]
+    return "\n".join(lines)
+
+
+def _opening(opened: Opened, facts: Facts, kind: str) -> str:
+    shape = opened.model.shape
+    what = "An adapter for" if kind == "adapter" else "A"
+    what += f" {shape.arch} decoder of {format_count(sum(count_params(shape).values()))} parameters"
+    seen = f"{shape.num_layers} layers, width {shape.width}, context {shape.context:,}, vocabulary {shape.vocab_size:,}"
+    talks = "It answers in turns." if opened.is_chat else "It completes text; it was not taught to answer."
+    return f"{what} ({seen}), trained with homing{f' {facts.version}' if facts.version else ''}. {talks}"
+
+
+def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
+    if run is None:
+        return ["These weights came without a record of their training."]
+    lines = [f"- run: `{run.id or run.name}`" + (f", {manifest.phase} step {manifest.step:,}" if manifest else "")]
+    if run.base is not None:
+        lines.append(f"- began with open weights: `{run.base.address}`" + _licence_of(run))
+    lines.append(f"- data of the run: {run.data.num_train_tokens:,} tokens, manifest `{run.data.manifest_sha256[:16]}`")
+    lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, {run.model.vocab_size:,} rows")
+    lines.append(f"- seed {run.seed}, code {run.code_version or 'of unknown version'}")
+    table = ["| phase | method | steps | tokens a step | optimizer | rate |", "|---|---|---|---|---|---|"]
+    for phase in run.phases:
+        table.append(_phase_row(phase))
+        if manifest is not None and phase.kind == manifest.phase:
+            break  # later phases were planned, and are not in these weights
+    return ["\n".join(lines), "\n".join(table)]
+
+
+def _licence_of(run: Run) -> str:
+    return f" ({run.base.licence})" if run.base is not None and run.base.licence else ""
+
+
+def _phase_row(phase: Phase) -> str:
+    optimizer = phase.optimizer
+    cells = [phase.kind, phase.method, f"{phase.num_steps:,}", f"{phase.batch_tokens:,}", optimizer.kind]
+    return f"| {' | '.join(cells)} | {optimizer.lr:g} |"
+
+
+def _evaluation(facts: Facts, manifest: CheckpointManifest | None) -> str:
+    rows = []
+    if manifest is not None and manifest.val_loss is not None:
+        rows.append(("held-out loss, nats per token", f"{manifest.val_loss:.4f}"))
+    if manifest is not None and manifest.val_bits_per_byte is not None:
+        rows.append(("held-out bits per byte", f"{manifest.val_bits_per_byte:.4f}"))
+    rows += list(facts.evaluation)
+    if not rows:
+        return "No figures lie beside these weights."
+    return "\n".join(["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _usage(opened: Opened, kind: str) -> str:
+    if kind in ("gguf", "ollama"):
+        return "`ollama create NAME -f Modelfile && ollama run NAME`, or any program that is built on llama.cpp."
+    if kind == "adapter":
+        return (
+            "```python\nfrom peft import AutoPeftModelForCausalLM\n\n"
+            'model = AutoPeftModelForCausalLM.from_pretrained(".")\n```'
+        )
+    trust = ", trust_remote_code=True" if opened.model.shape.family == SWIFT else ""
+    return (
+        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("."{trust})\n'
+        'tokenizer = AutoTokenizer.from_pretrained(".")\n```'
+    )

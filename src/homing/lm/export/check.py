@@ -1,0 +1,170 @@
+"""An export is proven before it is called done, by a reader that is not ours.
+
+    logits     transformers on the exported files against the trainer's decoder, on random ids and on text
+    ids        its tokenizer against ours, on awkward text
+    chats      its apply_chat_template against our renderer, on random conversations
+
+The trainer's side is computed first and let go, so that the two models are never in memory together.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homing.errors import IntegrityError
+from homing.lm.chat.messages import Conversation, Fault
+from homing.lm.chat.render import Renderer
+from homing.lm.chat.tokens import ChatTokens
+from homing.lm.export.opened import Opened
+from homing.lm.model import Decoder
+from homing.lm.tokenizer.encode import AWKWARD
+
+__all__ = ["MOST_GAP", "Expected", "Proof", "expect", "prove"]
+
+MOST_GAP = 1e-3  # between logits, fp32 against fp32
+NUM_ROWS, ROW = 4, 64
+NUM_CHATS = 40
+_WORDS = ["Hello", "name", "zwölf", "42", "  two  spaces", "tabs\tand\nlines", "日本語", "🙂", "What's", "?", "x=1;"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    reader: str  # what opened it, with its version
+    max_gap: float  # largest difference of a logit
+    num_logit_rows: int
+    num_texts: int  # whose ids are equal
+    num_chats: int  # whose ids are equal; 0 without a template
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def sentence(self) -> str:
+        chats = f", {self.num_chats} random chats to the same ids" if self.num_chats else ""
+        return (
+            f"{self.reader} computes the trainer's logits within {self.max_gap:.1e} on {self.num_logit_rows} rows,"
+            f" and turns {self.num_texts} awkward texts{chats} to the same ids."
+        )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the trainer's decoder says, in the numbers that the export holds."""
+
+    ids_RT: Tensor
+    logits_RTV: Tensor
+    vocab_size: int
+
+
+@torch.no_grad()
+def expect(opened: Opened, dtype: torch.dtype) -> Expected:
+    """With weights as the export rounds them: rounding is chosen by the person, another model is not."""
+    model = opened.model
+    vocab_size, length = opened.tokenizer.vocab_size, min(ROW, model.shape.context)
+    generator = torch.Generator().manual_seed(7)
+    ids_RT = torch.randint(vocab_size, (NUM_ROWS, length), generator=generator)
+    text = opened.tokenizer.encode(" ".join(AWKWARD))[: length - 1]
+    ids_RT[0, : len(text) + 1] = torch.tensor([opened.tokenizer.end_of_text_id, *text])
+    if dtype != torch.float32 and not opened.is_adapter:
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
+    return Expected(ids_RT, _logits(model, ids_RT), model.shape.vocab_size)
+
+
+def _logits(model: Decoder, ids_RT: Tensor) -> Tensor:
+    logits_RTV: Tensor = model.set_precision("fp32").eval()(ids_RT)
+    return logits_RTV
+
+
+def prove(
+    opened: Opened, folder: Path, expected: Expected, *, open_theirs: Callable[[Path], Any] | None = None
+) -> Proof:
+    """Raises IntegrityError at the first thing that is not the same."""
+    import transformers
+
+    theirs = (open_theirs or _open)(folder)
+    with torch.no_grad():
+        logits_RTV = theirs(input_ids=expected.ids_RT).logits.float()[..., : expected.vocab_size]
+    del theirs
+    gap = float((logits_RTV - expected.logits_RTV).abs().max())
+    if not gap <= MOST_GAP:  # also where it is no number
+        raise _failed(
+            "logits", f"transformers' differ from the trainer's by {gap:.3g}; at most {MOST_GAP:g} is allowed."
+        )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in AWKWARD:
+        if tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) != opened.tokenizer.encode(text):
+            raise _failed("token ids", f"transformers and homing read {text[:40]!r} differently.")
+    num_chats = _compare_chats(opened, tokenizer)
+    reader = f"transformers {transformers.__version__}"
+    return Proof(reader, gap, len(expected.ids_RT), len(AWKWARD), num_chats)
+
+
+def _open(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from homing.lm.export.folder import CODE
+
+    # Our own modelling file, written a moment ago, is the only code that is ever trusted here.
+    trusts = all((folder / name).is_file() for name in CODE)
+    opened, told = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=trusts, output_loading_info=True, local_files_only=True
+    )
+    odd = [*told["missing_keys"], *told["unexpected_keys"], *told["mismatched_keys"]]
+    if odd:
+        raise _failed("tensors", f"transformers does not find its own: {', '.join(map(str, odd[:6]))}.")
+    return opened.eval()
+
+
+def _compare_chats(opened: Opened, tokenizer: Any) -> int:
+    """On random chats; one that the template refuses must be refused by both."""
+    if opened.template is None:
+        return 0
+    renderer, source, same = Renderer(opened.template, ChatTokens(opened.folder)), random.Random(11), 0
+    for _ in range(NUM_CHATS):
+        messages = _random_chat(source)
+        try:
+            examples = renderer.render(Conversation(messages))
+        except Fault:
+            examples = []
+        theirs = _their_ids(tokenizer, messages)
+        # A template that rewrites earlier turns gives an example per answer; the last one has read them all.
+        ours = [int(i) for i in examples[-1].ids] if examples else None
+        if ours != theirs:
+            raise _failed("chats", f"the template gives other ids for {messages[0]['content'][:40]!r}.")
+        same += ours is not None
+    return same
+
+
+def _their_ids(tokenizer: Any, messages: list[dict[str, Any]]) -> list[int] | None:
+    from jinja2 import TemplateError
+
+    try:
+        return [int(i) for i in tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)]
+    except TemplateError:
+        return None
+
+
+def _random_chat(source: random.Random) -> list[dict[str, Any]]:
+    def words() -> str:
+        return " ".join(source.choice(_WORDS) for _ in range(source.randint(1, 12)))
+
+    messages = [{"role": "system", "content": words()}] if source.random() < 0.5 else []
+    for _ in range(source.randint(1, 4)):
+        messages += [{"role": "user", "content": words()}, {"role": "assistant", "content": words()}]
+    return messages
+
+
+def _failed(what: str, why: str) -> IntegrityError:
+    return IntegrityError(
+        what=f"The export is not the model that was trained: its {what} differ.",
+        why=why,
+        fix="Nothing was written. Report it with the line above; homing's own folder opens as before.",
+    )

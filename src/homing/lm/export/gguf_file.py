@@ -1,0 +1,184 @@
+"""One GGUF file, for llama.cpp, Ollama and LM Studio, written and read back by the `gguf` package.
+
+    config -> keys      decoder -> tensors under llama.cpp's names      tokenizer.json -> tokens, merges, template
+
+F32 is exact; F16 rounds matrices; Q8_0 keeps blocks of 32 numbers as one scale and bytes. Norms and biases stay F32 in
+all of them. Llama's queries and keys are turned pair by pair there and half by half here, so their rows are reordered;
+Qwen's are not. Everything is read back and compared before the file is called done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from homing.errors import IntegrityError, UsageError
+from homing.hf_config import SWIFT
+from homing.lm.export.gguf_tokens import gguf_tokens
+from homing.lm.export.opened import Opened
+from homing.lm.model.layers import rope_divisors
+from homing.wire.run import Model
+
+__all__ = ["KINDS", "Written", "read_back", "write_gguf"]
+
+KINDS = ("f32", "f16", "q8_0")
+_BLOCK = 32  # numbers of one Q8_0 block
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    path: Path
+    kind: str
+    num_tensors: int
+    num_unfit: int  # matrices whose rows are no whole blocks, kept as F16 in a Q8_0 file
+
+    @property
+    def sentence(self) -> str:
+        unfit = f" ({self.num_unfit} of them as F16: their rows are no whole blocks)" if self.num_unfit else ""
+        return f"read back with the gguf package, all {self.num_tensors} tensors{unfit} and every token are as written."
+
+
+def write_gguf(opened: Opened, path: Path, kind: str, *, name: str) -> Written:
+    import gguf
+
+    shape = opened.model.shape
+    _check(shape, kind)
+    writer = gguf.GGUFWriter(path, shape.arch)
+    writer.add_name(name)
+    writer.add_file_type({"f32": 0, "f16": 1, "q8_0": 7}[kind])
+    _add_shape(writer, shape)
+    _add_tokens(writer, opened)
+    stored = tensors_for_gguf(opened, kind)
+    for tensor_name, (array, quant) in stored.items():
+        writer.add_tensor(tensor_name, array, raw_dtype=quant)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    read_back(opened, path, stored)
+    unfit = sum(q == gguf.GGMLQuantizationType.F16 for _, q in stored.values()) if kind == "q8_0" else 0
+    return Written(path, kind, len(stored), unfit)
+
+
+def _check(shape: Model, kind: str) -> None:
+    if kind not in KINDS:
+        raise UsageError(f"There is no GGUF of type {kind!r}.", f"Known: {', '.join(KINDS)}.", "--type f16")
+    if shape.family == SWIFT:
+        raise UsageError(
+            what="A swift model cannot be written as GGUF.",
+            why="llama.cpp has no such architecture; it opens in homing and, with its modelling file, in transformers.",
+            fix="homing export RUN --to hf   or train with model.family: stock",
+        )
+
+
+def _add_shape(writer: Any, shape: Model) -> None:
+    writer.add_context_length(shape.max_context or shape.context)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.num_layers)
+    writer.add_feed_forward_length(shape.ffn_width)
+    writer.add_head_count(shape.num_heads)
+    writer.add_head_count_kv(shape.num_kv_heads)
+    writer.add_key_length(shape.head_size)
+    writer.add_value_length(shape.head_size)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_rope_dimension_count(shape.head_size)
+    writer.add_vocab_size(shape.vocab_size)
+
+
+def _add_tokens(writer: Any, opened: Opened) -> None:
+    told = gguf_tokens(opened)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(told.pre)
+    writer.add_token_list(told.tokens)
+    writer.add_token_types(told.kinds)
+    writer.add_token_merges(told.merges)
+    writer.add_bos_token_id(told.bos_id)
+    writer.add_eos_token_id(told.eos_id)
+    writer.add_add_bos_token(told.adds_bos)
+    if told.eot_id is not None:
+        writer.add_eot_token_id(told.eot_id)
+    if told.pad_id is not None:
+        writer.add_pad_token_id(told.pad_id)
+    if told.template:
+        writer.add_chat_template(told.template)
+
+
+def tensors_for_gguf(opened: Opened, kind: str) -> dict[str, tuple[Array, Any]]:
+    """llama.cpp's name -> the bytes as they lie in the file, and their type."""
+    import gguf
+
+    shape = opened.model.shape
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, shape.arch.upper()), shape.num_layers)
+    kinds = gguf.GGMLQuantizationType
+    stored: dict[str, tuple[Array, Any]] = {}
+    for name, tensor in opened.model.weights_for_disk().items():
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if theirs is None:
+            raise IntegrityError(f"{name} has no name in GGUF.", f"The architecture is {shape.arch}.", "Report it.")
+        array = _reordered(name, tensor.float(), shape).numpy()
+        quant = kinds.F32 if tensor.dim() == 1 else _kind_of(kinds, kind, array)
+        stored[theirs] = (gguf.quants.quantize(array, quant), quant)
+    if shape.rope_scaling is not None:
+        size = shape.head_size
+        frequency = shape.rope_base ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        stored["rope_freqs.weight"] = (rope_divisors(frequency, shape.rope_scaling).float().numpy(), kinds.F32)
+    return stored
+
+
+def _kind_of(kinds: Any, kind: str, array: Array) -> Any:
+    if kind == "q8_0" and array.shape[-1] % _BLOCK:
+        return kinds.F16
+    return {"f32": kinds.F32, "f16": kinds.F16, "q8_0": kinds.Q8_0}[kind]
+
+
+def _reordered(name: str, tensor: torch.Tensor, shape: Model) -> torch.Tensor:
+    """Rows of Llama's q and k: channel i and i + K/2 of each head side by side."""
+    if shape.arch != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return tensor
+    num_heads = shape.num_heads if name.endswith("q_proj.weight") else shape.num_kv_heads
+    halves = tensor.view(num_heads, 2, shape.head_size // 2, tensor.shape[-1])
+    return halves.transpose(1, 2).reshape(tensor.shape)
+
+
+def read_back(opened: Opened, path: Path, stored: dict[str, tuple[Array, Any]]) -> None:
+    """The file says what it was given: every tensor to the bit, every token, the split and the template."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    odd = sorted(found.keys() ^ stored.keys())
+    for name, (array, quant) in stored.items():
+        if name in found and found[name].tensor_type != quant:
+            odd.append(f"{name} (type)")
+        elif name in found and not np.array_equal(
+            np.ascontiguousarray(array).view(np.uint8).ravel(),
+            np.ascontiguousarray(found[name].data).view(np.uint8).ravel(),
+        ):
+            odd.append(name)
+    told = gguf_tokens(opened)
+    for key, value in {
+        "tokenizer.ggml.tokens": told.tokens,
+        "tokenizer.ggml.merges": told.merges,
+        "tokenizer.ggml.token_type": told.kinds,
+        "tokenizer.ggml.pre": told.pre,
+        "tokenizer.ggml.bos_token_id": told.bos_id,
+        "tokenizer.ggml.eos_token_id": told.eos_id,
+        "tokenizer.chat_template": told.template,
+    }.items():
+        field = reader.get_field(key)
+        # A list without entries is not written at all.
+        if (field.contents() if field is not None else type(value)()) != value:
+            odd.append(key)
+    if odd:
+        raise IntegrityError(
+            what="The GGUF file does not say what was written.",
+            why=f"Different: {', '.join(odd[:8])}.",
+            fix="Nothing was kept. Install the versions in constraints.txt: pip install -c constraints.txt gguf",
+        )

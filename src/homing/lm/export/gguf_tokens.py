@@ -1,0 +1,101 @@
+"""tokenizer.json as llama.cpp reads it: tokens with their kinds, merges, the name of the split, special ids, template.
+
+llama.cpp knows a split only by name. Ours with the GPT-4 expression is `dbrx`: the same expression as Llama 3's, but
+`llama-bpe` also puts a <|begin_of_text|> before everything and takes whole words from the vocabulary without merging,
+which Llama 3's own tokenizer asks for (`ignore_merges`) and ours does not. A split without a name there is refused:
+the file would open, and every third word would be split another way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homing.errors import DataError
+from homing.lm.export.opened import Opened
+from homing.lm.tokenizer.load import read_tokenizer_json
+from homing.lm.tokenizer.specials import PAD
+from homing.lm.tokenizer.splits import name_of_split
+from homing.wire import names
+
+__all__ = ["GgufTokens", "gguf_tokens"]
+
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
+# Qwen2's expression: Llama 3's with one digit at a time.
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class GgufTokens:
+    pre: str
+    tokens: list[str]
+    kinds: list[int]
+    merges: list[str]
+    adds_bos: bool
+    bos_id: int
+    eos_id: int
+    eot_id: int | None  # the end of a turn
+    pad_id: int | None
+    template: str
+
+
+def gguf_tokens(opened: Opened) -> GgufTokens:
+    path = opened.folder / names.TOKENIZER
+    data = read_tokenizer_json(path)
+    by_id = {int(number): token for token, number in data["model"]["vocab"].items()}
+    kinds = dict.fromkeys(by_id, NORMAL)
+    for entry in data.get("added_tokens") or []:
+        by_id[int(entry["id"])] = entry["content"]
+        kinds[int(entry["id"])] = CONTROL if entry.get("special") else USER_DEFINED
+    ids = range(opened.model.shape.vocab_size)
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in data["model"]["merges"]]
+    ends = opened.end_ids()
+    return GgufTokens(
+        pre=_split_name(data, path),
+        tokens=[by_id.get(number, f"[PAD{number}]") for number in ids],
+        kinds=[kinds.get(number, UNUSED) for number in ids],
+        merges=merges,
+        adds_bos=_adds_bos(data, opened.tokenizer.end_of_text_id),
+        bos_id=opened.tokenizer.end_of_text_id,
+        eos_id=ends[0],
+        eot_id=ends[0] if opened.is_chat else None,
+        pad_id=opened.tokenizer.specials.get(PAD),
+        template=opened.template.source if opened.template is not None else "",
+    )
+
+
+def _split_name(data: dict[str, Any], path: Path) -> str:
+    ignores_merges = bool(data["model"].get("ignore_merges"))
+    split = name_of_split(data.get("pre_tokenizer"))
+    if split == "gpt2":
+        return "gpt-2"
+    if split == "gpt4":
+        return "llama-bpe" if ignores_merges else "dbrx"
+    if _expression(data.get("pre_tokenizer")) == _QWEN2 and not ignores_merges:
+        return "qwen2"
+    raise DataError(
+        what=f"{path} cannot be written into a GGUF file.",
+        why="It splits text in a way that llama.cpp has no name for, so it would read other tokens than were trained.",
+        fix="homing export RUN --to hf opens in transformers and vLLM as it is.",
+    )
+
+
+def _expression(pre_tokenizer: Any) -> str:
+    parts = (pre_tokenizer or {}).get("pretokenizers") or []
+    found = [part.get("pattern", {}).get("Regex", "") for part in parts if part.get("type") == "Split"]
+    return str(found[0]) if len(found) == 1 else ""
+
+
+def _adds_bos(data: dict[str, Any], bos_id: int) -> bool:
+    """Whether tokenizer.json itself puts the mark before a text: that is what its post-processor is asked."""
+    processor = data.get("post_processor") or {}
+    for part in processor.get("processors") or [processor]:
+        if part.get("type") == "TemplateProcessing":
+            first = (part.get("single") or [{}])[0].get("SpecialToken", {}).get("id")
+            ids = (part.get("special_tokens") or {}).get(first, {}).get("ids", [])
+            return bos_id in ids
+    return False

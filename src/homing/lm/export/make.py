@@ -1,0 +1,125 @@
+"""One export, from the order to a folder that is whole, proven and described."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homing.errors import UsageError
+from homing.lm.export.adapter import open_with_peft, write_adapter
+from homing.lm.export.card import Facts, write_card
+from homing.lm.export.check import Proof, expect, prove
+from homing.lm.export.folder import write_hf
+from homing.lm.export.gguf_file import write_gguf
+from homing.lm.export.ollama import MODELFILE, modelfile
+from homing.lm.export.opened import Opened, open_for_export
+from homing.lm.export.whole import RECORD, new_folder, write_json
+from homing.lm.generate.adapted import find_base
+from homing.lm.generate.load import read_manifest
+from homing.lm.model.lora import merge
+
+__all__ = ["DTYPES", "KINDS", "Made", "Order", "export"]
+
+KINDS = ("hf", "gguf", "ollama", "adapter", "merged")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    folder: Path  # a checkpoint, or any model folder
+    kind: str  # one of KINDS
+    out: Path
+    facts: Facts
+    dtype: str = ""  # of hf and merged; "": as the weights are kept
+    gguf_type: str = "f16"
+    base: Path | None = None  # of an adapter, where its checkpoint does not say
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+    out: Path
+    kind: str
+    files: dict[str, int]  # name -> bytes
+    checked: list[str]
+    proof: Proof | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def export(order: Order, tell: Tell = lambda text: None) -> Made:
+    if order.kind not in KINDS:
+        raise UsageError(f"There is no export to {order.kind!r}.", f"Known: {', '.join(KINDS)}.", "--to hf")
+    # The folder first: a name that is taken should not cost the minutes of loading.
+    with new_folder(order.out, force=order.force) as aside:
+        tell(f"opening {order.folder}")
+        opened = open_for_export(order.folder, base=order.base, is_adapter_kept=order.kind in ("adapter", "merged"))
+        checked, proof = _write(order, opened, aside, tell)
+        manifest = read_manifest(order.folder)
+        card = write_card(opened, order.facts, manifest, checked, kind=order.kind)
+        (aside / "README.md").write_text(card, encoding="utf-8")
+        write_json(aside / RECORD, _record(order, opened, checked, proof))
+        files = {path.name: path.stat().st_size for path in sorted(aside.iterdir())}
+    return Made(order.out, order.kind, files, checked, proof)
+
+
+def _write(order: Order, opened: Opened, aside: Path, tell: Tell) -> tuple[list[str], Proof | None]:
+    if order.kind == "adapter":
+        return _write_adapter(order, opened, aside, tell)
+    dtype = DTYPES[order.dtype] if order.dtype else opened.stored_dtype
+    adapted = expect(opened, torch.float32) if opened.is_adapter else None
+    if opened.is_adapter:
+        tell("merging the adapter into its weights")
+        merge(opened.model)
+        opened.model.lora = None
+    if order.kind in ("gguf", "ollama"):
+        return _write_gguf(order, opened, aside, tell), None
+    tell("writing the folder")
+    write_hf(opened, aside, dtype)
+    # A merge is proven against the adapter beside its base; only rounding makes it another thing to prove.
+    is_exact = adapted is not None and dtype == torch.float32
+    expected = adapted if is_exact and adapted is not None else expect(opened, dtype)
+    tell("opening it with transformers and comparing logits, ids and chats")
+    proof = prove(opened, aside, expected)
+    return [proof.sentence], proof
+
+
+def _write_adapter(order: Order, opened: Opened, aside: Path, tell: Tell) -> tuple[list[str], Proof | None]:
+    assert opened.card.run is not None
+    assert opened.card.adapter_phase is not None
+    base = order.base or find_base(order.folder, opened.card.run, opened.card.adapter_phase)
+    write_adapter(opened, aside, base)
+    tell("opening it with peft and comparing logits, ids and chats")
+    proof = prove(opened, aside, expect(opened, torch.float32), open_theirs=open_with_peft(base))
+    return [proof.sentence.replace("transformers", "peft on transformers", 1)], proof
+
+
+def _write_gguf(order: Order, opened: Opened, aside: Path, tell: Tell) -> list[str]:
+    name = f"{order.facts.name}-{order.gguf_type.upper()}.gguf"
+    tell(f"writing {name} and reading it back")
+    written = write_gguf(opened, aside / name, order.gguf_type, name=order.facts.name)
+    if order.kind == "ollama":
+        (aside / MODELFILE).write_text(modelfile(opened, name), encoding="utf-8")
+    return [written.sentence]
+
+
+def _record(order: Order, opened: Opened, checked: list[str], proof: Proof | None) -> dict[str, Any]:
+    card = opened.card
+    return {
+        "schema": "homing.export/1",
+        "kind": order.kind,
+        "name": order.facts.name,
+        "run": card.run.id if card.run is not None else "",
+        "phase": card.phase,
+        "step": card.step,
+        "from": str(order.folder),
+        "made_at": time.time(),
+        "checked": checked,
+        "proof": proof.to_dict() if proof is not None else None,
+        "homing": order.facts.version,
+    }

@@ -1,0 +1,98 @@
+"""What is to be exported, opened once: the decoder in fp32, its tokenizer, its template, and how it was made.
+
+a checkpoint of ours | an adapter's checkpoint | anybody's folder  ->  open_for_export  ->  Opened
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homing.errors import DataError, UsageError
+from homing.lm.chat.render import Renderer
+from homing.lm.chat.template import ChatTemplate, find_template
+from homing.lm.chat.tokens import ChatTokens
+from homing.lm.generate.adapted import load_with_adapter
+from homing.lm.generate.load import Card, load_for_use, read_card, verify_files
+from homing.lm.model import Decoder
+from homing.lm.open_weights import WeightFiles, find_weights
+from homing.lm.open_weights.load import DTYPES
+from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.wire import names
+
+__all__ = ["CHAT_PHASES", "Opened", "open_for_export"]
+
+CHAT_PHASES = ("sft", "rl")
+
+
+@dataclass
+class Opened:
+    folder: Path
+    card: Card
+    files: WeightFiles  # of the folder: the adapter's alone, where it is one
+    model: Decoder  # in fp32; with its adapters beside it where there are some
+    tokenizer: Tokenizer
+    tokenizer_config: dict[str, Any]
+    template: ChatTemplate | None
+    base: Path | None = None
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.model.lora is not None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it was taught to answer. Of somebody's weights the template says so: base models have none."""
+        if self.card.run is None or self.card.run.base is not None:
+            return self.template is not None
+        return self.card.phase in CHAT_PHASES and self.template is not None
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        return DTYPES[self.files.main_dtype]
+
+    def end_ids(self) -> list[int]:
+        """The ids at which a reader stops; the end of a turn first, where it talks in turns."""
+        ids = list(self.tokenizer.stop_ids)
+        if self.is_chat and self.template is not None:
+            end = Renderer(self.template, ChatTokens(self.folder)).end_id()
+            ids = [*([] if end is None else [end]), *(i for i in ids if i != end)]
+        return ids
+
+
+def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: bool = False) -> Opened:
+    """`is_adapter_kept`: adapters stay beside the weights; else they are merged by whoever writes the weights."""
+    card = read_card(folder)
+    files = None
+    if card.adapter_phase is not None:
+        assert card.run is not None
+        verify_files(folder, card)
+        files = find_weights(folder)
+        cpu = torch.device("cpu")
+        model = load_with_adapter(files, card.run, card.adapter_phase, card.base_sha256, cpu, base).eval()
+        tokenizer = load_tokenizer(folder / names.TOKENIZER)
+    elif is_adapter_kept:
+        raise UsageError(
+            what=f"{folder} has no adapter.",
+            why="Its weights were trained as a whole (method: full), so there is nothing beside them.",
+            fix="homing export RUN --to hf",
+        )
+    else:
+        model, tokenizer = load_for_use(folder, "cpu", precision="fp32")
+        files = find_weights(folder)
+    return Opened(folder, card, files, model, tokenizer, _tokenizer_config(folder), find_template(folder), base)
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    path = folder / names.TOKENIZER_CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as exc:
+        raise DataError(f"{path} cannot be read.", why=str(exc), fix="Fetch the folder again.") from exc
+    return data if isinstance(data, dict) else {}

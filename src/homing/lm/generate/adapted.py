@@ -1,0 +1,71 @@
+"""An adapter's checkpoint to a model that can be used: the weights it was trained on, with the adapter put into them.
+
+    base: given | the phase's own start | the phase before, in the same run directory | the run's open weights
+       -> read one tensor at a time, hashed -> the base that the checkpoint names? -> adapter -> merged
+
+An adapter on other weights than its own computes something, and nothing that anybody trained.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import torch
+
+from homing.errors import DataError
+from homing.lm.model import Decoder
+from homing.lm.model.lora import add_lora, check_base, load_adapter, load_base, merge
+from homing.lm.open_weights import WeightFiles, find_weights, read_tensors
+from homing.lm.open_weights.files import has_weights
+from homing.wire import names
+from homing.wire.run import Phase, Run
+
+__all__ = ["find_base", "load_adapted", "load_with_adapter"]
+
+
+def load_adapted(
+    files: WeightFiles, run: Run, phase: Phase, base_sha256: str, device: torch.device, base: Path | None
+) -> Decoder:
+    """A plain decoder, adapters merged in, in fp32."""
+    model = load_with_adapter(files, run, phase, base_sha256, device, base)
+    merge(model)
+    return model
+
+
+def load_with_adapter(
+    files: WeightFiles, run: Run, phase: Phase, base_sha256: str, device: torch.device, base: Path | None
+) -> Decoder:
+    """The frozen base with its adapters beside it, all in fp32."""
+    assert phase.lora is not None, f"a phase of method {phase.method} has its settings"
+    found = find_weights(base or find_base(files.folder, run, phase))
+    with torch.device("meta"):
+        model = Decoder(run.model)
+    sha256 = load_base(model, read_tensors(found), storage="fp32", device=device)
+    if base_sha256:
+        check_base(base_sha256, sha256)
+    add_lora(model, phase.lora, seed=run.seed)
+    load_adapter(model, dict(read_tensors(files)))
+    return model
+
+
+def find_base(checkpoint: Path, run: Run, phase: Phase) -> Path:
+    """The folder of the weights that the phase began with; all that was looked at is named where there is none."""
+    run_dir = checkpoint.parents[2] if len(checkpoint.parents) > 2 else checkpoint
+    candidates = [run_dir / phase.init_from] if phase.init_from else []
+    before = [each.kind for each in itertools.takewhile(lambda each: each.kind != phase.kind, run.phases)]
+    if before and not phase.init_from:
+        steps = sorted((run_dir / names.CHECKPOINTS / before[-1]).glob("step-*"), reverse=True)
+        candidates += steps[:1] or [run_dir / names.CHECKPOINTS / before[-1]]
+    elif run.base is not None and not phase.init_from:
+        candidates += [run_dir / run.base.dir] if run.base.dir else []
+        candidates += [Path(run.base.address).expanduser()] if not run.base.address.startswith("hf:") else []
+    for candidate in candidates:
+        if has_weights(candidate):
+            return candidate
+    named = f" ({run.base.address})" if run.base is not None else ""
+    raise DataError(
+        what=f"{checkpoint} holds an adapter, and the weights it was trained on are not here.",
+        why=f"Looked at {', '.join(map(str, candidates)) or 'nothing: the run names no folder'}{named}.",
+        fix="Name their folder: --base FOLDER",
+    )

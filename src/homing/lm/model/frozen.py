@@ -1,0 +1,338 @@
+"""Products with weights that are not trained, and with the small ones beside them that are: LoRA's.
+
+    y = x W^T + b + scale * drop(x) A^T B^T        W: fp32, bf16 or NF4, never with a gradient; A, B: trained
+
+Several layers that read the same x are done at once, each writing its columns of one y. Backward reads W again, in NF4
+dequantising it once more, so between the two nothing is kept but x and the narrow x A^T. The op is opaque to
+torch.compile, which plans what is around it.
+
+Dropout draws from a generator that is seeded anew by (seed, step, row, layer): nothing is carried along, so a resumed
+run, and a block computed a second time for its gradients, drop the same numbers.
+
+Shapes: N tokens, D inputs, F outputs of all layers side by side, R rank times the layers that have an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from homing.lm.model.nf4 import Nf4, dequantize, quantize
+
+__all__ = ["STORAGES", "Adapter", "DropoutClock", "FrozenLinear", "FrozenWeight", "adapted_product", "row_norms"]
+
+STORAGES = {"fp32": torch.float32, "bf16": torch.bfloat16, "nf4": torch.uint8}
+
+
+class FrozenWeight(nn.Module):
+    """One matrix (F, D) as it is stored: buffers, so that it moves with the model and no optimizer ever sees it."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.shape = (num_out, num_in)
+        self.parts: list[str] = []
+
+    @torch.no_grad()
+    def fill(self, weight: Tensor, storage: str, device: torch.device) -> FrozenWeight:
+        assert tuple(weight.shape) == self.shape, f"{tuple(weight.shape)} is not {self.shape}"
+        # Quantised where it will lie: a GPU does in milliseconds what takes a CPU seconds.
+        stored = {"dense": weight.to(device, STORAGES[storage])} if storage != "nf4" else None
+        stored = stored or quantize(weight.to(device))._asdict()
+        for name, tensor in stored.items():
+            self.register_buffer(name, tensor.contiguous(), persistent=False)
+        self.parts = list(stored)
+        return self
+
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.parts]
+
+    def dense_weight(self, dtype: torch.dtype) -> Tensor:
+        return _dense(self.tensors(), self.shape, dtype)
+
+
+class DropoutClock:
+    """Which numbers to drop: shared by all layers of a model, set at each step and moved on by each forward."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.step, self.row = 0, 0
+        # On the CPU always: the op reads it there without waiting for a device.
+        self.key = torch.zeros((), dtype=torch.int64, device="cpu")
+
+    def begin_step(self, step: int, first_row: int = 0) -> None:
+        self.step, self.row = step, first_row
+
+    def next_piece(self, num_rows: int) -> None:
+        self.key = torch.tensor(_mix(self.seed, self.step, self.row), dtype=torch.int64, device="cpu")
+        self.row += num_rows
+
+
+class Adapter(nn.Module):
+    """A, B and where there is DoRA a magnitude per output, all fp32 whatever the base is stored in."""
+
+    def __init__(self, num_in: int, num_out: int, rank: int, salt: int, clock: DropoutClock, device: Any) -> None:
+        super().__init__()
+        self.lora_A = nn.Parameter(torch.empty(rank, num_in, device=device))
+        self.lora_B = nn.Parameter(torch.zeros(num_out, rank, device=device))
+        self.magnitude: nn.Parameter | None = None
+        self.scale, self.dropout, self.clock = 1.0, 0.0, clock
+        self.salt = torch.tensor(salt, dtype=torch.int64, device="cpu")  # no buffer: it stays on the CPU
+
+
+class FrozenLinear(nn.Module):
+    """Stands where a Linear stood: its weight stored as it may be, its bias held still, and perhaps an adapter."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.weight = FrozenWeight(num_in, num_out)
+        self.bias: Tensor | None
+        self.register_buffer("bias", None, persistent=False)
+        self.adapter: Adapter | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return adapted_product(x, [self.weight], [self.bias], [self.adapter])
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What of a product is not a tensor."""
+
+    widths: tuple[int, ...]  # outputs of each layer
+    has_adapter: tuple[bool, ...]
+    num_parts: int  # tensors of one stored weight: 1, or 4 in NF4
+    has_bias: bool
+    scale: float
+    dropout: float
+
+
+def adapted_product(
+    x: Tensor, weights: Sequence[FrozenWeight], biases: Sequence[Tensor | None], adapters: Sequence[Adapter | None]
+) -> Tensor:
+    """x through several layers, their outputs side by side."""
+    trained = [adapter for adapter in adapters if adapter is not None]
+    has_dora = any(adapter.magnitude is not None for adapter in trained)
+    is_training = torch.is_grad_enabled()
+    plan = _Plan(
+        widths=tuple(weight.shape[0] for weight in weights),
+        has_adapter=tuple(adapter is not None for adapter in adapters),
+        num_parts=len(weights[0].parts),
+        has_bias=biases[0] is not None and not has_dora,
+        scale=trained[0].scale if trained else 1.0,
+        dropout=trained[0].dropout if trained and is_training else 0.0,
+    )
+    stored = [tensor for weight in weights for tensor in weight.tensors()]
+    if plan.has_bias:
+        stored += [bias for bias in biases if bias is not None]
+    a_RD, b_Fr, key = None, None, None
+    if trained:
+        a_RD = torch.cat([adapter.lora_A.to(x.dtype) for adapter in trained])
+        b_Fr = torch.cat([adapter.lora_B.to(x.dtype) for adapter in trained])
+    if plan.dropout:
+        key = torch.stack([trained[0].clock.key, *(adapter.salt for adapter in trained)])
+    y = _Adapted.apply(x, a_RD, b_Fr, key, plan, *stored)
+    return _as_dora(y, weights, biases, adapters) if has_dora else y
+
+
+def _as_dora(
+    y: Tensor, weights: Sequence[FrozenWeight], biases: Sequence[Tensor | None], adapters: Sequence[Adapter | None]
+) -> Tensor:
+    """Every output at the length its magnitude says; the norm itself is held constant, as the paper has it
+    (arXiv:2402.09353, 4.3). The base sees x without dropout."""
+    factors = []
+    for weight, adapter in zip(weights, adapters, strict=True):
+        if adapter is None or adapter.magnitude is None:
+            factors.append(torch.ones(weight.shape[0], device=y.device))
+        else:
+            factors.append(adapter.magnitude / row_norms(weight, adapter))
+    y = y * torch.cat(factors).to(y.dtype)
+    return y if biases[0] is None else y + torch.cat([bias for bias in biases if bias is not None]).to(y.dtype)
+
+
+def row_norms(weight: FrozenWeight, adapter: Adapter) -> Tensor:
+    """The length of each row of W + scale B A, in fp32."""
+    return _row_norms(weight.tensors(), adapter.lora_A.detach(), adapter.lora_B.detach(), adapter.scale)
+
+
+class _Adapted(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, a_RD: Tensor | None, b_Fr: Tensor | None, key: Tensor | None, plan: _Plan, *stored: Tensor
+    ) -> Tensor:
+        y, h_NR = _product(
+            x, a_RD, b_Fr, key, list(stored), list(plan.widths), list(plan.has_adapter), plan.num_parts, plan.has_bias,
+            plan.scale, plan.dropout,
+        )  # fmt: skip
+        # x is for A's gradient alone; without an adapter nothing but the weights is held.
+        ctx.save_for_backward(x if a_RD is not None else None, a_RD, b_Fr, h_NR, key, *stored)
+        ctx.plan = plan
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, a_RD, b_Fr, h_NR, key, *stored = ctx.saved_tensors
+        plan: _Plan = ctx.plan
+        dx, da_RD, db_Fr = _product_backward(
+            dy, x, a_RD, b_Fr, h_NR, key, stored, list(plan.widths), list(plan.has_adapter), plan.num_parts,
+            plan.scale, plan.dropout, ctx.needs_input_grad[0],
+        )  # fmt: skip
+        has_adapter = a_RD is not None
+        return (
+            dx if ctx.needs_input_grad[0] else None,
+            da_RD if has_adapter else None,
+            db_Fr if has_adapter else None,
+            None,
+            None,
+            *(None for _ in stored),
+        )
+
+
+@torch.library.custom_op("homing::adapted_product", mutates_args=())
+def _product(
+    x: Tensor, a_RD: Tensor | None, b_Fr: Tensor | None, key: Tensor | None, stored: list[Tensor], widths: list[int],
+    has_adapter: list[bool], num_parts: int, has_bias: bool, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y, and h = drop(x) A^T, which backward wants."""
+    x_ND = x.reshape(-1, x.shape[-1])
+    y_NF = x.new_empty(len(x_ND), sum(widths))
+    h_NR = x.new_empty(len(x_ND), 0) if a_RD is None else _narrow(x_ND, a_RD, key, dropout)
+    for part in _parts(widths, has_adapter):
+        y_Nf = y_NF[:, part.columns]
+        weight_fD = _dense(stored[part.number * num_parts :][:num_parts], (part.width, x.shape[-1]), x.dtype)
+        if has_bias:
+            bias_f = stored[len(widths) * num_parts + part.number].to(x.dtype)
+            torch.addmm(bias_f, x_ND, weight_fD.t(), out=y_Nf)
+        else:
+            torch.mm(x_ND, weight_fD.t(), out=y_Nf)
+        del weight_fD  # in NF4 it was made for this product alone
+        if part.adapter is not None and b_Fr is not None:
+            b_fr = b_Fr[part.trained_rows]
+            y_Nf.addmm_(_of_adapter(h_NR, part.adapter, b_fr.shape[1]), b_fr.t(), alpha=scale)
+    return y_NF.view(*x.shape[:-1], -1), h_NR
+
+
+@_product.register_fake
+def _(
+    x: Tensor, a_RD: Tensor | None, b_Fr: Tensor | None, key: Tensor | None, stored: list[Tensor], widths: list[int],
+    has_adapter: list[bool], num_parts: int, has_bias: bool, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    num_narrow = 0 if a_RD is None else a_RD.shape[0]
+    return x.new_empty(*x.shape[:-1], sum(widths)), x.new_empty(x.numel() // x.shape[-1], num_narrow)
+
+
+@torch.library.custom_op("homing::adapted_product_backward", mutates_args=())
+def _product_backward(
+    dy: Tensor, x: Tensor | None, a_RD: Tensor | None, b_Fr: Tensor | None, h_NR: Tensor, key: Tensor | None,
+    stored: list[Tensor], widths: list[int], has_adapter: list[bool], num_parts: int, scale: float, dropout: float,
+    needs_dx: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, A and B; empty ones for what nobody asked for."""
+    dy_NF = dy.reshape(-1, dy.shape[-1])
+    num_in = _num_in(stored, widths, num_parts)
+    dx_ND = dy.new_empty(len(dy_NF), num_in) if needs_dx else dy.new_empty(0)
+    da_RD, db_Fr = (dy.new_empty(0) if t is None else torch.empty_like(t) for t in (a_RD, b_Fr))
+    for part in _parts(widths, has_adapter):
+        dy_Nf = dy_NF[:, part.columns]
+        if needs_dx:
+            weight_fD = _dense(stored[part.number * num_parts :][:num_parts], (part.width, num_in), dy.dtype)
+            torch.mm(dy_Nf, weight_fD, out=dx_ND) if part.number == 0 else dx_ND.addmm_(dy_Nf, weight_fD)
+            del weight_fD
+    for part in _parts(widths, has_adapter):
+        if part.adapter is None or a_RD is None or b_Fr is None or x is None:
+            continue
+        dy_Nf, rank = dy_NF[:, part.columns], b_Fr.shape[1]
+        rows = slice(part.adapter * rank, (part.adapter + 1) * rank)
+        dh_Nr = (dy_Nf @ b_Fr[part.trained_rows]).mul_(scale)
+        db_Fr[part.trained_rows] = (dy_Nf.t() @ h_NR[:, rows]).mul_(scale)
+        x_ND = x.reshape(-1, num_in)
+        if key is None:
+            da_RD[rows] = dh_Nr.t() @ x_ND
+            dx_ND.addmm_(dh_Nr, a_RD[rows]) if needs_dx else None
+        else:
+            kept_ND = _kept(x_ND, key, part.adapter, dropout)
+            da_RD[rows] = dh_Nr.t() @ (x_ND * kept_ND)
+            dx_ND.add_((dh_Nr @ a_RD[rows]).mul_(kept_ND)) if needs_dx else None
+    return dx_ND.view(*dy.shape[:-1], num_in) if needs_dx else dx_ND, da_RD, db_Fr
+
+
+@_product_backward.register_fake
+def _(
+    dy: Tensor, x: Tensor | None, a_RD: Tensor | None, b_Fr: Tensor | None, h_NR: Tensor, key: Tensor | None,
+    stored: list[Tensor], widths: list[int], has_adapter: list[bool], num_parts: int, scale: float, dropout: float,
+    needs_dx: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    num_in = _num_in(stored, widths, num_parts)
+    dx = dy.new_empty(*dy.shape[:-1], num_in) if needs_dx else dy.new_empty(0)
+    return dx, *(dy.new_empty(0) if t is None else torch.empty_like(t) for t in (a_RD, b_Fr))
+
+
+@torch.library.custom_op("homing::row_norms", mutates_args=())
+def _row_norms(stored: list[Tensor], a_rD: Tensor, b_fr: Tensor, scale: float) -> Tensor:
+    weight_fD = _dense(stored, (b_fr.shape[0], a_rD.shape[1]), torch.float32)
+    return torch.addmm(weight_fD, b_fr, a_rD, alpha=scale).norm(dim=1)
+
+
+@_row_norms.register_fake
+def _(stored: list[Tensor], a_rD: Tensor, b_fr: Tensor, scale: float) -> Tensor:
+    return b_fr.new_empty(b_fr.shape[0])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One layer's place in the product."""
+
+    number: int
+    width: int
+    columns: slice  # of y
+    adapter: int | None  # its number among the adapters
+    trained_rows: slice  # of B
+
+
+def _parts(widths: list[int], has_adapter: list[bool]) -> list[_Part]:
+    parts, start, row, adapter = [], 0, 0, 0
+    for number, (width, is_adapted) in enumerate(zip(widths, has_adapter, strict=True)):
+        own, rows = (adapter, slice(row, row + width)) if is_adapted else (None, slice(0, 0))
+        parts.append(_Part(number, width, slice(start, start + width), own, rows))
+        start += width
+        adapter, row = (adapter + 1, row + width) if is_adapted else (adapter, row)
+    return parts
+
+
+def _narrow(x_ND: Tensor, a_RD: Tensor, key: Tensor | None, dropout: float) -> Tensor:
+    if key is None:
+        return x_ND @ a_RD.t()
+    adapters = a_RD.chunk(len(key) - 1)
+    return torch.cat([(x_ND * _kept(x_ND, key, n, dropout)) @ a.t() for n, a in enumerate(adapters)], dim=1)
+
+
+def _of_adapter(h_NR: Tensor, adapter: int, rank: int) -> Tensor:
+    return h_NR[:, adapter * rank : (adapter + 1) * rank]
+
+
+def _kept(x_ND: Tensor, key: Tensor, adapter: int, dropout: float) -> Tensor:
+    """0 where x is dropped, 1 / (1 - dropout) elsewhere; the same for the same key."""
+    generator = torch.Generator(x_ND.device).manual_seed(_mix(int(key[0]), int(key[adapter + 1])))
+    kept_ND = torch.empty_like(x_ND).bernoulli_(1.0 - dropout, generator=generator)
+    return kept_ND.mul_(1.0 / (1.0 - dropout))
+
+
+def _dense(parts: list[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return parts[0].to(dtype) if len(parts) == 1 else dequantize(Nf4(*parts), shape, dtype)
+
+
+def _num_in(stored: list[Tensor], widths: list[int], num_parts: int) -> int:
+    return stored[0].shape[1] if num_parts == 1 else 2 * stored[0].numel() // widths[0]
+
+
+def _mix(*numbers: int) -> int:
+    """One number of 63 bits from several; near ones come out far apart (the finaliser of splitmix64)."""
+    mixed = 0
+    for number in numbers:
+        mixed = (mixed * 0x9E3779B97F4A7C15 + number + 0x632BE59BD9B4E019) % 2**64
+        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+        mixed ^= mixed >> 31
+    return mixed % 2**63

@@ -1,0 +1,324 @@
+"""LoRA: small trained matrices beside a model that stands still (arXiv:2106.09685), with rsLoRA and DoRA.
+
+    load_base(model, tensors, storage=..., device=...)   a Decoder made on the meta device -> its weights, one at a
+                                                         time, stored as fp32, bf16 or NF4, all frozen; -> their hash
+    freeze(model, storage)                               the same for a Decoder that is already whole in memory
+    add_lora(model, settings, seed)                      A drawn, B zero: the model computes what it did before
+    begin_step(model, step)                              before each step's first forward: what dropout draws from
+    model.weights_for_disk() / load_weights(tensors)     of such a model: the adapter alone, under peft's names
+    adapter_config(settings, base)                       adapter_config.json as peft reads it
+    merge(model)                                         adapters into their weights: a plain Decoder again
+
+How a phase of method lora or qlora is set up:
+
+    with torch.device("meta"):
+        model = Decoder(run.model)
+    storage = lora.storage_for(phase.method, precision)                     # "fp32" | "bf16" | "nf4"
+    base_sha256 = lora.load_base(model, tensors, storage=storage, device=device)
+    lora.add_lora(model, phase.lora, seed=run.seed)                         # on the device the base is on
+    optimizer = build_optimizer(model, phase.optimizer)                     # sees the adapter only
+    ... lora.begin_step(model, step, first_row=...) at the start of each try of a step ...
+
+`tensors` are (name, tensor) pairs under the names of transformers, from an iterator that reads one at a time; nothing
+else of it is held. The checkpoint holds adapter and optimizer and names the base by `base_sha256`; `check_base` refuses
+another base on resume. Only the `stock` family takes adapters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from homing.errors import DataError, IntegrityError, UsageError
+from homing.lm.model.frozen import STORAGES, Adapter, DropoutClock, FrozenLinear, row_norms
+from homing.lm.model.layers import Linear
+from homing.wire.run import Lora
+
+if TYPE_CHECKING:
+    from homing.lm.model.decoder import Decoder
+
+__all__ = [
+    "TARGETS",
+    "adapter_config",
+    "add_lora",
+    "begin_step",
+    "check_base",
+    "freeze",
+    "load_adapter",
+    "load_base",
+    "lora_tensors",
+    "merge",
+    "num_adapter_params",
+    "storage_for",
+]
+
+# What a person writes -> the module inside a block.
+TARGETS = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_PEFT_PREFIX = "base_model.model."
+
+
+def storage_for(method: str, precision: str) -> str:
+    """What the frozen weights are stored in: NF4 for qlora, else what is computed in, so that no product casts them."""
+    if method == "qlora":
+        return "nf4"
+    return "fp32" if precision == "fp32" else "bf16"
+
+
+# -- the base ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def load_base(
+    model: Decoder, tensors: Iterable[tuple[str, Tensor]], *, storage: str, device: torch.device | str
+) -> str:
+    """Fills and freezes a Decoder made on the meta device, one tensor after the other; returns the sha256 of them all,
+    which does not depend on their order or on the files they came from."""
+    # Shapes and not the parameters: a frozen one must go when its stored form has come.
+    wanted = {name: tuple(model.cut_padding(name, p).shape) for name, p in model.named_parameters()}
+    digests: dict[str, str] = {}
+    problems: list[str] = []
+    for name, tensor in tensors:
+        if name == "lm_head.weight" and model.lm_head is None:
+            continue  # a tied head that was stored a second time
+        if name not in wanted or name in digests:
+            problems.append(f"{name} is there twice." if name in digests else f"{name} is no weight of this model.")
+        elif tuple(tensor.shape) != wanted[name]:
+            problems.append(f"{name} is {tuple(tensor.shape)} in the file and {wanted[name]} in the model.")
+        else:
+            digests[name] = _tensor_sha256(tensor)
+            _store(model, name, tensor, storage, torch.device(device))
+    problems += [f"{name} is missing." for name in wanted if name not in digests and not problems]
+    if problems:
+        raise DataError(
+            what="The weights do not fit the model.",
+            why="\n".join(sorted(problems)[:12]),
+            fix="Use the run.json or config.json that lies beside these weights.",
+        )
+    model.model.rope.to(device)
+    listed = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def freeze(model: Decoder, storage: str) -> str:
+    """A Decoder in memory, frozen where it is; each matrix is stored anew and let go before the next."""
+    left = dict(model.named_parameters())
+    pairs = ((name, model.cut_padding(name, left.pop(name).detach())) for name in list(left))
+    return load_base(model, pairs, storage=storage, device=model.device)
+
+
+def check_base(found_sha256: str, base_sha256: str) -> None:
+    if found_sha256 != base_sha256:
+        raise IntegrityError(
+            what="The adapter in the checkpoint was trained on other base weights.",
+            why=f"Their sha256 is {found_sha256[:16] or 'not given'}..., and that of the weights loaded now "
+            f"is {base_sha256[:16]}...",
+            fix="Put model.from back to the weights the run began with, or begin anew: homing train RUN --fresh",
+        )
+
+
+def _store(model: Decoder, name: str, tensor: Tensor, storage: str, device: torch.device) -> None:
+    """Matrices of the blocks as `storage` says; embedding, head and norms in 16 or 32 bits."""
+    path, kind = name.rsplit(".", 1)
+    owner = model.get_submodule(path)
+    dtype = torch.bfloat16 if storage == "nf4" else STORAGES[storage]
+    if isinstance(owner, Linear) and path != "lm_head":
+        owner = _replace(model, path, owner)
+    if isinstance(owner, FrozenLinear) and kind == "weight":
+        owner.weight.fill(tensor, storage, device)
+    elif isinstance(owner, FrozenLinear):
+        owner.bias = tensor.to(device, dtype)
+    else:
+        padded = torch.zeros(getattr(owner, kind).shape, device=device, dtype=dtype)
+        model.cut_padding(name, padded).copy_(tensor)
+        setattr(owner, kind, nn.Parameter(padded, requires_grad=False))
+
+
+def _replace(model: Decoder, path: str, layer: Linear) -> FrozenLinear:
+    frozen = FrozenLinear(layer.weight.shape[1], layer.weight.shape[0])
+    parent, name = path.rsplit(".", 1)
+    setattr(model.get_submodule(parent), name, frozen)
+    return frozen
+
+
+def _tensor_sha256(tensor: Tensor) -> str:
+    """Of type, shape and bytes, in pieces: a slice of a mapped file is never copied whole."""
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    for start in range(0, len(flat), 2**26):
+        digest.update(memoryview(flat[start : start + 2**26].numpy()))
+    return digest.hexdigest()
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def add_lora(model: Decoder, settings: Lora, seed: int) -> None:
+    """Adapters on the chosen projections of every block of a frozen model."""
+    _check(model, settings)
+    clock = DropoutClock(seed)
+    for name, layer in _targets(model, settings.targets):
+        num_out, num_in = layer.weight.shape
+        salt = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+        adapter = Adapter(num_in, num_out, settings.rank, salt, clock, model.device)
+        adapter.scale = settings.alpha / (math.sqrt(settings.rank) if settings.is_rslora else settings.rank)
+        adapter.dropout = settings.dropout
+        adapter.lora_A.copy_(_drawn(name, settings.rank, num_in, seed))
+        if settings.is_dora:
+            adapter.magnitude = nn.Parameter(row_norms(layer.weight, adapter))  # of W itself, as B is zero
+        layer.adapter = adapter
+    model.lora, model.dropout_clock = settings, clock
+
+
+def begin_step(model: Decoder, step: int, first_row: int = 0) -> None:
+    """`first_row`: which row of the step's batch the first forward begins with, where ranks share one."""
+    if model.dropout_clock is not None:
+        model.dropout_clock.begin_step(step, first_row)
+
+
+def lora_tensors(model: Decoder) -> dict[str, Tensor]:
+    """Name in peft -> tensor, fp32, as adapter_model.safetensors holds them."""
+    return {_peft_name(name): p.detach() for name, p in model.named_parameters() if ".adapter." in name}
+
+
+@torch.no_grad()
+def load_adapter(model: Decoder, tensors: Mapping[str, Tensor]) -> None:
+    """The opposite of `lora_tensors`; every name and shape must fit, and each one that does not is named."""
+    live = lora_tensors(model)
+    problems = [f"{name} is missing." for name in live if name not in tensors]
+    problems += [f"{name} is not in this adapter." for name in tensors if name not in live]
+    for name in live.keys() & tensors.keys():
+        if live[name].shape != tensors[name].shape:
+            problems.append(f"{name} is {tuple(tensors[name].shape)}, not {tuple(live[name].shape)}.")
+    if problems:
+        raise DataError(
+            what="The adapter does not fit the model.",
+            why="\n".join(sorted(problems)[:12]),
+            fix="Use the rank and targets it was trained with: they stand in adapter_config.json beside it.",
+        )
+    for name, tensor in live.items():
+        tensor.copy_(tensors[name])
+
+
+def num_adapter_params(model: Decoder) -> int:
+    return sum(tensor.numel() for tensor in lora_tensors(model).values())
+
+
+def adapter_config(settings: Lora, base: str) -> dict[str, Any]:
+    """adapter_config.json: what peft needs to know, every other key at the value peft has by itself. `base` is a name
+    on the Hub or a folder."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": settings.rank,
+        "lora_alpha": int(settings.alpha) if settings.alpha == int(settings.alpha) else settings.alpha,
+        "lora_dropout": settings.dropout,
+        "target_modules": [TARGETS[target].rsplit(".", 1)[1] for target in _expand(settings.targets)],
+        "use_rslora": settings.is_rslora,
+        "use_dora": settings.is_dora,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "revision": None,
+    }
+
+
+@torch.no_grad()
+def merge(model: Decoder) -> None:
+    """W + scale B A (DoRA: at its magnitudes) in the place of each frozen weight: a plain Decoder in fp32, which
+    computes what the adapted one did. Where the base was in NF4 it is the base as NF4 had it; merge into the base
+    itself by loading it as fp32 or bf16."""
+    for path, layer in [(p, m) for p, m in model.named_modules() if isinstance(m, FrozenLinear)]:
+        plain = Linear(layer.weight.shape[1], layer.weight.shape[0], has_bias=layer.bias is not None)
+        plain.to(model.device)
+        plain.weight.copy_(_merged(layer))
+        if plain.bias is not None and layer.bias is not None:
+            plain.bias.copy_(layer.bias)
+        parent, name = path.rsplit(".", 1)
+        setattr(model.get_submodule(parent), name, plain)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+        parameter.requires_grad_(True)
+    model.lora, model.dropout_clock = None, None
+
+
+def _merged(layer: FrozenLinear) -> Tensor:
+    weight, adapter = layer.weight.dense_weight(torch.float32), layer.adapter
+    if adapter is None:
+        return weight
+    merged = torch.addmm(weight, adapter.lora_B, adapter.lora_A, alpha=adapter.scale)
+    if adapter.magnitude is not None:
+        merged *= (adapter.magnitude / merged.norm(dim=1)).unsqueeze(1)
+    return merged
+
+
+def _check(model: Decoder, settings: Lora) -> None:
+    assert model.lora is None, "the model has adapters already; merge them first"
+    problems = []
+    if model.shape.family != "stock":
+        problems.append(f"The {model.shape.family} family takes no adapters: no other program could open them.")
+    unknown = [target for target in settings.targets if target not in (*TARGETS, "all")]
+    problems += [f"lora.targets: {target!r} is none of {', '.join((*TARGETS, 'all'))}." for target in unknown]
+    if not settings.targets:
+        problems.append("lora.targets is empty: nothing would be trained.")
+    if settings.rank < 1:
+        problems.append(f"lora.rank: {settings.rank} must be at least 1.")
+    if settings.alpha <= 0:
+        problems.append(f"lora.alpha: {settings.alpha} must be above 0.")
+    if not 0.0 <= settings.dropout < 1.0:
+        problems.append(f"lora.dropout: {settings.dropout} must be at least 0 and under 1.")
+    if problems:
+        raise UsageError(
+            what="These adapters cannot be made.",
+            why="\n".join(problems),
+            fix="Change these keys under lora: in the phase, or take method: full.",
+        )
+
+
+def _expand(targets: Iterable[str]) -> list[str]:
+    named = set(targets)
+    return [target for target in TARGETS if target in named or "all" in named]
+
+
+def _targets(model: Decoder, targets: Iterable[str]) -> list[tuple[str, FrozenLinear]]:
+    found = []
+    for number in range(model.shape.num_layers):
+        for target in _expand(targets):
+            name = f"model.layers.{number}.{TARGETS[target]}"
+            layer = model.get_submodule(name)
+            assert isinstance(layer, FrozenLinear), "freeze the model or load its base before adding adapters"
+            found.append((name, layer))
+    return found
+
+
+def _drawn(name: str, rank: int, num_in: int, seed: int) -> Tensor:
+    """Uniform in +-1 / sqrt(inputs), which is what peft draws; from a generator of its own, as in `init`."""
+    digest = hashlib.sha256(f"{seed}/{name}.lora_A".encode()).digest()
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return torch.empty(rank, num_in, device="cpu").uniform_(-(num_in**-0.5), num_in**-0.5, generator=generator)
+
+
+def _peft_name(name: str) -> str:
+    path, kind = name.split(".adapter.")
+    ending = "lora_magnitude_vector" if kind == "magnitude" else f"{kind}.weight"
+    return f"{_PEFT_PREFIX}{path}.{ending}"

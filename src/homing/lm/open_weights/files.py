@@ -1,0 +1,128 @@
+"""A folder of safetensors: which tensor lies in which file, and in what type.
+
+    model.safetensors                                     all of it
+    model.safetensors.index.json + model-00001-of-0000N   tensor -> file
+
+Only headers are read. A `.bin` is a pickle, which can run code when it is opened, so it is never opened.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from homing.errors import DataError, IntegrityError
+from homing.wire import names
+
+__all__ = ["INDEX", "WeightFiles", "find_weights", "has_weights"]
+
+INDEX = f"{names.WEIGHTS}.index.json"
+# Some writers keep tables that follow from the shape beside the weights; transformers drops them too.
+_TABLES = ("rotary_emb.inv_freq",)
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    folder: Path
+    where: dict[str, str]  # tensor -> name of its file
+    dtypes: dict[str, str] = field(default_factory=dict)  # tensor -> F32, BF16, ...
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(set(self.where.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum((self.folder / name).stat().st_size for name in self.files)
+
+    @property
+    def main_dtype(self) -> str:
+        """Of most of the numbers: norms may be kept wider than matrices."""
+        counts: dict[str, int] = {}
+        for name, dtype in self.dtypes.items():
+            size = 1
+            for length in self.shapes[name]:
+                size *= length
+            counts[dtype] = counts.get(dtype, 0) + size
+        return max(counts, key=lambda dtype: counts[dtype], default="F32")
+
+
+def has_weights(folder: Path) -> bool:
+    return (folder / names.WEIGHTS).is_file() or (folder / INDEX).is_file()
+
+
+def find_weights(folder: Path) -> WeightFiles:
+    if (folder / names.WEIGHTS).is_file():
+        return _with_headers(folder, [names.WEIGHTS], None)
+    if not (folder / INDEX).is_file():
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        also = f" It has {', '.join(pickled[:3])}: pickles, which homing never opens." if pickled else ""
+        raise DataError(
+            what=f"There are no weights in {folder}.",
+            why=f"It has neither {names.WEIGHTS} nor {INDEX}.{also}",
+            fix="Bring the safetensors files of the model; its page on the Hub lists them.",
+        )
+    where = _read_index(folder / INDEX)
+    files = sorted(set(where.values()))
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
+        raise DataError(
+            what=f"The weights in {folder} are not whole.",
+            why=f"{len(missing)} of {len(files)} files are missing: {', '.join(missing)}.",
+            fix="Bring these files too; they lie beside the others.",
+        )
+    return _with_headers(folder, files, where)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        index: Any = json.loads(path.read_text(encoding="utf-8"))
+        where = {str(tensor): str(name) for tensor, name in index["weight_map"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        why = f"{type(exc).__name__}: {exc}"
+        raise IntegrityError(f"{path} cannot be read.", why=why, fix="Bring the folder again.") from exc
+    outside = sorted({name for name in where.values() if "/" in name or "\\" in name or name.startswith(".")})
+    if outside or not where:
+        raise DataError(
+            what=f"{path} is not an index of weights.",
+            why=f"It names files outside its folder: {', '.join(outside[:3])}." if outside else "It lists no tensor.",
+            fix="Use an index as transformers writes it.",
+        )
+    return where
+
+
+def _with_headers(folder: Path, files: list[str], promised: dict[str, str] | None) -> WeightFiles:
+    where: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in files:
+        with open_tensors(folder / name) as tensors:
+            for tensor in tensors.keys():  # noqa: SIM118 (not a mapping)
+                if tensor.endswith(_TABLES) or (promised is not None and promised.get(tensor) != name):
+                    continue
+                part = tensors.get_slice(tensor)
+                where[tensor], dtypes[tensor], shapes[tensor] = name, part.get_dtype(), tuple(part.get_shape())
+    absent = sorted(tensor for tensor in promised or {} if tensor not in where and not tensor.endswith(_TABLES))
+    if absent:
+        raise IntegrityError(
+            what=f"The weights in {folder} are not whole.",
+            why=f"{INDEX} promises {len(absent)} tensors that are not there: {', '.join(absent[:6])}.",
+            fix="Bring the folder again.",
+        )
+    return WeightFiles(folder, where, dtypes, shapes)
+
+
+def open_tensors(path: Path, device: str = "cpu") -> Any:
+    try:
+        return safe_open(path, framework="pt", device=device)
+    except (SafetensorError, OSError) as exc:
+        raise IntegrityError(
+            what=f"{path} is not a safetensors file.",
+            why=str(exc),
+            fix="Bring it again: homing fetch RUN for a run's own checkpoint.",
+        ) from exc

@@ -1,0 +1,95 @@
+"""Safetensors files into a Decoder, tensor by tensor.
+
+    headers -> every name and shape fits? -> empty parameters on their device, in their type -> copy one after the other
+
+`Decoder(shape)` and then `load_weights(all tensors)` would hold the weights twice, and a bf16 model three times. Here
+nothing but the parameters is ever whole in memory; a shard is a window into its file, closed before the next opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from homing.errors import DataError
+from homing.lm.model import Decoder
+from homing.lm.open_weights.files import WeightFiles, open_tensors
+from homing.wire.run import Model
+
+__all__ = ["DTYPES", "empty_decoder", "fill", "load_decoder", "read_tensors"]
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+
+
+def load_decoder(
+    files: WeightFiles, shape: Model, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> Decoder:
+    """`dtype` is what the parameters are kept in; None: what most of the file is kept in."""
+    _check(files, shape)
+    model = empty_decoder(shape, device=device, dtype=dtype or DTYPES[files.main_dtype])
+    fill(model, files)
+    return model
+
+
+def empty_decoder(shape: Model, *, device: torch.device | str, dtype: torch.dtype) -> Decoder:
+    """A Decoder whose parameters were made where and as they are to be, and never anywhere else."""
+    with torch.device("meta"):
+        model = Decoder(shape)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            made = nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device))
+            module.register_parameter(name, made)
+        for name, buffer in module.named_buffers(recurse=False):
+            # The angles were computed on the CPU all the same: they ask for it by name.
+            module.register_buffer(name, buffer.to(device), persistent=False)
+    return model
+
+
+@torch.no_grad()
+def fill(model: Decoder, files: WeightFiles) -> None:
+    """Also for a Decoder that exists already, such as the trainer's: every name and shape must fit."""
+    _check(files, model.shape, model)
+    wanted = dict(model.named_parameters())
+    for file in files.files:
+        with open_tensors(files.folder / file, str(model.device)) as tensors:
+            for name in [name for name, where in files.where.items() if where == file and name in wanted]:
+                kept = model.cut_padding(name, wanted[name])
+                kept.copy_(tensors.get_tensor(name))
+                if kept.shape[0] != wanted[name].shape[0]:
+                    wanted[name][kept.shape[0] :].zero_()
+
+
+def read_tensors(files: WeightFiles) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor, one after the other; a tensor is a window into its file, to be copied before the next."""
+    for file in files.files:
+        with open_tensors(files.folder / file) as tensors:
+            for name in [name for name, where in files.where.items() if where == file]:
+                yield name, tensors.get_tensor(name)
+
+
+def _check(files: WeightFiles, shape: Model, model: Decoder | None = None) -> None:
+    if model is None:
+        with torch.device("meta"):
+            model = Decoder(shape)
+    wanted = {name: tuple(model.cut_padding(name, p).shape) for name, p in model.named_parameters()}
+    given = dict(files.shapes)
+    if shape.is_tied:
+        # Some writers store the tied head a second time; the embedding is the one that counts.
+        given.pop("lm_head.weight", None)
+    problems = [f"{name} is missing." for name in wanted if name not in given]
+    problems += [f"{name} is no weight of this model." for name in given if name not in wanted]
+    for name in wanted.keys() & given.keys():
+        if wanted[name] != given[name]:
+            problems.append(f"{name} is {given[name]} in the file and {wanted[name]} in the model.")
+        if files.dtypes[name] not in DTYPES:
+            problems.append(f"{name} is kept as {files.dtypes[name]}; {', '.join(DTYPES)} can be read.")
+    if problems:
+        listed = sorted(problems)
+        more = [f"and {len(listed) - 12} more."] if len(listed) > 12 else []
+        raise DataError(
+            what="The weights do not fit the model.",
+            why="\n".join(listed[:12] + more),
+            fix="Use the run.json or config.json that lies beside these weights.",
+        )

@@ -1,0 +1,92 @@
+"""A Decoder back to safetensors, in the types and the files that the weights came in, or in ours.
+
+    one file up to `shard_bytes`, else model-00001-of-0000N.safetensors and the index that names each tensor's file
+
+What was loaded from bf16 into fp32 goes back to bf16 without a changed bit, so weights that were not trained come out
+as they went in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from homing.lm.model import Decoder
+from homing.lm.open_weights.files import INDEX, WeightFiles
+from homing.lm.open_weights.load import DTYPES
+from homing.wire import names
+
+__all__ = ["SHARD_BYTES", "save_weights"]
+
+SHARD_BYTES = 5 * 10**9
+
+
+def save_weights(
+    model: Decoder,
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    like: WeightFiles | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """`like` gives every tensor the type and file it was loaded from; `dtype` is for all others; None: as it is kept.
+
+    Returns the names of the files written.
+    """
+    tensors = {name: model.cut_padding(name, p.detach()) for name, p in model.named_parameters()}
+    dtypes = {name: _dtype_of(name, tensor, dtype, like) for name, tensor in tensors.items()}
+    where = _like(tensors, like) or _places(tensors, dtypes, shard_bytes)
+    files = sorted(set(where.values()))
+    for file in files:
+        # One shard at a time: beside the model, memory holds one shard in its type and no more.
+        part = {name: t.to(dtypes[name]).contiguous().cpu() for name, t in tensors.items() if where[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+        _flush(folder / file)
+    if files != [names.WEIGHTS]:
+        total = sum(t.numel() * dtypes[name].itemsize for name, t in tensors.items())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        files.append(INDEX)
+    return files
+
+
+def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype | None, like: WeightFiles | None) -> torch.dtype:
+    if like is not None and name in like.dtypes:
+        return DTYPES[like.dtypes[name]]
+    return dtype or tensor.dtype
+
+
+def _like(tensors: dict[str, Tensor], like: WeightFiles | None) -> dict[str, str] | None:
+    if like is None or not tensors.keys() <= like.where.keys():
+        return None
+    return {name: like.where[name] for name in tensors}
+
+
+def _places(tensors: dict[str, Tensor], dtypes: dict[str, torch.dtype], shard_bytes: int) -> dict[str, str]:
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, tensor in tensors.items():
+        num_bytes = tensor.numel() * dtypes[name].itemsize
+        if shards[-1] and filled + num_bytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += num_bytes
+    if len(shards) == 1:
+        return dict.fromkeys(tensors, names.WEIGHTS)
+    stem = names.WEIGHTS.removesuffix(".safetensors")
+    return {
+        name: f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+        for number, shard in enumerate(shards, start=1)
+        for name in shard
+    }
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

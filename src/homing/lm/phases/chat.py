@@ -1,0 +1,109 @@
+"""Conversations: what the assistant says is learned, and nothing of what it answers to; none sees another.
+
+Judged by the loss on held-out conversations, over the assistant's tokens alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homing.errors import DataError, UsageError
+from homing.lm.evals.bits_per_byte import Evaluation
+from homing.lm.model import Decoder
+from homing.lm.shards.conversations import PackedConversations, mixture_of, open_conversations
+from homing.lm.shards.pack import check_ids
+from homing.lm.shards.read import read_manifest
+from homing.lm.train.batch import Batch
+from homing.lm.train.feed import Feed
+from homing.wire.data import DataManifest
+from homing.wire.run import Phase, Run
+
+__all__ = ["Chat"]
+
+_EVAL_TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192, "cpu": 4096}
+_TELL_EVERY_S = 20.0
+
+
+class Chat:
+    def __init__(self, run: Run, phase: Phase, data_dir: Path) -> None:
+        self._context, self._vocab_size = run.model.context, run.model.vocab_size
+        if phase.batch_tokens % self._context or phase.batch_tokens <= 0:
+            raise UsageError(
+                what=f"A batch of {phase.batch_tokens:,} tokens is not whole rows of {self._context:,}.",
+                why="A step takes whole rows of conversations.",
+                fix=f"Set batch_tokens to a multiple of {self._context}.",
+            )
+        self.rows_per_step = phase.batch_tokens // self._context
+        manifest = read_manifest(data_dir)
+        self._rows = self._packed(data_dir, manifest, "train", seed=run.seed)
+        if not self._rows.num_rows():
+            raise DataError(
+                what=f"There are no conversations to learn from in {data_dir}.",
+                why="None of them was fit, or all of them are held out.",
+                fix="homing data check   says what is wrong with each line.",
+            )
+        held_out = manifest.splits.get("val")
+        self.can_evaluate = held_out is not None and held_out.num_documents > 0
+        self._val = self._packed(data_dir, manifest, "val", seed=None) if self.can_evaluate else None
+        self._most_val_rows = max(1, phase.eval_tokens // self._context)
+
+    def _packed(self, data_dir: Path, manifest: DataManifest, split: str, seed: int | None) -> PackedConversations:
+        conversations = open_conversations(data_dir, manifest, split)
+        return PackedConversations(conversations, mixture_of(manifest, split), context=self._context, seed=seed)
+
+    def open_batches(
+        self, model: Decoder, *, first_row: int, device: torch.device, rank: int = 0, num_ranks: int = 1
+    ) -> Feed:
+        rows = _ChatRows(self._rows, self.rows_per_step, self._vocab_size, rank, num_ranks)
+        return Feed(rows, first_row=first_row, rows_per_step=self.rows_per_step, device=device)
+
+    @torch.no_grad()
+    def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation:
+        assert self._val is not None, "evaluated without held-out conversations; ask can_evaluate first"
+        num_rows = min(self._val.num_rows(), self._most_val_rows)
+        at_a_time = max(1, _EVAL_TOKENS_AT_A_TIME[model.device.type] // self._context)
+        nats, count, told = 0.0, 0, time.monotonic()
+        for first in range(0, num_rows, at_a_time):
+            host = np.empty((3, min(at_a_time, num_rows - first), self._context), dtype=np.int32)
+            count += self._val.read_into(first, host[0], host[1], host[2])
+            ids_BT, targets_BT, segments_BT = torch.from_numpy(host).to(model.device).unbind()
+            losses_BT = model.token_losses(ids_BT.long(), targets_BT.long(), segments=segments_BT)
+            nats += float(losses_BT.double().sum())
+            if time.monotonic() - told > _TELL_EVERY_S:
+                tell(first + len(host[0]), num_rows)
+                told = time.monotonic()
+        return Evaluation(loss=nats / max(1, count), bits_per_byte=None, num_tokens=count)
+
+
+class _ChatRows:
+    """Of one rank. Each reads the whole step: how many targets it has can only be counted."""
+
+    name = "the conversations"
+
+    def __init__(
+        self, rows: PackedConversations, rows_per_step: int, vocab_size: int, rank: int, num_ranks: int
+    ) -> None:
+        self._rows, self._vocab_size = rows, vocab_size
+        self._step_NRT = np.empty((3, rows_per_step, rows.context), dtype=np.int32)  # ids, targets, segments
+        share = rows_per_step // num_ranks
+        self._mine = slice(rank * share, (rank + 1) * share)
+
+    def host_shape(self) -> tuple[int, ...]:
+        return self._step_NRT[:, self._mine].shape
+
+    def read_into(self, first_row: int, host: Tensor) -> int:
+        ids, targets, segments = self._step_NRT
+        num_targets = self._rows.read_into(first_row, ids, targets, segments)
+        check_ids(ids, self._vocab_size, self.name)
+        host.numpy()[:] = self._step_NRT[:, self._mine]
+        return num_targets
+
+    def to_batch(self, device_tensor: Tensor, num_targets: int) -> Batch:
+        ids_RT, targets_RT, segments_RT = device_tensor.unbind()
+        return Batch(ids_RT.long(), targets_RT.long(), num_targets, segments_RT=segments_RT)

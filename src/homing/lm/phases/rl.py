@@ -1,0 +1,277 @@
+"""Reinforcement: questions -> samples by the model as it is now -> rewards -> a step that makes good ones likelier.
+
+    rows consumed -> which set of samples -> which questions and draws: no other state, so a resume samples the same
+
+Judged by pass@1 and pass@k on questions that are never asked in training, with the same draws each time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from homing.errors import IntegrityError, UsageError
+from homing.lm.evals.bits_per_byte import Evaluation
+from homing.lm.model import Decoder
+from homing.lm.rl.calculator import Calculator
+from homing.lm.rl.draws import draws
+from homing.lm.rl.experience import Experience, log_probs, rows_of
+from homing.lm.rl.grpo import Policy, advantages, token_weights
+from homing.lm.rl.judging import Judging
+from homing.lm.rl.lean import lean_copy
+from homing.lm.rl.order import Order
+from homing.lm.rl.questions import Question
+from homing.lm.rl.rollout import Sampler
+from homing.lm.rl.settings import check_settings
+from homing.lm.rl.tasks import open_task
+from homing.lm.rl.watch import Collapse, Graded, pass_at_k, summary
+from homing.lm.tokenizer import load_tokenizer
+from homing.lm.tokenizer.specials import IM_END
+from homing.lm.train.batch import Batch
+from homing.wire import names
+from homing.wire.run import Phase, Run
+
+__all__ = ["Reinforce"]
+
+SAMPLES = "samples.safetensors"  # in a checkpoint made between two updates on one set of samples
+
+
+class Reinforce:
+    def __init__(self, run: Run, phase: Phase, data_dir: Path) -> None:
+        self.rl = check_settings(phase, run.model.context)
+        self.seed, self.context, self.data_dir = run.seed, run.model.context, data_dir
+        self.tokenizer = load_tokenizer(data_dir / names.TOKENIZER)
+        room = self.context - self.rl.max_new_tokens
+        self.tasks = [
+            open_task(task, number, seed=run.seed, tokenizer=self.tokenizer, data_dir=data_dir, room=room)
+            for number, task in enumerate(self.rl.tasks)
+        ]
+        self.order = Order([task.weight for task in self.rl.tasks], seed=run.seed)
+        specials = self.tokenizer.specials
+        self.stop_ids = sorted({self.tokenizer.end_of_text_id, specials.get(IM_END, self.tokenizer.end_of_text_id)})
+        self.rows_per_step = self.rl.prompts_per_step * self.rl.samples_per_prompt
+        self.held_out = self._held_out()
+        self.can_evaluate = bool(self.held_out)
+        self.start: Decoder | None = None
+        self.experience: Experience | None = None  # that the next update may share
+        self.notices: list[tuple[str, str]] = []
+        self._sampler: Sampler | None = None
+
+    # -- the loop's questions ----------------------------------------------------------------------------------------
+
+    def open_batches(
+        self, model: Decoder, *, first_row: int, device: torch.device, rank: int = 0, num_ranks: int = 1
+    ) -> RlBatches:
+        if self.rl.prompts_per_step % num_ranks:
+            raise UsageError(
+                what=f"{self.rl.prompts_per_step} prompts cannot be shared out among {num_ranks} cards.",
+                why="Each takes as many whole groups of samples.",
+                fix=f"Set prompts_per_step in the phase's rl to a multiple of {num_ranks}.",
+            )
+        if num_ranks > 1 and self.rl.updates_per_rollout > 1:
+            raise UsageError(
+                what="Several updates on one set of samples are for one card.",
+                why="The samples that a checkpoint between two updates needs are spread over all of them.",
+                fix="Set updates_per_rollout: 1 in the phase's rl.",
+            )
+        return RlBatches(self, model, first_row=first_row, device=device, rank=rank, num_ranks=num_ranks)
+
+    def evaluate(self, model: Decoder, tell: Callable[[int, int], None]) -> Evaluation:
+        """The loss is what is missing from a pass, on average: 1 - pass@1 where rewards are 0 or 1."""
+        repeats, at_a_time = self.rl.eval_samples, max(1, self.rows_per_step // self.rl.eval_samples)
+        rewards: list[float | None] = []
+        num_tokens = 0
+        with self.judging() as judging:
+            for start in range(0, len(self.held_out), at_a_time):
+                part = self.held_out[start : start + at_a_time]
+                drawn = [("eval", task, question.text, n) for task, question in part for n in range(repeats)]
+                samples = self.sampler(model).sample(
+                    [question.ids for _, question in part], self.drawn(drawn),
+                    may_call=[self.tasks[task].has_calculator for task, _ in part],
+                )  # fmt: skip
+                rewards += judging.judge([asked for asked in part for _ in range(repeats)], samples)
+                num_tokens += sum(len(sample.ids) for sample in samples)
+                tell(min(start + at_a_time, len(self.held_out)), len(self.held_out))
+        return self._evaluation(rewards, num_tokens)
+
+    # -- what a checkpoint of this phase keeps ------------------------------------------------------------------------
+
+    def keep_start(self, model: Decoder) -> None:
+        """Called with the weights that the phase begins with, also when it is then resumed from later ones."""
+        if self.rl.kl:
+            self.start = lean_copy(model, torch.float32)
+
+    def papers(self) -> dict[str, bytes]:
+        return {} if self.experience is None else {SAMPLES: self.experience.to_bytes()}
+
+    def load_papers(self, folder: Path) -> None:
+        if (folder / SAMPLES).is_file():
+            self.experience = Experience.from_bytes((folder / SAMPLES).read_bytes())
+
+    # -- shared by training and evaluation ----------------------------------------------------------------------------
+
+    def tell(self, kind: str, text: str) -> None:
+        self.notices.append((kind, text))
+
+    def judging(self) -> Judging:
+        return Judging(
+            self.tasks, self.rl, tokenizer=self.tokenizer, stop_ids=self.stop_ids, data_dir=self.data_dir,
+            tell=self.tell,
+        )  # fmt: skip
+
+    def sampler(self, model: Decoder) -> Sampler:
+        if self._sampler is None or self._sampler.model is not model:
+            has_tools = any(task.has_calculator for task in self.tasks)
+            self._sampler = Sampler(
+                model, stop_ids=self.stop_ids, calculator=Calculator(self.tokenizer) if has_tools else None,
+                max_new_tokens=self.rl.max_new_tokens, temperature=self.rl.temperature, top_k=self.rl.top_k,
+                rows_at_a_time=self.rl.rollout_rows, graphs=self.rl.graphs, tell=self.tell,
+            )  # fmt: skip
+        return self._sampler
+
+    def drawn(self, rows: Sequence[tuple[object, ...]]) -> NDArray[np.int64]:
+        return np.stack([draws(self.rl.max_new_tokens, *name) for name in rows])
+
+    def _held_out(self) -> list[tuple[int, Question]]:
+        """Of each task by its weight; at least one of each that has any."""
+        total = sum(task.weight for task in self.rl.tasks)
+        counts = [max(1, round(self.rl.eval_prompts * task.weight / total)) for task in self.rl.tasks]
+        return [
+            (number, question)
+            for number, (asked, count) in enumerate(zip(self.tasks, counts, strict=True))
+            for question in asked.held_out(count)
+        ]
+
+    def _evaluation(self, rewards: list[float | None], num_tokens: int) -> Evaluation:
+        k = self.rl.eval_samples
+        groups = [[r for r in rewards[at : at + k] if r is not None] for at in range(0, len(rewards), k)]
+        groups = [group for group in groups if group]
+        passed = [sum(reward >= self.rl.pass_reward for reward in group) for group in groups]
+
+        def mean(values: list[float]) -> float:
+            return sum(values) / len(values) if values else 0.0
+
+        reward = mean([reward for group in groups for reward in group])
+        more = {
+            "val_reward": reward,
+            "val_pass_at_1": mean([n / len(group) for n, group in zip(passed, groups, strict=True)]),
+            f"val_pass_at_{k}": mean(
+                [pass_at_k(len(group), n, min(k, len(group))) for n, group in zip(passed, groups, strict=True)]
+            ),
+        }
+        return Evaluation(loss=self.rl.pass_reward - reward, bits_per_byte=None, num_tokens=num_tokens, more=more)
+
+
+class RlBatches:
+    """One batch for each update. Samples are made when the first update on them is asked for, by the weights it has."""
+
+    def __init__(
+        self, work: Reinforce, model: Decoder, *, first_row: int, device: torch.device, rank: int, num_ranks: int
+    ) -> None:
+        self._work, self._rl, self._model = work, work.rl, model
+        self._step, self._device = first_row // work.rows_per_step, device
+        self._rank, self._num_ranks = rank, num_ranks
+        self._judging = work.judging()
+        self._collapse = Collapse(work.rl.collapse_steps, work.tell)
+        if work.start is not None:
+            work.start = lean_copy(work.start, model.compute_dtype)
+        for asked in work.tasks if self._step == 0 else []:
+            if asked.num_too_long:
+                text = f"{asked.num_too_long} questions of {asked.name} do not fit the context and are left out."
+                work.tell("questions_left_out", text)
+
+    def __enter__(self) -> RlBatches:
+        self._judging.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._judging.__exit__(kind, error, at)
+
+    def next(self) -> Batch:
+        work, rl = self._work, self._rl
+        number, update = divmod(self._step, rl.updates_per_rollout)
+        if update == 0:
+            experience, figures = self._sample(number)
+        else:
+            experience, figures = self._kept(number), {}
+        is_reused, start = rl.updates_per_rollout > 1, work.start
+        now_RT = log_probs(self._model, experience) if is_reused or start is not None else None
+        if update == 0:
+            start_RT = None if start is None else log_probs(start, experience)
+            experience = replace(experience, sampled_RT=now_RT if is_reused else None, start_RT=start_RT)
+        weights_RT, of_weights = token_weights(
+            experience.advantage_R.unsqueeze(1).expand_as(experience.targets_RT), experience.is_learned_RT,
+            Policy(rl.clip_low, rl.clip_high, rl.kl), now_RT=now_RT, sampled_RT=experience.sampled_RT,
+            start_RT=experience.start_RT,
+        )  # fmt: skip
+        self._step += 1
+        # Kept only while another update needs it: in a checkpoint it is that much more to write.
+        work.experience = experience if update + 1 < rl.updates_per_rollout else None
+        said, work.notices = tuple(work.notices), []
+        return Batch(
+            experience.ids_RT, experience.targets_RT, experience.num_targets, weights_RT=weights_RT,
+            figures=figures | of_weights, notices=said,
+        )  # fmt: skip
+
+    def _sample(self, number: int) -> tuple[Experience, dict[str, float]]:
+        work, rl, begun = self._work, self._rl, time.perf_counter()
+        repeats, mine = rl.samples_per_prompt, rl.prompts_per_step // self._num_ranks
+        first = number * rl.prompts_per_step + self._rank * mine
+        asked = []
+        for prompt in range(first, first + mine):
+            task, count = work.order.at(prompt)
+            asked.append((task, work.tasks[task].draw(count)))
+        drawn = [("sample", work.seed, prompt, n) for prompt in range(first, first + mine) for n in range(repeats)]
+        samples = work.sampler(self._model).sample(
+            [question.ids for _, question in asked], work.drawn(drawn),
+            may_call=[work.tasks[task].has_calculator for task, _ in asked],
+        )  # fmt: skip
+        per_sample = [one for one in asked for _ in range(repeats)]
+        sampled_s, begun = time.perf_counter() - begun, time.perf_counter()
+        rewards = self._judging.judge(per_sample, samples)
+        graded = [
+            Graded(work.tasks[task].name, len(s.ids), s.is_ended, s.is_empty, s.entropy, reward)
+            for (task, _), s, reward in zip(per_sample, samples, rewards, strict=True)
+        ]
+        figures = summary(self._gathered(graded), repeats, pass_reward=rl.pass_reward)
+        self._collapse.look(figures)
+        figures |= {"sampling_s": sampled_s, "judging_s": time.perf_counter() - begun}
+        experience = rows_of(
+            number, [question.ids for _, question in per_sample], samples,
+            advantages(rewards, repeats, is_divided=rl.advantage == "std"), context=work.context, device=self._device,
+        )  # fmt: skip
+        return replace(experience, num_targets=self._summed(experience.num_targets)), figures
+
+    def _kept(self, number: int) -> Experience:
+        """The samples of the updates before, from memory or from the checkpoint."""
+        kept = self._work.experience
+        if kept is None or kept.number != number:
+            raise IntegrityError(
+                what=f"The checkpoint lacks the samples that step {self._step:,} goes on with.",
+                why=f"It was saved between two updates on one set of samples, and {SAMPLES} is not of that set.",
+                fix="Go on from another checkpoint: remove this one's folder, and the one before it is taken.",
+            )
+        return kept.to(self._device)
+
+    def _gathered(self, mine: list[Graded]) -> list[Graded]:
+        """Of all ranks, in order: every one tells the same figures, and sees the same collapse."""
+        if self._num_ranks == 1:
+            return mine
+        parts: list[list[Graded]] = [[] for _ in range(self._num_ranks)]
+        dist.all_gather_object(parts, mine)
+        return [one for part in parts for one in part]
+
+    def _summed(self, count: int) -> int:
+        if self._num_ranks == 1:
+            return count
+        total = torch.tensor(count, device=self._device)
+        dist.all_reduce(total)
+        return int(total)

@@ -1,0 +1,53 @@
+"""Is it right? What a completion says, against the answer that is known: 1 or 0.
+
+number   the number after the last ####, else the last number, equal in value: 1,000 and $1000.00 are the same
+letters  the letters one by one, in order
+text     a number where the answer is one, else the same words
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+__all__ = ["ANSWER_MARK", "final_number", "is_right_letters", "is_right_number", "is_right_text"]
+
+ANSWER_MARK = "####"
+_NUMBER = re.compile(r"[-\u2212]?\$?\d[\d,]*(?:\.\d+)?|[-\u2212]?\$?\.\d+")
+
+
+def is_right_number(completion: str, answer: str) -> bool:
+    said, wanted = final_number(completion), final_number(answer)
+    return said is not None and said == wanted
+
+
+def is_right_letters(completion: str, answer: str) -> bool:
+    """`c-a-t`, `C A T` and `c, a, t` are all cat; `cat` is not spelled."""
+    return re.findall(r"(?<![^\W\d_])[^\W\d_](?![^\W\d_])", completion.lower()) == answer.lower().split()
+
+
+def is_right_text(completion: str, answer: str) -> bool:
+    if _is_number(answer):
+        return is_right_number(completion, answer)
+    return _words(completion) == _words(answer)
+
+
+def final_number(text: str) -> Decimal | None:
+    _, mark, after = text.rpartition(ANSWER_MARK)
+    found = _NUMBER.findall(after if mark else text)
+    if not found:
+        return None
+    # After the mark the first number is the answer; what follows it is chatter.
+    written = found[0] if mark else found[-1]
+    try:
+        return Decimal(written.replace(",", "").replace("$", "").replace("\u2212", "-"))
+    except InvalidOperation:
+        return None
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())

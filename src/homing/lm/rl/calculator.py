@@ -1,0 +1,131 @@
+"""The calculator that a model may use in its answer: what it writes between two tokens is computed and told to it.
+
+    <|tool_call|>48/2<|tool_call_end|>                    ->   <|tool_result|>24<|tool_result_end|>, in the same turn
+    <|tool_call|>{"name": "calculator", "arguments":
+      {"expression": "48/2"}}<|tool_call_end|><|im_end|>  ->   a turn of the tool, and the opening of the next one
+
+The second is how conversations with tools are rendered; a model answers as it was taught to. An expression is numbers,
++ - * / // % ** and brackets, read as a tree of which nothing else is let through: no names, no calls, and no numbers
+that would take long to compute. What cannot be computed is answered with `error`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from homing.errors import DataError
+from homing.lm.tokenizer import Tokenizer
+from homing.lm.tokenizer.specials import IM_END, IM_START
+
+__all__ = ["TOOL_TOKENS", "Calculator", "compute"]
+
+TOOL_TOKENS = ("<|tool_call|>", "<|tool_call_end|>", "<|tool_result|>", "<|tool_result_end|>")
+FAILED = "error"
+
+_MOST_CHARACTERS = 100
+_LARGEST = 1e15  # whole numbers up to here are exact in a float, too
+_OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def compute(expression: str) -> str | None:
+    """The value as people write it, or None where there is none."""
+    text = expression.strip().replace(",", "").replace("$", "").replace("\u00d7", "*").replace("^", "**")
+    if len(text) > _MOST_CHARACTERS:
+        return None
+    try:
+        return _written(_value(ast.parse(text, mode="eval").body))
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.AST) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        return _bounded(node.value)
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        return _bounded(_OPERATORS[type(node.op)](_value(node.operand)))
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow) and abs(right) > 64:
+            raise ValueError("a power too high")
+        return _bounded(_OPERATORS[type(node.op)](left, right))
+    raise ValueError("not arithmetic")
+
+
+def _bounded(value: float) -> float:
+    # A root of a negative number is complex in Python; the bound also keeps powers of powers short.
+    if isinstance(value, complex) or not math.isfinite(value) or abs(value) > _LARGEST:
+        raise ValueError("no number of a usual size")
+    return value
+
+
+def _written(value: float) -> str:
+    rounded = round(float(value), 6)
+    return str(int(rounded)) if rounded == int(rounded) else repr(rounded)
+
+
+class Calculator:
+    """The same with tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        missing = [name for name in TOOL_TOKENS if name not in tokenizer.specials]
+        if missing:
+            raise DataError(
+                what="This tokenizer has no tokens for a calculator.",
+                why=f"It lacks {', '.join(missing)}.",
+                fix="Set calculator: off in the task, or prepare with tokenizer.specials: standard.",
+            )
+        self.call_id, self.end_id, self._open_id, self._close_id = (tokenizer.specials[name] for name in TOOL_TOKENS)
+        self._turn_start, self._turn_end = (tokenizer.specials.get(name, -1) for name in (IM_START, IM_END))
+        self._tokenizer = tokenizer
+        self.call_ends = np.array([self.end_id, self._turn_end])  # after which an answer may be due
+
+    @staticmethod
+    def fits(tokenizer: Tokenizer) -> bool:
+        return all(name in tokenizer.specials for name in TOOL_TOKENS)
+
+    def answer(self, ids: Sequence[int]) -> list[int]:
+        """To what the model wrote so far: the tokens that it is told, or none if no call has just ended."""
+        written = list(ids)
+        is_turn = len(written) > 1 and written[-1] == self._turn_end
+        at = len(written) - (2 if is_turn else 1)
+        if written[at] != self.end_id or self.call_id not in written[:at]:
+            return []
+        start = at - written[:at][::-1].index(self.call_id)
+        text = self._tokenizer.decode(written[start:at])
+        if text.lstrip().startswith("{") != is_turn:
+            return []
+        expression = _expression_of(text) if is_turn else text
+        result = None if expression is None else compute(expression)
+        encode = self._tokenizer.encode
+        told = [self._open_id, *encode(FAILED if result is None else result), self._close_id]
+        if not is_turn:
+            return told
+        next_turn = [self._turn_end, *encode("\n"), self._turn_start]
+        return [*encode("\n"), self._turn_start, *encode("tool\n"), *told, *next_turn, *encode("assistant\n")]
+
+
+def _expression_of(call: str) -> str | None:
+    """The one text among the arguments of a call, whatever they are named."""
+    try:
+        arguments = json.loads(call)["arguments"]
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        (expression,) = arguments.values()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return expression if isinstance(expression, str) else None

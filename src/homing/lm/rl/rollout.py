@@ -1,0 +1,234 @@
+"""All samples of a step in one batch: prompts x samples rows, a KV cache, one new token of every row at a time.
+
+    prompts, padded on the right -> read once each -> copied to the rows of their samples
+    -> [ one token of each row -> host: is it a stop, does it end a call of the calculator, what comes next ] ...
+
+A row is at a place of its own, so no prompt waits for another. A row that has ended is computed along and not looked
+at: shapes stay as they are. The last token of a prompt is the first one that the loop reads, so reading the prompts
+needs no logits. What each row draws is given by whoever asks (see `draws`); rows do not depend on each other.
+
+Shapes: P prompts, B rows, N new tokens, T positions of the longest prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from homing.errors import RunFailed
+from homing.lm.model import Decoder
+from homing.lm.model.layers import look_up
+from homing.lm.model.row_cache import RowCache
+from homing.lm.model.swift import SwiftStack
+from homing.lm.rl.calculator import Calculator
+from homing.lm.rl.decode import REACH, Decoding
+from homing.lm.rl.lean import copy_weights, lean_copy
+
+__all__ = ["Sample", "Sampler"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the model wrote after a prompt, the token that ended it included."""
+
+    ids: list[int]
+    is_own: list[bool]  # False: told to the model by a tool
+    is_ended: bool  # False: cut off at the longest that is allowed
+    entropy: float  # mean nats of the tokens that it chose
+
+    @property
+    def is_empty(self) -> bool:
+        return self.is_ended and len(self.ids) == 1
+
+
+class Sampler:
+    """Made once for a phase: it keeps its buffers and graphs between steps where graphs are on."""
+
+    def __init__(
+        self, model: Decoder, *, stop_ids: Sequence[int], calculator: Calculator | None, max_new_tokens: int,
+        temperature: float, top_k: int, rows_at_a_time: int = 0, graphs: str = "off",
+        tell: Callable[[str, str], None] = lambda kind, text: None,
+    ) -> None:  # fmt: skip
+        self.model, self._tell = model, tell
+        self._reader = model if model.compute_dtype == torch.float32 else lean_copy(model, model.compute_dtype)
+        self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
+        self._calculator = calculator
+        self._num_new, self._temperature, self._top_k = max_new_tokens, temperature, top_k
+        self._rows_at_a_time = rows_at_a_time
+        self._graphs, self._is_captured = graphs, graphs != "off" and model.device.type == "cuda"
+        self._kept: Decoding | None = None
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: Sequence[Sequence[int]], draws_BN: NDArray[np.int64], *, may_call: Sequence[bool] | None = None
+    ) -> list[Sample]:
+        """`len(draws_BN) / len(prompts)` samples of each prompt, in the order of the prompts."""
+        if self._reader is not self.model:
+            copy_weights(self.model, self._reader)
+        repeats = len(draws_BN) // len(prompts)
+        assert repeats * len(prompts) == len(draws_BN), "as many samples of each prompt"
+        samples: list[Sample] = []
+        while len(samples) < len(draws_BN):
+            done = len(samples) // repeats
+            at_a_time = max(1, (self._rows_at_a_time or len(draws_BN)) // repeats)
+            part = slice(done, done + at_a_time)
+            rows = slice(part.start * repeats, part.stop * repeats)
+            tools = [may_call is None or may_call[number] for number in range(len(prompts))][part]
+            try:
+                samples += self._sample(prompts[part], draws_BN[rows], tools)
+            except torch.OutOfMemoryError as error:
+                problem = str(error).splitlines()[0]
+            else:
+                continue
+            self._halve(at_a_time, repeats, problem)
+        return samples
+
+    def _sample(
+        self, prompts: Sequence[Sequence[int]], draws_BN: NDArray[np.int64], may_call: list[bool]
+    ) -> list[Sample]:
+        repeats = len(draws_BN) // len(prompts)
+        decoding = self._open(prompts, repeats)
+        rows = _Rows([list(ids) for ids in prompts for _ in range(repeats)], self._num_new)
+        tools = self._calculator
+        can_call = np.array([tools is not None and allowed for allowed in may_call for _ in range(repeats)])
+        device, entropies = self.model.device, []
+        # One transfer for all draws; their columns are then on the device.
+        draws_NB = torch.from_numpy(np.ascontiguousarray(draws_BN.T)).to(device)
+        while not rows.is_over:
+            ids_B, places_B = torch.from_numpy(rows.last), torch.from_numpy(rows.places)
+            picked_B, entropy_B = decoding.step(
+                ids_B, places_B, draws_NB[rows.num_steps], furthest=int(rows.places.max())
+            )
+            entropies.append(entropy_B.clone())
+            rows.take(picked_B.cpu().numpy(), self._stop_ids)
+            if tools is not None:
+                for row in np.flatnonzero(can_call & rows.was_open & np.isin(rows.last, tools.call_ends)).tolist():
+                    if words := tools.answer(rows.written(row)):
+                        rows.go_on(row, words)
+        if self._kept is not decoding:
+            del decoding
+        return rows.samples(torch.stack(entropies).cpu().numpy())
+
+    def _open(self, prompts: Sequence[Sequence[int]], repeats: int) -> Decoding:
+        """The prompts read, all but their last tokens, into a cache with a row for each sample."""
+        model, num_rows = self._reader, len(prompts) * repeats
+        longest = max(map(len, prompts))
+        decoding = self._decoding(num_rows, longest + self._num_new)
+        cache, ids_PT = decoding.cache, torch.zeros(len(prompts), longest, dtype=torch.int64)
+        for number, ids in enumerate(prompts):
+            ids_PT[number, : len(ids)] = torch.tensor(ids)
+        ids_PT = ids_PT.to(model.device)
+        read = model.new_cache(batch=len(prompts), capacity=longest)
+        model.model(ids_PT, slice(0, longest), read, model.compute_dtype)
+        cache.fill(read, repeats=repeats)
+        if isinstance(model.model, SwiftStack):
+            cache.embedded_B1D = _embedded_before_last(model, ids_PT, [len(ids) for ids in prompts], repeats)
+        return decoding
+
+    def _decoding(self, num_rows: int, num_places: int) -> Decoding:
+        kept = self._kept
+        if kept and len(kept.cache.places_B) == num_rows and kept.cache.capacity >= num_places:
+            return kept
+        model = self._reader
+        self._kept = None  # the old buffers go before the new ones come
+        capacity = -(-num_places // REACH) * REACH
+        cache = RowCache(model.shape, batch=num_rows, capacity=capacity, device=model.device, dtype=model.compute_dtype)
+        decoding = Decoding(
+            model, cache, temperature=self._temperature, top_k=self._top_k, is_captured=self._is_captured,
+            tell=self._not_captured,
+        )  # fmt: skip
+        self._kept = decoding if self._is_captured else None
+        return decoding
+
+    def _not_captured(self, problem: str) -> None:
+        """`auto` goes on without, aloud; `on` was asked for by name, and slow steps must not pass for it."""
+        if self._graphs == "on":
+            raise RunFailed(
+                what="The steps of sampling cannot be captured as CUDA graphs here.",
+                why=problem,
+                fix="Set graphs: off in the phase's rl (slower, the same samples), or auto to fall back.",
+            )
+        self._is_captured, self._kept = False, None
+        self._tell("graphs_failed", f"warning: CUDA graphs failed; sampling goes on without them, slower. {problem}")
+
+    def _halve(self, prompts_at_a_time: int, repeats: int, problem: str) -> None:
+        self._kept = None
+        if prompts_at_a_time == 1:
+            raise RunFailed(
+                what=f"Out of memory while sampling {repeats} answers to one prompt.",
+                why=problem,
+                fix="Lower samples_per_prompt or max_new_tokens in the phase's rl, or take a card with more memory.",
+            )
+        torch.cuda.empty_cache()
+        self._rows_at_a_time = prompts_at_a_time // 2 * repeats
+        text = f"Out of memory while sampling: {self._rows_at_a_time} rows at a time from here on, the same samples."
+        self._tell("rollout_rows_lowered", text)
+
+
+class _Rows:
+    """What the host knows of each row. The token read last, and its place, are what the next step gets."""
+
+    def __init__(self, prompts: list[list[int]], num_new: int) -> None:
+        self.last = np.array([ids[-1] for ids in prompts], dtype=np.int64)
+        self.places = np.array([len(ids) - 1 for ids in prompts], dtype=np.int64)
+        self.is_open = np.ones(len(prompts), dtype=bool)
+        self.was_open = self.is_open  # before the token taken last
+        self.is_ended = np.zeros(len(prompts), dtype=bool)
+        self.lengths = np.zeros(len(prompts), dtype=np.int64)
+        self.told: list[list[int]] = [[] for _ in prompts]  # tokens that a tool still has to say
+        self.num_steps, self._num_new = 0, num_new
+        self._ids_BN = np.zeros((len(prompts), num_new), dtype=np.int64)
+        self._is_own_BN = np.zeros((len(prompts), num_new), dtype=bool)
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_steps >= self._num_new or not self.is_open.any()
+
+    def take(self, picked: NDArray[np.int64], stop_ids: NDArray[np.int64]) -> None:
+        """The next token of each open row: what a tool has to say, else what was picked."""
+        is_own = np.ones(len(picked), dtype=bool)
+        taken = picked.copy()
+        for row, words in enumerate(self.told):
+            if words and self.is_open[row]:
+                taken[row], is_own[row] = words.pop(0), False
+        n, is_open = self.num_steps, self.is_open
+        self._ids_BN[:, n], self._is_own_BN[:, n] = taken, is_own
+        self.lengths += is_open
+        self.is_ended |= is_open & is_own & np.isin(taken, stop_ids)
+        self.last = np.where(is_open, taken, self.last)
+        self.places += is_open & ~self.is_ended
+        self.was_open, self.is_open = is_open, is_open & ~self.is_ended
+        self.num_steps += 1
+
+    def go_on(self, row: int, words: list[int]) -> None:
+        """A tool answers. A turn that ended with a call is not the end of the sample."""
+        self.told[row] = words
+        if self.is_ended[row]:
+            self.is_ended[row], self.is_open[row] = False, True
+            self.places[row] += 1
+
+    def written(self, row: int) -> list[int]:
+        ids: list[int] = self._ids_BN[row, : self.lengths[row]].tolist()
+        return ids
+
+    def samples(self, entropy_NB: NDArray[np.float32]) -> list[Sample]:
+        made = []
+        for row, length in enumerate(self.lengths.tolist()):
+            is_own = self._is_own_BN[row, :length]
+            entropy = float(entropy_NB[:length, row][is_own].mean()) if is_own.any() else 0.0
+            made.append(Sample(self.written(row), is_own.tolist(), bool(self.is_ended[row]), entropy))
+        return made
+
+
+def _embedded_before_last(model: Decoder, ids_PT: Tensor, lengths: list[int], repeats: int) -> Tensor:
+    """`swift` adds some of the token before to each: to the last of a prompt, that before it."""
+    before = torch.tensor([[max(0, length - 2)] for length in lengths], device=ids_PT.device)
+    x_P1D = look_up(ids_PT.gather(1, before), model.model.embed_tokens.weight, model.compute_dtype)
+    x_P1D = nn.functional.rms_norm(x_P1D, x_P1D.shape[-1:], eps=model.shape.norm_eps)
+    has_before = torch.tensor([length > 1 for length in lengths], device=ids_PT.device).view(-1, 1, 1)
+    return (x_P1D * has_before).repeat_interleave(repeats, dim=0)

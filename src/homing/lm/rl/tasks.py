@@ -1,0 +1,150 @@
+"""What is asked in a phase of rl, and how an answer is judged: gsm8k, arithmetic, spelling, one's own prompts.
+
+    open_task(task, number) -> draw(n): the n-th question of training; held_out(n): questions never asked in training
+
+Questions of a file come in a new order each time round, made-up ones never end; both follow from (seed, task, n) alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from homing.errors import DataError, UsageError
+from homing.lm.rl.answers import is_right_letters, is_right_number, is_right_text
+from homing.lm.rl.calculator import Calculator
+from homing.lm.rl.draws import source
+from homing.lm.rl.generated import arithmetic, spelling
+from homing.lm.rl.questions import Question, is_held_out, read_questions, render
+from homing.lm.tokenizer import Tokenizer
+from homing.wire.run import RlTask
+
+__all__ = ["KINDS", "Asked", "open_task"]
+
+JUDGES: dict[str, Callable[[str, str], bool]] = {
+    "arithmetic": is_right_number,
+    "gsm8k": is_right_number,
+    "prompts": is_right_text,
+    "spelling": lambda said, answer: (is_right_letters if " " in answer else is_right_number)(said, answer),
+}
+MAKERS = {"arithmetic": arithmetic, "spelling": spelling}
+KINDS = tuple(JUDGES)
+_MOST_TRIES = 1000
+
+
+class Asked:
+    """One task. `room`: the longest prompt, in tokens; longer ones are left out, and counted in `num_too_long`."""
+
+    def __init__(
+        self, task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, data_dir: Path, room: int
+    ) -> None:
+        self.task, self._number, self._seed, self._tokenizer = task, number, seed, tokenizer
+        self.name = task.kind
+        self.has_calculator = _has_calculator(task, tokenizer)
+        self.num_too_long = 0
+        self._room, self._data_dir = room, data_dir
+        self._train: list[Question] = []
+        self._val: list[Question] = []
+        if task.kind not in MAKERS:
+            self._read()
+
+    @property
+    def num_questions(self) -> int:
+        """In a file; 0 for those that are made up."""
+        return len(self._train)
+
+    def draw(self, count: int) -> Question:
+        """The question that is asked as number `count` of this task, from 0."""
+        if self.task.kind in MAKERS:
+            return self._made("train", count)
+        round_number, place = divmod(count, len(self._train))
+        order = source("order", self._seed, self._number, round_number).permutation(len(self._train))
+        return self._train[int(order[place])]
+
+    def held_out(self, count: int) -> list[Question]:
+        """At most `count`; all that there are where there are fewer. The same ones for every seed of a run."""
+        if self.task.kind not in MAKERS:
+            return self._val[:count]
+        made = {question.text: question for number in range(4 * count) if (question := self._made("val", number))}
+        return list(made.values())[:count]
+
+    def judge(self, completion: str, question: Question) -> float:
+        return float(JUDGES[self.task.kind](completion, question.answer))
+
+    def _made(self, split: str, count: int) -> Question:
+        # The held-out ones do not depend on the run's seed: two runs are judged by the same questions.
+        seed = self._seed if split == "train" else 0
+        make = MAKERS[self.task.kind]
+        for attempt in range(_MOST_TRIES):
+            drawn = source(split, seed, self.task.kind, self.task.difficulty, self._number, count, attempt)
+            text, answer = make(drawn, self.task.difficulty)
+            if is_held_out(text) == (split == "val"):
+                break
+        else:
+            raise AssertionError(f"no {split} question of {self.task.kind} in {_MOST_TRIES} tries")
+        ids = render(self._tokenizer, [{"role": "user", "content": text}])
+        if len(ids) > self._room:
+            raise DataError(
+                what=f"A question of {self.task.kind} does not fit the context.",
+                why=f"{text!r} has {len(ids)} tokens, and {self._room} are left beside max_new_tokens.",
+                fix="Lower max_new_tokens or the difficulty, or raise model.context.",
+            )
+        return Question(text, ids, answer)
+
+    def _read(self) -> None:
+        task = self.task
+        questions = self._fitting(task.file, task.file_sha256)
+        if task.val_file:
+            self._train, self._val = questions, self._fitting(task.val_file, task.val_file_sha256)
+            seen = {question.text for question in self._val}
+            self._train = [question for question in questions if question.text not in seen]
+        else:
+            self._train = [question for question in questions if not is_held_out(question.text)]
+            self._val = [question for question in questions if is_held_out(question.text)]
+        if not self._train:
+            raise DataError(
+                what=f"The task {task.kind} has no question to train on.",
+                why=f"{task.file}: {self.num_too_long} too long for the context, {len(self._val)} held out.",
+                fix="Give more questions, or lower max_new_tokens.",
+            )
+        # In an order of their own, so that a part of them is a fair one.
+        order = source("val", self._number).permutation(len(self._val))
+        self._val = [self._val[int(place)] for place in order]
+
+    def _fitting(self, name: str, sha256: str) -> list[Question]:
+        path = Path(name) if Path(name).is_absolute() else self._data_dir / name
+        needs_answers = not self.task.reward
+        found = read_questions(path, self.task.kind, self._tokenizer, sha256=sha256, needs_answers=needs_answers)
+        fitting = [question for question in found if len(question.ids) <= self._room]
+        self.num_too_long += len(found) - len(fitting)
+        return fitting
+
+
+def open_task(task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, data_dir: Path, room: int) -> Asked:
+    problems = []
+    if task.kind not in KINDS:
+        problems.append(f"there is no task {task.kind!r}; known: {', '.join(KINDS)}")
+    if (task.kind in MAKERS) == bool(task.file):
+        problems.append(f"{task.kind} {'makes its questions up and takes no file' if task.file else 'needs a file'}")
+    if not (np.isfinite(task.weight) and task.weight > 0):
+        problems.append(f"its weight is {task.weight}; it must be over 0")
+    if not 1 <= task.difficulty <= 5:
+        problems.append(f"its difficulty is {task.difficulty}; it must be 1 to 5")
+    if task.calculator not in ("auto", "on", "off"):
+        problems.append(f"its calculator is {task.calculator!r}; it must be auto, on or off")
+    if problems:
+        raise UsageError(
+            what=f"The task {task.kind} of the rl phase cannot be asked.",
+            why="\n".join(problems),
+            fix=f"Change tasks[{number}] in the phase's rl.",
+        )
+    return Asked(task, number, seed=seed, tokenizer=tokenizer, data_dir=data_dir, room=room)
+
+
+def _has_calculator(task: RlTask, tokenizer: Tokenizer) -> bool:
+    if task.calculator == "on":
+        Calculator(tokenizer)  # refuses a tokenizer without the tokens
+        return True
+    return task.calculator == "auto" and task.kind == "gsm8k" and Calculator.fits(tokenizer)

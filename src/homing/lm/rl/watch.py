@@ -1,0 +1,106 @@
+"""What is told of each step, and when it has stopped making sense: figures, pass@k, collapse.
+
+collapse   for `collapse_steps` steps in a row: every group has equal rewards, or nearly every sample is empty, or
+           nearly every one is cut off, or the entropy is next to nothing. Said once each time it begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Collapse", "Graded", "pass_at_k", "summary"]
+
+_NEARLY_ALL = 0.95
+_NO_ENTROPY = 0.01  # nats a token
+
+
+@dataclass(frozen=True)
+class Graded:
+    """What is told of one sample."""
+
+    task: str
+    length: int
+    is_ended: bool
+    is_empty: bool
+    entropy: float
+    reward: float | None  # None: it failed
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """The chance that at least one of k is right, from `num_right` of `num_samples`, without bias."""
+    if num_samples - num_right < k:
+        return 1.0
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def summary(graded: Sequence[Graded], group_size: int, *, pass_reward: float) -> dict[str, float]:
+    """Figures of consecutive groups, the most telling first."""
+    rewards = [one.reward for one in graded if one.reward is not None]
+    groups = [graded[start : start + group_size] for start in range(0, len(graded), group_size)]
+    known = [[one.reward for one in group if one.reward is not None] for group in groups]
+    right = [sum(reward >= pass_reward for reward in group) for group in known]
+    figures = {
+        "reward": _mean(rewards),
+        "pass_at_1": _mean(
+            [pass_at_k(len(group), number, 1) for group, number in zip(known, right, strict=True) if group]
+        ),
+        f"pass_at_{group_size}": _mean([float(number > 0) for number in right]),
+        "reward_std": _mean([_deviation(group) for group in known if group]),
+        "length": _mean([float(one.length) for one in graded]),
+        "entropy": _mean([one.entropy for one in graded]),
+        "equal_groups": _mean([float(len(set(group)) < 2) for group in known]),
+        "truncated": _mean([float(not one.is_ended) for one in graded]),
+        "empty": _mean([float(one.is_empty) for one in graded]),
+    }
+    failed = len(graded) - len(rewards)
+    figures |= {"rewards_failed": failed / len(graded)} if failed else {}
+    tasks = sorted({one.task for one in graded})
+    if len(tasks) > 1:
+        for task in tasks:
+            known_here = [one.reward for one in graded if one.task == task and one.reward is not None]
+            figures |= {f"reward_{task}": _mean(known_here)} if known_here else {}
+    return figures
+
+
+class Collapse:
+    """Counts the steps in a row of each bad sign. What it counted is not kept in a checkpoint: a resumed run takes
+    its `steps` again before it speaks."""
+
+    def __init__(self, steps: int, tell: Callable[[str, str], None]) -> None:
+        self._steps, self._tell = steps, tell
+        self._in_a_row: dict[str, int] = {}
+
+    def look(self, figures: dict[str, float]) -> None:
+        signs = {
+            "all rewards of a prompt are equal, so nothing is learned": figures["equal_groups"] >= 1.0,
+            "nearly every sample is empty": figures["empty"] >= _NEARLY_ALL,
+            "nearly every sample is cut off at max_new_tokens": figures["truncated"] >= _NEARLY_ALL,
+            "the entropy is next to nothing: samples hardly differ": figures["entropy"] < _NO_ENTROPY,
+        }
+        for sign, is_seen in signs.items():
+            count = self._in_a_row[sign] = self._in_a_row.get(sign, 0) + 1 if is_seen else 0
+            if count == self._steps:
+                self._tell("collapsed", f"warning: rl has collapsed: for {count} steps {sign}. {_ADVICE[sign]}")
+
+
+_ADVICE = {
+    "all rewards of a prompt are equal, so nothing is learned": (
+        "Take easier or harder tasks, more samples_per_prompt, or a start that gets some answers right."
+    ),
+    "nearly every sample is empty": "Lower the rate, add kl, or look whether a reward pays for silence.",
+    "nearly every sample is cut off at max_new_tokens": (
+        "Raise max_new_tokens, or start from a model that ends its turns (sft)."
+    ),
+    "the entropy is next to nothing: samples hardly differ": "Lower the rate, add kl, or raise the temperature.",
+}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(_mean([(value - mean) ** 2 for value in values]))

@@ -1,0 +1,117 @@
+"""Checkpoints of every kind that can be exported, with a real tokenizer, made without training."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tests.lm.tiny import make_data, make_run
+
+from homing.hf_config import config_of
+from homing.lm.model import Decoder, count_params
+from homing.lm.model.lora import add_lora, freeze, lora_tensors
+from homing.lm.tokenizer.files import build_tokenizer_json, write_extras
+from homing.lm.tokenizer.specials import SPECIALS
+from homing.lm.tokenizer.train import learn_merges
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest, FileHash
+from homing.wire.run import Lora, Run
+
+__all__ = ["SHAPES", "make_adapter", "make_checkpoint", "seal", "write_tokenizer"]
+
+WORDS = "the cat sat on a mat and the dog ran home to eat red fish at night, don't it? 12345 übel 日本 👍\n"
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"arch": "llama"},
+    "llama-tied": {"arch": "llama", "is_tied": True},
+    "qwen2": {"arch": "qwen2", "head_size": 8},
+    "qwen3": {"arch": "qwen3"},
+    "swift": {"family": "swift", "arch": "swift"},
+}
+
+
+def write_tokenizer(folder: Path, split: str = "gpt4") -> None:
+    merges = learn_merges([WORDS.encode() * 50], num_merges=40, split=split)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names.TOKENIZER).write_text(build_tokenizer_json(merges, SPECIALS["standard"], split))
+    write_extras(folder)
+
+
+def make_checkpoint(
+    folder: Path, kind: str = "qwen3", *, phase: str = "sft", split: str = "gpt4", seed: int = 3, **changes: Any
+) -> Decoder:
+    write_tokenizer(folder, split)
+    vocab_size = len(json.loads((folder / names.TOKENIZER).read_text())["model"]["vocab"])
+    shape: dict[str, Any] = {
+        "family": "stock", "num_layers": 2, "width": 32, "num_heads": 4, "num_kv_heads": 2, "head_size": 16,
+        "ffn_width": 64, "context": 128, "vocab_size": vocab_size, "is_tied": False, "rope_base": 10000.0,
+    }  # fmt: skip
+    run = _run(folder.parent / "data", {**shape, **SHAPES[kind], **changes}, phase)
+    model = Decoder(run.model)
+    model.init_weights(seed)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            scale = 0.3 if parameter.dim() == 1 else 1.5 * parameter.shape[1] ** -0.5
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+        if model.lm_head is not None:
+            model.lm_head.weight.mul_(4.0)  # greedy choices that no rounding can change
+    save_file(model.weights_for_disk(), folder / names.WEIGHTS)
+    _papers(folder, run)
+    seal(folder, phase)
+    return model
+
+
+def _run(data_dir: Path, shape: dict[str, Any], phase: str) -> Run:
+    if not data_dir.exists():
+        make_data(data_dir, num_documents=20)
+    run = make_run(data_dir)
+    made = dataclasses.replace(run.model, **shape)
+    sizes = dataclasses.replace(run.sizes, num_params=sum(count_params(made).values()))
+    phases = [dataclasses.replace(run.phases[0], kind=phase)]
+    return dataclasses.replace(run, model=made, sizes=sizes, phases=phases)
+
+
+def _papers(folder: Path, run: Run) -> None:
+    sha256 = hashlib.sha256((folder / names.TOKENIZER).read_bytes()).hexdigest()
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, tokenizer_sha256=sha256))
+    (folder / names.RUN).write_text(codec.dumps(run))
+    (folder / "config.json").write_text(json.dumps(config_of(run.model)))
+
+
+def seal(folder: Path, phase: str, **choices: Any) -> None:
+    files = [
+        FileHash(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(folder.iterdir())
+        if path.name != names.MANIFEST
+    ]
+    manifest = CheckpointManifest(
+        "tiny", "tiny-20260101-000000-abcd", phase, 12, 3072, True, "", 7, files,
+        val_loss=1.25, val_bits_per_byte=0.9, choices=choices,
+    )  # fmt: skip
+    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+
+
+def make_adapter(folder: Path, base: Path, kind: str = "qwen2", **lora: Any) -> Decoder:
+    """A checkpoint of method lora on the weights in `base`; returns the adapted model."""
+    model = make_checkpoint(base, kind)
+    make_checkpoint(folder, kind)
+    settings = Lora(**{"rank": 4, "alpha": 8.0, **lora})
+    run = codec.loads(Run, (folder / names.RUN).read_bytes())
+    phase = dataclasses.replace(run.phases[0], method="lora", lora=settings, init_from=str(base))
+    sha256 = freeze(model, "fp32")
+    add_lora(model, settings, seed=run.seed)
+    with torch.no_grad():
+        for number, (name, tensor) in enumerate(sorted(lora_tensors(model).items())):
+            if "magnitude" in name:
+                tensor.mul_(1.1)
+            else:
+                tensor.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(number))
+    save_file(model.weights_for_disk(), folder / names.WEIGHTS)
+    _papers(folder, dataclasses.replace(run, phases=[phase]))
+    seal(folder, "sft", base_sha256=sha256)
+    return model.eval()

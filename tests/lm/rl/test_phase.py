@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import ADDITION, make_rl_run, small_model
+from tiny import make_run_dir
+
+from homing.errors import RunFailed, UsageError
+from homing.lm.phases.rl import SAMPLES, Reinforce
+from homing.lm.train.loop import train
+from homing.wire import codec, names
+from homing.wire.event import Event, Metric
+from homing.wire.run import Rl, RlTask, Run
+
+
+def go(run_dir: Path, run: Run | None = None) -> list[str]:
+    said: list[str] = []
+    if run is not None:
+        make_run_dir(run_dir, run)
+    train(run_dir, say=said.append)
+    return said
+
+
+def metrics(run_dir: Path) -> list[Metric]:
+    return [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+
+
+def events(run_dir: Path, kind: str) -> list[Event]:
+    found = [codec.loads(Event, line) for line in (run_dir / names.EVENTS).read_text().splitlines()]
+    return [event for event in found if event.kind == kind]
+
+
+def weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run_dir / "checkpoints/rl" / names.step_dir(step) / names.WEIGHTS)
+
+
+def are_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_phase_samples_judges_learns_and_is_judged(tmp_path: Path) -> None:
+    go(tmp_path / "run", make_rl_run(tmp_path / "data"))
+    lines = metrics(tmp_path / "run")
+    assert [line.step for line in lines] == [1, 2, 3, 4]
+    wanted = {
+        "reward",
+        "reward_std",
+        "pass_at_1",
+        "pass_at_4",
+        "length",
+        "entropy",
+        "equal_groups",
+        "truncated",
+        "empty",
+    }
+    assert all(wanted <= line.more.keys() for line in lines)
+    assert {"val_reward", "val_pass_at_1", "val_pass_at_4"} <= lines[1].more.keys()
+    assert lines[1].val_loss == pytest.approx(1.0 - lines[1].more["val_pass_at_1"])
+    assert "val_reward" not in lines[0].more
+    assert not (tmp_path / "run/checkpoints/rl" / names.step_dir(4) / SAMPLES).exists()
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fresh samples each step": {},
+    "several updates on one set": {"updates_per_rollout": 3, "clip_high": 0.3, "kl": 0.1, "advantage": "mean"},
+    "two tasks": {"tasks": [ADDITION, RlTask(kind="spelling", weight=2.0)], "context": 96},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_run_that_is_resumed_is_bit_for_bit_the_one_that_never_stopped(tmp_path: Path, settings: str) -> None:
+    # A reward that nearly every sample gets, so that there is something to learn from: how long it is.
+    reward = tmp_path / "data" / "reward.py"
+    run = make_rl_run(tmp_path / "data", phase={"save_every": 1, "keep_last": 9, "eval_every": 0}, **SETTINGS[settings])
+    reward.write_text("def reward(prompt, completion, answer):\n    return completion.count('e') + len(completion)\n")
+    run = with_reward(run)
+    go(tmp_path / "whole", run)
+    assert not are_equal(weights(tmp_path / "whole", 1), weights(tmp_path / "whole", 4))
+    for step in (2, 3) if settings.startswith("several") else (2,):
+        resumed = tmp_path / f"resumed-{step}"
+        shutil.copytree(tmp_path / "whole", resumed)
+        for later in range(step + 1, 5):
+            shutil.rmtree(resumed / "checkpoints/rl" / names.step_dir(later))
+        go(resumed)
+        assert are_equal(weights(resumed, 4), weights(tmp_path / "whole", 4))
+        told = [[(line.step, line.loss, line.more.get("reward")) for line in metrics(each)]
+                for each in (resumed, tmp_path / "whole")]  # fmt: skip
+        assert told[0] == told[1]
+
+
+def with_reward(run: Run) -> Run:
+    phase = run.phases[0]
+    assert phase.rl is not None
+    tasks = [dataclasses.replace(task, reward="reward.py") for task in phase.rl.tasks]
+    rl = dataclasses.replace(phase.rl, tasks=tasks, pass_reward=3.0)
+    return dataclasses.replace(run, phases=[dataclasses.replace(phase, rl=rl)])
+
+
+def test_samples_kept_between_two_updates_are_in_the_checkpoint_and_missing_ones_are_told(tmp_path: Path) -> None:
+    run = make_rl_run(tmp_path / "data", updates_per_rollout=2, phase={"num_steps": 3, "save_every": 3})
+    go(tmp_path / "run", run)
+    work = Reinforce(run, run.phases[0], tmp_path / "data")
+    folder = tmp_path / "run/checkpoints/rl" / names.step_dir(3)
+    work.load_papers(folder)
+    assert work.experience is not None
+    assert work.experience.number == 1
+    (folder / SAMPLES).unlink()
+    bare = Reinforce(run, run.phases[0], tmp_path / "data")
+    bare.load_papers(folder)
+    model, device = small_model(run), torch.device("cpu")
+    with (
+        bare.open_batches(model, first_row=16, device=device) as batches,
+        pytest.raises(Exception, match="lacks the samples"),
+    ):
+        batches.next()
+
+
+def test_the_same_is_asked_and_sampled_whatever_the_micro_batch_and_rollout_rows(tmp_path: Path) -> None:
+    told = []
+    for number, (micro_batch, rollout_rows) in enumerate([(16, 0), (3, 0), (8, 5)]):
+        run = make_rl_run(
+            tmp_path / "data", rollout_rows=rollout_rows, phase={"num_steps": 1, "micro_batch": micro_batch}
+        )
+        go(tmp_path / f"run-{number}", run)
+        (line,) = metrics(tmp_path / f"run-{number}")
+        told.append({name: value for name, value in line.more.items() if not name.endswith("_s")})
+    assert told[0] == pytest.approx(told[1])
+    assert told[0] == pytest.approx(told[2])
+
+
+def test_ranks_together_ask_what_one_alone_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_rl_run(tmp_path / "data")
+    model, device = small_model(run), torch.device("cpu")
+    with Reinforce(run, run.phases[0], tmp_path / "data").open_batches(model, first_row=0, device=device) as batches:
+        alone = batches.next()
+    parts = []
+    for rank in (0, 1):
+        work = Reinforce(run, run.phases[0], tmp_path / "data")
+        shared = work.open_batches(model, first_row=0, device=device, rank=rank, num_ranks=2)
+        monkeypatch.setattr(shared, "_gathered", lambda mine: mine)
+        monkeypatch.setattr(shared, "_summed", lambda count: count)
+        with shared as batches:
+            parts.append(batches.next())
+    assert sum(part.num_targets for part in parts) == alone.num_targets
+    rows = [row[row != -100].tolist() for part in parts for row in part.targets_RT]
+    assert rows == [row[row != -100].tolist() for row in alone.targets_RT]
+    with pytest.raises(UsageError, match="cannot be shared out among 3"):
+        work.open_batches(model, first_row=0, device=device, num_ranks=3)
+
+
+def test_a_collapse_is_an_event_and_is_said_aloud_once(tmp_path: Path) -> None:
+    said = go(
+        tmp_path / "run", make_rl_run(tmp_path / "data", collapse_steps=2, samples_per_prompt=2, prompts_per_step=1)
+    )
+    collapsed = events(tmp_path / "run", "collapsed")
+    assert len([event for event in collapsed if "equal" in event.text]) == 1
+    assert any("rl has collapsed" in line for line in said)
+
+
+def test_a_reward_that_always_fails_stops_the_run_with_its_line(tmp_path: Path) -> None:
+    run = with_reward(make_rl_run(tmp_path / "data"))
+    (tmp_path / "data/reward.py").write_text("def reward(prompt, completion, answer):\n    return 1 / 0\n")
+    with pytest.raises(RunFailed, match="no reward to any"):
+        go(tmp_path / "run", run)
+    assert "line 2: ZeroDivisionError" in events(tmp_path / "run", "run_failed")[-1].text
+
+
+def test_evaluation_does_not_change_what_training_draws(tmp_path: Path) -> None:
+    for name, eval_every in (("often", 1), ("never", 0)):
+        go(tmp_path / name, make_rl_run(tmp_path / "data", phase={"eval_every": eval_every}))
+    assert are_equal(weights(tmp_path / "often", 4), weights(tmp_path / "never", 4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"samples_per_prompt": 1}, "samples_per_prompt"),
+        ({"max_new_tokens": 45}, "max_new_tokens"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"advantage": "median"}, "advantage"),
+        ({"graphs": "yes"}, "graphs"),
+        ({"phase": {"method": "lora"}}, "method"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], word: str) -> None:
+    run = make_rl_run(tmp_path / "data", **settings)
+    with pytest.raises(UsageError, match="cannot run with these settings") as caught:
+        Reinforce(run, run.phases[0], tmp_path / "data")
+    assert word in caught.value.why
+
+
+def test_a_phase_without_tasks_is_refused(tmp_path: Path) -> None:
+    run = make_rl_run(tmp_path / "data")
+    for rl in (None, Rl(tasks=[])):
+        with pytest.raises(UsageError, match="nothing to ask"):
+            Reinforce(run, dataclasses.replace(run.phases[0], rl=rl), tmp_path / "data")
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_in_the_middle_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    run = make_rl_run(
+        tmp_path / "data", updates_per_rollout=2, phase={"num_steps": 20, "save_every": 1, "eval_every": 0}
+    )
+    go(tmp_path / "whole", run)
+    killed = make_run_dir(tmp_path / "killed", run)
+    with subprocess.Popen([sys.executable, "-m", "homing.lm.train", str(killed)], stdout=subprocess.DEVNULL) as child:
+        deadline = time.monotonic() + 120
+        while not (killed / "checkpoints/rl" / names.step_dir(3)).exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        child.send_signal(signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
+    last = json.loads((killed / names.METRICS).read_text().splitlines()[-1])["step"]
+    assert last < 20
+    go(killed)
+    assert are_equal(weights(killed, 20), weights(tmp_path / "whole", 20))

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing.errors import DataError, RunFailed
+from homing.lm.rl.reward import OwnReward
+
+GOOD = "def reward(prompt, completion, answer):\n    return len(completion) + (completion == answer)\n"
+
+
+@pytest.fixture
+def told() -> list[tuple[str, str]]:
+    return []
+
+
+def opened(tmp_path: Path, text: str, told: list[tuple[str, str]], **changes: Any) -> OwnReward:
+    path = tmp_path / "reward.py"
+    path.write_text(text, encoding="utf-8")
+    settings = {"sha256": "", "timeout_s": 20.0, "memory_bytes": 2**30} | changes
+    return OwnReward(path, tell=lambda kind, words: told.append((kind, words)), **settings)
+
+
+def test_a_reward_is_computed_for_each_sample(tmp_path: Path, told: list[tuple[str, str]]) -> None:
+    with opened(tmp_path, "print('hello')\n" + GOOD, told) as own:
+        assert own.judge([("p", "ab", "x"), ("p", "abc", "abc"), ("p", "\u00e4\n\u2603", "")]) == [2.0, 4.0, 3.0]
+
+
+def test_a_failing_sample_counts_for_nothing_and_its_line_is_told_once(
+    tmp_path: Path, told: list[tuple[str, str]]
+) -> None:
+    text = "def reward(prompt, completion, answer):\n    value = 1\n    return value / len(completion)\n"
+    with opened(tmp_path, text, told) as own:
+        assert own.judge([("p", "ab", ""), ("p", "", ""), ("p", "", "")]) == [0.5, None, None]
+    failures = [words for kind, words in told if kind == "reward_failed"]
+    assert len(failures) == 1
+    assert "line 3" in failures[0]
+    assert "ZeroDivisionError" in failures[0]
+
+
+def test_when_every_sample_of_a_step_fails_the_run_stops_and_says_where(
+    tmp_path: Path, told: list[tuple[str, str]]
+) -> None:
+    text = "def reward(prompt, completion, answer):\n    return float('nan')\n"
+    with opened(tmp_path, text, told) as own, pytest.raises(RunFailed, match="no reward to any of 2") as caught:
+        own.judge([("p", "a", ""), ("p", "b", "")])
+    assert "no finite number" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def reward(:\n", "line 1: SyntaxError"),
+        ("x = 1\nimport nothing_of_that_name\n", "line 2: ModuleNotFoundError"),
+        ("def rewards(p, c, a): return 1\n", "defines no function reward"),
+        ("import os\nos._exit(3)\n", "exit code 3"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_with_its_line(
+    tmp_path: Path, told: list[tuple[str, str]], text: str, words: str
+) -> None:
+    with pytest.raises(RunFailed, match="cannot be used as a reward") as caught, opened(tmp_path, text, told):
+        pass
+    assert words in caught.value.why
+
+
+def test_a_reward_that_hangs_is_ended_with_what_it_started_and_the_next_sample_is_judged(
+    tmp_path: Path, told: list[tuple[str, str]]
+) -> None:
+    pid_file = tmp_path / "pid"
+    text = (
+        "import os, subprocess, time\n"
+        "def reward(prompt, completion, answer):\n"
+        "    if completion == 'hang':\n"
+        "        child = subprocess.Popen(['sleep', '600'])\n"
+        f"        open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "        time.sleep(600)\n"
+        "    return 1.0\n"
+    )
+    with opened(tmp_path, text, told, timeout_s=2.0) as own:
+        assert own.judge([("p", "hang", ""), ("p", "ok", "")]) == [None, 1.0]
+    assert "no answer within 2 s" in next(words for kind, words in told if kind == "reward_failed")
+    pid = int(pid_file.read_text(encoding="utf-8"))
+    deadline = time.monotonic() + 20
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_a_reward_has_no_keys_no_more_memory_than_allowed_and_no_say_in_the_answers(
+    tmp_path: Path, told: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
+    text = (
+        "import os, sys\n"
+        "def reward(prompt, completion, answer):\n"
+        "    print('{\"reward\": 99}', flush=True)\n"
+        "    if completion == 'keys':\n        return float('canary' in str(dict(os.environ)))\n"
+        "    if completion == 'die':\n        os.kill(os.getpid(), 9)\n"
+        "    return len(bytes(10**9)) / 10**9\n"
+    )
+    with opened(tmp_path, text, told, memory_bytes=256 * 2**20) as own:
+        assert own.judge([("p", "keys", ""), ("p", "much", ""), ("p", "die", ""), ("p", "keys", "")]) == [
+            0.0, None, None, 0.0,
+        ]  # fmt: skip
+    failures = " ".join(words for kind, words in told if kind == "reward_failed")
+    assert "MemoryError" in failures
+    assert "SIGKILL" in failures
+
+
+def test_a_reward_reaches_no_network_or_that_is_said(tmp_path: Path, told: list[tuple[str, str]]) -> None:
+    text = (
+        "import socket\n"
+        "def reward(prompt, completion, answer):\n"
+        "    with socket.socket() as s:\n"
+        "        s.settimeout(5)\n"
+        "        return float(s.connect_ex(('127.0.0.1', int(completion))) == 0)\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server, opened(tmp_path, text, told) as own:
+        (reached,) = own.judge([("p", str(server.getsockname()[1]), "")])
+    is_said = any(kind == "reward_not_bounded" and "network" in words for kind, words in told)
+    assert bool(reached) == is_said
+
+
+def test_a_reward_that_was_exchanged_or_is_not_there_is_refused(tmp_path: Path, told: list[tuple[str, str]]) -> None:
+    with pytest.raises(DataError, match="not the reward that this run was made with"):
+        opened(tmp_path, GOOD, told, sha256="0" * 64)
+    os.remove(tmp_path / "reward.py")
+    with pytest.raises(DataError, match="cannot be read"):
+        OwnReward(tmp_path / "reward.py", sha256="", timeout_s=1, memory_bytes=2**30, tell=lambda kind, words: None)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import make_rl_run, small_model
+
+from homing.lm.generate import generate
+from homing.lm.model import Decoder
+from homing.lm.rl.calculator import Calculator
+from homing.lm.rl.draws import BITS, draws, pick_rows
+from homing.lm.rl.rollout import Sampler
+from homing.lm.tokenizer import Tokenizer, load_tokenizer
+
+PROMPTS = [[0, 1, 40, 41, 42, 43], [0, 5, 60], [0, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99], [0, 200]]
+FAMILIES = {
+    "one KV head for two": {},
+    "as many KV heads": {"num_kv_heads": 2},
+    "swift": {"family": "swift", "arch": "swift", "num_layers": 4, "is_tied": False},
+}
+
+
+def sampler(model: Decoder, **changes: Any) -> Sampler:
+    settings = {"stop_ids": [], "calculator": None, "max_new_tokens": 10, "temperature": 1.0, "top_k": 0}
+    return Sampler(model, **(settings | changes))
+
+
+def drawn(num_prompts: int, repeats: int, num_new: int = 10) -> np.ndarray[Any, Any]:
+    return np.stack([draws(num_new, "test", prompt, n) for prompt in range(num_prompts) for n in range(repeats)])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Decoder:
+    return small_model(make_rl_run(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_likeliest_tokens_of_all_prompts_at_once_are_those_of_each_alone(tmp_path: Path, family: str) -> None:
+    model = small_model(make_rl_run(tmp_path / "data"), **FAMILIES[family])
+    with torch.no_grad():  # a fresh swift has its scales at the start; with them moved, nothing is left out by accident
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    together = sampler(model, temperature=0.0).sample(PROMPTS, drawn(4, 1))
+    alone = [list(generate(model, prompt, num_tokens=10, temperature=0.0)) for prompt in PROMPTS]
+    assert [sample.ids for sample in together] == alone
+    assert len({tuple(ids) for ids in alone}) > 1
+
+
+def test_a_sample_depends_on_its_own_draws_and_not_on_who_is_sampled_with_it(model: Decoder) -> None:
+    wanted = sampler(model).sample(PROMPTS, drawn(4, 3))
+    by_pieces = sampler(model, rows_at_a_time=3).sample(PROMPTS, drawn(4, 3))
+    alone = sampler(model).sample(PROMPTS[2:3], drawn(4, 3)[6:9])
+    assert [sample.ids for sample in wanted] == [sample.ids for sample in by_pieces]
+    assert [sample.ids for sample in alone] == [sample.ids for sample in wanted[6:9]]
+    assert len({tuple(sample.ids) for sample in wanted}) == 12
+
+
+def test_bf16_samples_come_from_a_lean_copy_that_follows_the_weights(model: Decoder) -> None:
+    model.set_precision("bf16")
+    made = sampler(model)
+    before = [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.neg_()
+    after = [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))]
+    fresh = [sample.ids for sample in sampler(model).sample(PROMPTS, drawn(4, 1))]
+    assert after == fresh != before
+
+
+def test_a_sample_ends_with_its_stop_token_and_the_others_go_on(model: Decoder) -> None:
+    free = sampler(model).sample(PROMPTS, drawn(4, 2))
+    stop = free[3].ids[4]
+    stopped = sampler(model, stop_ids=[stop]).sample(PROMPTS, drawn(4, 2))
+    for before, after in zip(free, stopped, strict=True):
+        cut = before.ids.index(stop) + 1 if stop in before.ids else len(before.ids)
+        assert (after.ids, after.is_ended) == (before.ids[:cut], stop in before.ids)
+    assert stopped[3].is_ended
+    assert not all(sample.is_ended for sample in stopped)
+
+
+def test_sampling_neither_sees_nor_moves_the_state_that_training_draws_from(model: Decoder) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = sampler(model).sample(PROMPTS, drawn(4, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert sampler(model).sample(PROMPTS, drawn(4, 1)) == first
+
+
+def test_the_entropy_is_that_of_what_was_chosen_from(model: Decoder) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # every token is as likely
+    (sample,) = sampler(model).sample(PROMPTS[:1], drawn(1, 1))
+    assert sample.entropy == pytest.approx(np.log(model.shape.vocab_size), rel=1e-5)
+
+
+class Scripted(torch.nn.Module):
+    """Says what it was told to, row by row, whatever it reads: a model with the likeliest token known."""
+
+    def __init__(self, model: Decoder, lines: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self.inner, self.lines, self.said = model, lines, [0] * len(lines)
+        self.shape, self.compute_dtype, self.device = model.shape, model.compute_dtype, model.device
+        self.model, self.new_cache = model.model, model.new_cache
+
+    def forward(self, ids: torch.Tensor, **rest: Any) -> torch.Tensor:
+        logits = self.inner(ids, **rest) * 0.0
+        for row, line in enumerate(self.lines):
+            logits[row, -1, line[min(self.said[row], len(line) - 1)]] = 50.0
+            self.said[row] += 1
+        return logits
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path, model: Decoder) -> Tokenizer:
+    return load_tokenizer(tmp_path / "data")
+
+
+def test_what_a_call_gives_is_told_in_the_same_turn_and_is_not_the_models_own(
+    model: Decoder, tokenizer: Tokenizer
+) -> None:
+    calculator, end = Calculator(tokenizer), tokenizer.specials["<|im_end|>"]
+    call, call_end = tokenizer.specials["<|tool_call|>"], tokenizer.specials["<|tool_call_end|>"]
+    said = [call, *tokenizer.encode("6*7"), call_end]
+    # While the calculator speaks, the model's own choices are passed over: four tokens of them here.
+    line = [*said, *tokenizer.encode("xxxx"), *tokenizer.encode("ok"), end]
+    made = sampler(
+        Scripted(model, [line, line]),
+        stop_ids=[end],
+        calculator=calculator,
+        max_new_tokens=20,  # type: ignore[arg-type]
+    )
+    with_tool, without = made.sample([[0, 1, 2]] * 2, drawn(2, 1, 20), may_call=[True, False])
+    assert tokenizer.decode(with_tool.ids) == (
+        "<|tool_call|>6*7<|tool_call_end|><|tool_result|>42<|tool_result_end|>ok<|im_end|>"
+    )
+    assert with_tool.is_own == [True] * 5 + [False] * 4 + [True] * 3
+    assert with_tool.is_ended
+    assert tokenizer.decode(without.ids) == "<|tool_call|>6*7<|tool_call_end|>xxxxok<|im_end|>"
+    assert all(without.is_own)
+
+
+def test_a_call_that_ends_the_turn_is_answered_by_a_turn_of_the_tool(model: Decoder, tokenizer: Tokenizer) -> None:
+    calculator, end = Calculator(tokenizer), tokenizer.specials["<|im_end|>"]
+    call, call_end = tokenizer.specials["<|tool_call|>"], tokenizer.specials["<|tool_call_end|>"]
+    said = [call, *tokenizer.encode('{"arguments": {"e": "1/4"}}'), call_end, end]
+    told = "\n<|im_start|>tool\n<|tool_result|>0.25<|tool_result_end|><|im_end|>\n<|im_start|>assistant\n"
+    num_told = 1 + 1 + 5 + 1 + 4 + 1 + 1 + 1 + 1 + 10
+    line = [*said, *tokenizer.encode("x" * num_told), *tokenizer.encode("ok"), end]
+    run_length = len(line) + 4
+    wide = small_model_with_context(model, 96)
+    made = sampler(
+        Scripted(wide, [line]),
+        stop_ids=[end],
+        calculator=calculator,
+        max_new_tokens=run_length,  # type: ignore[arg-type]
+    )
+    (sample,) = made.sample([[0, 1, 2]], drawn(1, 1, run_length))
+    assert tokenizer.decode(sample.ids) == tokenizer.decode(said) + told + "ok<|im_end|>"
+    assert sample.is_own == [True] * len(said) + [False] * num_told + [True] * 3
+    assert sample.is_ended
+
+
+def small_model_with_context(model: Decoder, context: int) -> Decoder:
+    wide = Decoder(dataclasses.replace(model.shape, context=context))
+    wide.load_weights(model.weights_for_disk())
+    return wide
+
+
+def test_picking_follows_the_probabilities_and_takes_no_token_outside_the_likeliest_k() -> None:
+    logits_BV = torch.tensor([[0.0, 1.0, 2.0, -9.0]]).repeat(20_000, 1)
+    draws_B = torch.from_numpy(draws(20_000, "many"))
+    shares = torch.bincount(pick_rows(logits_BV, draws_B, temperature=1.0, top_k=0), minlength=4) / 20_000
+    assert torch.allclose(shares, torch.softmax(logits_BV[0], dim=0), atol=0.01)
+    picked = pick_rows(logits_BV, draws_B, temperature=1.0, top_k=2)
+    assert set(picked.tolist()) == {1, 2}
+    assert pick_rows(logits_BV[:1], draws_B[:1], temperature=0.0, top_k=0).tolist() == [2]
+
+
+def test_the_smallest_and_largest_draw_pick_tokens_that_can_be() -> None:
+    logits_BV = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]] * 2)
+    assert pick_rows(logits_BV, torch.tensor([0, 2**BITS - 1]), temperature=1.0, top_k=0).tolist() == [1, 2]
+    broken = torch.full((1, 4), float("nan"))
+    assert 0 <= int(pick_rows(broken, torch.tensor([5]), temperature=1.0, top_k=0)) < 4
+
+
+def test_draws_are_the_same_on_every_machine() -> None:
+    # Written down once: another numpy that gave others would break every resume.
+    assert draws(4, "sample", 7, 0, 0).tolist() == [995630897, 1302521429, 2126341008, 263366720]

@@ -1,0 +1,344 @@
+"""Modal on the stage: the real adapter down to `modal_api`, over the fake cloud's engine; its sandboxes are hosts.
+
+    modal_api -> door.call -> the SDK's own names (Sandbox.create.aio, ...) -> the line -> ModalCloud
+
+The SDK speaks gRPC on threads of its own, which no virtual clock can hold; here its calls are answered as it answers
+them, in its own exceptions. The SDK itself, against its double's server, is struck by the kill points of real processes
+(tests/e2e/real_kills.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import signal as signals
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from modal import exception
+from tests.sim.cloud import SimCloud
+from tests.sim.host import EPOCH
+from tests.sim.kernel import Broken
+from tests.sim.world import PYTHON, Proc, SimWorld
+
+from homing.cloud import bundle
+from homing.cloud.providers import modal_box, modal_offers
+from homing.cloud.providers.base import Place
+from homing.cloud.providers.fake_cloud import FakeCloud
+from homing.cloud.providers.fake_faults import Faults
+from homing.cloud.providers.fake_things import Settings, Thing, state_of
+from homing.cloud.providers.modal import Modal
+from homing.cloud.startup import WORK_DIR
+from homing.store.modal_client import TIMEOUT_S, TOKEN_ENV
+from homing.wire.boot import EndBilling
+from homing.world import NetworkError
+
+if TYPE_CHECKING:
+    from tests.sim.stage import Stage
+
+__all__ = ["ENV", "ModalCloud", "SimModal", "leave", "pace"]
+
+ENV = dict.fromkeys(TOKEN_ENV, "canary-token")
+OVER = f"{WORK_DIR}/over"
+_LOOK_S = 1.0  # after a sandbox's command has ended, until Modal has noticed
+_CODES = {"guard": 124, "deleted": 137}
+
+
+class ModalCloud(FakeCloud):
+    """Sandboxes under unique names, each with a timeout of its own."""
+
+    def __init__(self, **told: Any) -> None:
+        super().__init__(offers=[], api_key="", **told)
+        self.tags: dict[str, dict[str, str]] = {}
+        self.has_app = False
+
+    def ask(self, route: str, deed: Callable[[tuple[str, ...]], Any]) -> Any:
+        """One call that has arrived: its effect, and what becomes of the answer."""
+        self.tick()
+        ways = self._dice.throw(route)
+        if "lost_before" in ways:
+            raise NetworkError(f"{route}: the line was cut before it arrived")
+        if "busy" in ways:
+            raise exception.ResourceExhaustedError("rate limit exceeded")
+        if "error_before" in ways:
+            raise exception.InternalError("unavailable")
+        try:
+            return deed(ways)
+        finally:
+            self._save()
+            if "lost_after" in ways:
+                raise NetworkError(f"{route}: the line was cut before the answer")
+            if "error_after" in ways:
+                raise exception.InternalError("internal error")
+
+    def create(self, wanted: dict[str, Any], rate: Decimal, ways: tuple[str, ...]) -> str:
+        """Its id; "" where it waits in the queue for a card that nobody has."""
+        if any(thing.mark == wanted["name"] for thing in self._live.values()):
+            raise exception.AlreadyExistsError(f"Sandbox with name '{wanted['name']}' already exists")
+        if "no_capacity" in ways:
+            return ""
+        thing = self._add("instance", wanted["name"], rate)
+        del self._things[thing.id], self._live[thing.id]
+        thing.id = f"sb-{self._num_made:022d}"
+        self._things[thing.id] = self._live[thing.id] = thing
+        self.tags[thing.id] = wanted["tags"]
+        thing.files, thing.argv, thing.env = wanted["files"], wanted["argv"], wanted["env"]
+        # It ends by itself after so long, wherever its programs are; billing began with it.
+        thing.guard_usd = str(rate * wanted["timeout"] / 3600)
+        self._decide_fate(thing, tuple(way for way in ways if way not in ("leaves_volume", "dearer")))
+        self._plan_next()
+        return thing.id
+
+    def seen(self, ways: tuple[str, ...]) -> list[Thing]:
+        """What runs, or ran a moment ago."""
+        late_s = self.faults.list_lag_s * self._dice.rng.random() if "list_late" in ways else 0.0
+        at = self.now() - late_s
+        return [thing for thing in self._things.values() if thing.created_at <= at and state_of(thing, at) != "deleted"]
+
+    def code_of(self, thing: Thing) -> int | None:
+        return _CODES.get(thing.ended_by or "deleted", 0) if state_of(thing, self.now()) == "deleted" else None
+
+    def by_id(self, sandbox_id: str) -> Thing:
+        thing = self._things.get(sandbox_id)
+        if thing is None or (thing.ended_at or self.now()) + self.settings.retention_s < self.now():
+            raise exception.NotFoundError(f"Sandbox {sandbox_id} not found")
+        return thing
+
+    def terminate(self, sandbox_id: str, ways: tuple[str, ...]) -> None:
+        thing = self.by_id(sandbox_id)
+        if thing.ended_at is None:
+            self._destroy(thing, ways)
+            self._plan_next()
+
+    def command_ended(self, sandbox_id: str) -> None:
+        thing = self._live.get(sandbox_id)
+        if thing is not None:
+            self._end(thing, self.now(), "itself")
+            self._plan_next()
+            self._save()
+
+    def _start(self, thing: Thing) -> None:
+        self._machines.start(thing.id, thing.files, thing.argv, thing.env)  # type: ignore[arg-type]
+        thing.is_started = self._is_changed = True
+
+
+class SimModal(SimCloud):
+    errors = (NetworkError, exception.Error)
+
+    def __init__(self, stage: Stage, settings: Settings, faults: Faults, rate_usd_per_hour: str) -> None:
+        super().__init__(stage, settings, faults, rate_usd_per_hour)
+        self.cloud: ModalCloud = ModalCloud(  # type: ignore[assignment]
+            now=lambda: EPOCH + stage.t,
+            machines=self,
+            settings=settings,
+            faults=faults,
+            seed=stage.random.getrandbits(32),
+            on_change=stage.on_cloud_change,
+        )
+        self.rate = Decimal(rate_usd_per_hour)
+        modal_offers._BOOT_S = settings.boot_s + 10.0  # until `pace` ends
+
+    def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
+        if instance_id in self.machines:
+            return
+        skew_s = self._stage.random.uniform(-self.machine_skew_s, self.machine_skew_s)
+        host = self.machines[instance_id] = self._stage.add_host(instance_id, skew_s=skew_s)
+        host.env = {**host.env, **env}
+        for path, data in files.items():
+            host.disk.make(path.rpartition("/")[0])
+            host.disk.put(path, data, host.now())
+        self._stage.say(f"modal starts {instance_id}")
+        begin = lambda world: _entry(world, sorted(files), argv)  # noqa: E731
+        proc = self.first[instance_id] = self._stage.programs.begin(host, "entry", begin, dict(host.env))
+        self._look_after(instance_id, proc)
+
+    def _look_after(self, instance_id: str, proc: Proc) -> None:
+        if proc.is_alive:
+            self._stage.at(self._stage.t + _LOOK_S, lambda: self._look_after(instance_id, proc))
+        else:
+            self.cloud.command_ended(instance_id)
+
+
+def _entry(world: SimWorld, files: list[str], argv: list[str]) -> int:
+    """The sandbox's first command (modal_box._ENTRY), which ends when it is told to or nobody of ours is left."""
+    agent: list[int] = []
+    world.on_signal(signals.SIGTERM, lambda got: [world.signal(pid, got) for pid in agent] and None)
+    try:
+        for path in files:
+            target = f"{WORK_DIR}/{path.removeprefix(modal_box._PARCEL + '/')}"
+            world.mkdir(target.rpartition("/")[0])
+            world.copy(path, target)
+        agent.append(world.spawn(argv, world.environment(), WORK_DIR, "/dev/stdout"))
+    except OSError:
+        return 1
+    world.sleep(1.0)
+    while not world.exists(OVER) and any(each.role in ("agent", "dead-man") for each in world.machine.living()):
+        world.sleep(1.0)
+    return 0
+
+
+def leave(world: SimWorld) -> int:
+    """How a sandbox ends its own billing: by a word to its first command, or by ending it."""
+    try:
+        world.write(OVER, b"")
+    except OSError:
+        for proc in world.machine.living():
+            if proc.role == "entry":
+                proc.kill()
+    return 0
+
+
+# --- the SDK, as far as the adapter calls it ---
+
+
+class SimDoor:
+    def __init__(self, world: SimWorld) -> None:
+        self.client, self.who = None, "the token of the simulation"
+        self.sdk = _Sdk(world)
+
+    def call(self, make: Callable[[], Awaitable[Any]], timeout_s: float = TIMEOUT_S) -> Any:
+        self.sdk.timeout_s = timeout_s
+        waiting = make().__await__()
+        try:
+            next(waiting)
+        except StopIteration as done:
+            return done.value
+        raise Broken("a call of the SDK waits for something that is not on the stage")
+
+
+class _Sdk:
+    """`modal` itself: each name that ends in `.aio` is one call over the line."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self._world = world
+        self.timeout_s = TIMEOUT_S
+        self.App = SimpleNamespace(lookup=SimpleNamespace(aio=self._app))
+        self.Image = SimpleNamespace(debian_slim=lambda **_: _Image(self))
+        self.Secret = SimpleNamespace(from_dict=dict)
+        self.Sandbox = SimpleNamespace(
+            create=SimpleNamespace(aio=self._create),
+            from_name=SimpleNamespace(aio=self._from_name),
+            from_id=SimpleNamespace(aio=self._from_id),
+            list=SimpleNamespace(aio=self._list),
+        )
+        rates = SimpleNamespace(rates=SimpleNamespace(aio=self._rates))
+        self.Workspace = SimpleNamespace(from_context=lambda **_: SimpleNamespace(billing=rates))
+
+    @property
+    def line(self) -> SimModal:
+        return self._world.sim.cloud  # type: ignore[attr-defined, no-any-return]
+
+    def ask(self, route: str, deed: Callable[[tuple[str, ...]], Any]) -> Any:
+        return self.line.carry(self._world, f"modal {route}", lambda: self.line.cloud.ask(route, deed), self.timeout_s)
+
+    async def _app(self, name: str, *, create_if_missing: bool, client: Any) -> Any:
+        def look(ways: tuple[str, ...]) -> Any:
+            self.line.cloud.has_app = self.line.cloud.has_app or create_if_missing
+            if not self.line.cloud.has_app:
+                raise exception.NotFoundError(f"App {name} not found")
+            return SimpleNamespace(app_id="ap-1")
+
+        return self.ask("account", look)
+
+    async def _rates(self) -> dict[str, Decimal]:
+        rest = modal_offers._rest_usd(1, modal_offers.Size(2.0, 16 << 30))
+        key = modal_offers.rate_key("H100")
+        return self.ask("offers", lambda ways: {key: self.line.rate - rest})  # type: ignore[no-any-return]
+
+    async def _create(self, *argv: str, client: Any, image: _Image, secrets: list[dict[str, str]], **told: Any) -> Any:
+        files = {path: self._world.read(source) for path, source in image.files}
+        env = {**told["env"], **{name: value for secret in secrets for name, value in secret.items()}}
+        at = list(argv).index("homing") + 1  # after the first command's own text
+        wanted = {**told, "files": files, "argv": list(argv[at:]), "env": env}
+        until = self._world.sim.t + self.timeout_s
+        made = self.ask("create", lambda ways: self.line.cloud.create(wanted, self.line.rate, ways))
+        if not made:
+            self.line._pause(self._world, until - self._world.sim.t)
+            raise TimeoutError("no card was free")
+        return _Sandbox(self, made)
+
+    async def _from_name(self, app: str, name: str, *, client: Any) -> _Sandbox:
+        def look(ways: tuple[str, ...]) -> str:
+            found = next((thing.id for thing in self.line.cloud.seen(ways) if thing.mark == name), None)
+            if found is None:
+                raise exception.NotFoundError(f"Sandbox {name} not found")
+            return found
+
+        return _Sandbox(self, self.ask("list", look))
+
+    async def _from_id(self, sandbox_id: str, *, client: Any) -> _Sandbox:
+        cloud = self.line.cloud
+        return _Sandbox(self, sandbox_id, self.ask("describe", lambda ways: cloud.code_of(cloud.by_id(sandbox_id))))
+
+    async def _list(self, *, app_id: str, tags: dict[str, str], client: Any) -> AsyncIterator[_Sandbox]:
+        def look(ways: tuple[str, ...]) -> list[str]:
+            cloud = self.line.cloud
+            return [thing.id for thing in cloud.seen(ways) if tags.items() <= cloud.tags[thing.id].items()]
+
+        for sandbox_id in self.ask("list", look):
+            yield _Sandbox(self, sandbox_id)
+
+
+class _Sandbox:
+    """A handle; `returncode` is that of the moment it was got."""
+
+    def __init__(self, sdk: _Sdk, sandbox_id: str, returncode: int | None = None) -> None:
+        self._sdk, self.object_id, self.returncode = sdk, sandbox_id, returncode
+        self.get_tags = SimpleNamespace(aio=self._tags)
+        self.terminate = SimpleNamespace(aio=self._terminate)
+        self.logs = SimpleNamespace(tail=SimpleNamespace(aio=self._tail))
+
+    async def _tags(self) -> dict[str, str]:
+        return self._sdk.ask("describe", lambda ways: self._sdk.line.cloud.tags[self.object_id])  # type: ignore[no-any-return]
+
+    async def _terminate(self) -> None:
+        self._sdk.ask("destroy", lambda ways: self._sdk.line.cloud.terminate(self.object_id, ways))
+
+    async def _tail(self, num_lines: int) -> AsyncIterator[Any]:
+        for line in self._sdk.ask("log", lambda ways: []):
+            yield line
+
+
+@dataclasses.dataclass(frozen=True)
+class _Image:
+    sdk: _Sdk
+    files: tuple[tuple[str, str], ...] = ()  # path there, source here
+
+    def uv_pip_install(self, *lines: str) -> _Image:
+        return self
+
+    def add_local_file(self, source: str, path: str) -> _Image:
+        return dataclasses.replace(self, files=(*self.files, (path, source)))
+
+    @property
+    def build(self) -> Any:
+        async def build(app: Any) -> None:
+            self.sdk.ask("volumes", lambda ways: None)
+
+        return SimpleNamespace(aio=build)
+
+
+@contextlib.contextmanager
+def pace() -> Iterator[None]:
+    """What the simulation cannot do is left out, as on RunPod: an environment there, and a store that is far away."""
+    can = {feature: text for feature, text in Modal.cannot.items() if feature != "file_store"}
+    with (
+        mock.patch.object(Modal, "cannot", can),
+        mock.patch("homing.cloud.providers.modal_api.open_door", SimDoor),
+        mock.patch.object(modal_box, "place", _place),
+        mock.patch.object(modal_offers, "_BOOT_S", 45.0),
+        mock.patch.object(modal_box.bundle, "lock", functools.cache(bundle.lock)),  # of this installation: the same
+    ):
+        yield
+
+
+_real_place = modal_box.place
+
+
+def _place(*, is_own_image: bool) -> Place:
+    end: EndBilling = _real_place(is_own_image=is_own_image).end_billing
+    return Place(WORK_DIR, PYTHON, end)
