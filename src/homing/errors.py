@@ -12,6 +12,7 @@
     │   ├── ProviderSilent      4   no answer, or none that says anything: what bills may bill on
     │   ├── CreateFailed        4   carries instance_id if something was created
     │   └── StartTimeout        4   created, never became ready
+    │       └── NeverCame       4   the machine itself did not come, before any program of ours ran on it
     ├── LimitReached            5   spend, time or idle limit
     ├── StillBilling            6   something may still cost money; wins over all others
     ├── IntegrityError          7   a hash does not match
@@ -35,6 +36,7 @@ __all__ = [
     "LimitReached",
     "MissingExtra",
     "Mistake",
+    "NeverCame",
     "NoOffer",
     "NotOwner",
     "ProviderRefused",
@@ -146,6 +148,10 @@ class CreateFailed(ProviderRefused):
 
 
 class StartTimeout(ProviderRefused):
+    pass
+
+
+class NeverCame(StartTimeout):
     pass
 
 

@@ -241,6 +241,24 @@ def test_with_yes_the_best_is_taken_and_one_that_is_gone_leads_to_the_next(
     ]
 
 
+def test_a_machine_that_never_comes_is_destroyed_and_leads_to_the_next(
+    cli: Homing, two: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homing.cloud.providers.local import Local
+    from homing.errors import StartTimeout
+
+    def hand_over(self: Local, request: Any, instance_id: str) -> None:
+        if request.offer.name == "left":
+            raise StartTimeout("It was not reached within 30m.")
+
+    monkeypatch.setattr(Local, "hand_over", hand_over)
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--json")
+    assert said.code == 0, said.err
+    assert "local left never came, and is destroyed: It was not reached within 30m." in said.err
+    lines = cli("ledger", "--json").json["lines"]
+    assert [(line["offer"], line["billing"]) for line in lines] == [("left", "no"), ("right", "yes")]
+
+
 def test_the_next_is_not_taken_above_the_rate_that_was_allowed_and_nothing_is_left(cli: Homing, two: list[str]) -> None:
     two.append("left")
     said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--set", "limits.rate=0.38")

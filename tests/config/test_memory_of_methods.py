@@ -57,7 +57,7 @@ def trained(method: str, settings: Lora | None, states: str = "fp32") -> tuple[D
 def test_weights_gradients_and_states_are_the_bytes_of_real_tensors(method: str, settings: Lora | None) -> None:
     model, found = trained(method, settings)
     planned = memory_of(SMALL, "adamw", precision="bf16", method=method, lora=settings)
-    assert planned.weights == pytest.approx(found["weights"], rel=2e-3)
+    assert planned.weights == pytest.approx(found["weights"], rel=1e-4)
     assert planned.gradients == found["gradients"]
     assert planned.optimizer == found["optimizer"]
     if settings:

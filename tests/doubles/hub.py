@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from uuid import uuid4
 
 LFS_FROM = 100_000
+LICENCES = {"apache-2.0", "mit", "cc-by-4.0", "llama3.1", "other"}  # a few of those that the Hub lists
 PAGE = 3
 
 WRITE, READ, STRANGER = "hf_writewritewrite", "hf_readreadread", "hf_strangerstranger"
@@ -138,6 +139,8 @@ class Hub:
             if not user:
                 raise Refusal(401, "", "Invalid credentials in Authorization header")
             return _json({"name": user, "auth": {"accessToken": {"role": role}}})
+        if path == "/api/validate-yaml":
+            return _json(_card_faults(json.loads(body)["content"]))
         kind, repo_id, rest = _place(path)
         repo = self.visible(kind, repo_id, user)
         needs_write = rest.startswith(("commit/", "preupload/")) or rest == "lfs"
@@ -318,6 +321,14 @@ def _place(path: str) -> tuple[str, str, str]:
     if name.endswith(".git"):
         name, rest = name.removesuffix(".git"), "lfs"
     return kind, f"{parts[0]}/{name}", rest
+
+
+def _card_faults(card: str) -> dict[str, Any]:
+    """The Hub reads the front matter of a README before it takes it; a licence must be one that it lists."""
+    front = card.split("---")[1].splitlines() if card.startswith("---") else []
+    licences = [line.partition(":")[2].strip(" \"") for line in front if line.startswith("license:")]
+    faults = [f'"license" must be one of [apache-2.0, mit, ...], not {one}' for one in licences if one not in LICENCES]
+    return {"errors": [{"message": fault} for fault in faults], "warnings": []}
 
 
 def _json(value: Any) -> tuple[int, dict[str, str], bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cloud.rig import look_more_often, make_draft, make_run, marked_now, trainer_argv
@@ -33,8 +35,8 @@ from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
 from homing.cloud.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.providers.aws import Aws
-from homing.cloud.providers.base import Needs, wait_until
-from homing.cloud.providers.fake import SERVER
+from homing.cloud.providers.base import Needs, Provider, wait_until
+from homing.cloud.providers.fake import SERVER as FAKE_SERVER
 from homing.cloud.providers.modal import Modal
 from homing.cloud.providers.runpod import Runpod
 from homing.cloud.providers.shadeform import Shadeform
@@ -51,6 +53,20 @@ _TRIP_EVERY = 8  # strikes between two runs that are let through to their end
 _PARTS = ("agent", "trainer", "sync")
 _START_S = 60.0
 _ROOT = Path(__file__).resolve().parents[2]
+# module, words before the folder, and the file there by which it says that it is up
+_SERVERS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "fake": ("homing.cloud.providers.fake_server", ("--settle-s", "0.2", "--home"), FAKE_SERVER),
+    "modal": ("tests.doubles.modal_server", (), modal_server.SERVER),
+    "runpod": ("tests.doubles.runpod_server", (), runpod_server.SERVER),
+    "shadeform": ("tests.doubles.shadeform_server", (), shadeform_server.SERVER),
+}
+# how late its double's list is, and the pauses between two looks
+_ADAPTERS: dict[str, tuple[Any, float, dict[str, float]]] = {
+    "aws": (Aws, 0.5, {"aws._DESCRIBE_EVERY_S": 0.5, "aws._LOOK_S": 0.3}),
+    "modal": (Modal, 0.2, {"modal._DESCRIBE_EVERY_S": 0.5}),
+    "runpod": (Runpod, 0.2, {"runpod_start.EVERY_S": 0.3, "runpod._DESCRIBE_EVERY_S": 0.5}),
+    "shadeform": (Shadeform, 0.2, {"shadeform._DESCRIBE_EVERY_S": 0.5, "shadeform._LOOK_EVERY_S": 0.3}),
+}
 
 
 @dataclass
@@ -83,111 +99,63 @@ def strikes(provider: str, num: int, folder: Path, seed: int = 0) -> Iterator[Re
 
 @contextlib.contextmanager
 def _rig(provider: str, folder: Path) -> Iterator[Rig]:
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         look_more_often(patch)
         home = Home(folder / "home", World())
         home.owner  # noqa: B018 (made once: a killed child must not decide it)
-        server = _serve_cloud(home.path, patch) if provider == "fake" else None
-        if provider == "runpod":
-            server = _serve_runpod(folder / "runpod", patch)
-        if provider == "shadeform":
-            server = _serve_shadeform(folder / "shadeform", patch)
-            sign_in(home, 3600.0)  # a launch wants one on duty where no machine can end itself
-        if provider == "aws":
-            server = _serve_aws(folder / "aws", patch)
-        if provider == "modal":
-            server = _serve_modal(folder / "modal", patch)
         sshd = Sshd(folder / "sshd") if provider == "ssh" else None
         if sshd is not None:
             sshd.start()
-        rig = Rig(provider, home, folder, sshd)
-        try:
-            yield rig
-        finally:
-            for instance in home.provider(provider).list_owned():
-                home.provider(provider).destroy(instance.id)
-            if server is not None:
-                server.terminate()
-                server.wait(timeout=_START_S)
-            if sshd is not None:
-                sshd.stop()
+            stack.callback(sshd.stop)
+        elif provider != "local":
+            server = _serve(provider, home.path if provider == "fake" else folder / provider, patch)
+            stack.callback(lambda: server.wait(timeout=_START_S))
+            stack.callback(server.terminate)
+            _hurry(provider, patch)
+        if provider == "shadeform":
+            sign_in(home, 3600.0)  # a launch wants one on duty where no machine can end itself
+        stack.callback(_end_all, home.provider(provider))
+        yield Rig(provider, home, folder, sshd)
 
 
-def _serve_cloud(home: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "homing.cloud.providers.fake_server", "--home", str(home), "--settle-s", "0.2"]
-    server = subprocess.Popen(argv)
-    world = World()
-    assert wait_until(lambda: world.exists(home / SERVER), timeout_s=_START_S, every_s=0.1, world=world), "no server"
+def _serve(provider: str, folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """Its double as a process of its own, which is there for whoever is killed; the environment leads to it."""
+    if provider == "aws":
+        server, cloud = aws_server.start(folder, pending_s=0.2, late_s=0.2)
+        keys = {"AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "of-the-account"}
+        told = {"AWS_ENDPOINT_URL": cloud.url, "AWS_REGION": "us-east-1", **keys}
+    else:
+        folder.mkdir(exist_ok=True)
+        module, words, name = _SERVERS[provider]
+        server = subprocess.Popen([sys.executable, "-m", module, *words, str(folder)], cwd=_ROOT)
+        world, path = World(), folder / name
+        assert wait_until(lambda: world.exists(path), timeout_s=_START_S, every_s=0.1, world=world), "no server"
+        told = json.loads(path.read_bytes()) if provider != "fake" else {}  # who uses the fake cloud looks at home
+    for name, value in told.items():
+        patch.setenv(name, value)
+    return server
+
+
+def _hurry(provider: str, patch: pytest.MonkeyPatch) -> None:
+    """Shorter waits between two looks; each is taken as often as ever. And what is rented shares our disk."""
     for module in ("destroy", "reconcile"):  # who dies before the answer to its create call waits for it; not for long
         patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
-    return server
+    if provider in _ADAPTERS:
+        adapter, settle_s, pauses = _ADAPTERS[provider]
+        patch.setattr(adapter, "cannot", property(functools.partial(_cannot, adapter.cannot)))
+        patch.setattr(adapter, "settle_s", settle_s)
+        for name, seconds in pauses.items():
+            patch.setattr(f"homing.cloud.providers.{name}", seconds)
 
 
-def _serve_runpod(folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
-    """Its double as a process of its own, which is there for whoever is killed. Its pods share our disk."""
-    folder.mkdir()
-    server = subprocess.Popen([sys.executable, "-m", "tests.doubles.runpod_server", str(folder)], cwd=_ROOT)
-    world, path = World(), folder / runpod_server.SERVER
-    assert wait_until(lambda: world.exists(path), timeout_s=_START_S, every_s=0.1, world=world), "no server"
-    for name, value in json.loads(path.read_bytes()).items():
-        patch.setenv(name, value)
-    can = {feature: text for feature, text in Runpod.cannot.items() if feature != "file_store"}
-    patch.setattr(Runpod, "cannot", can)
-    patch.setattr(Runpod, "settle_s", 0.2)
-    for module in ("destroy", "reconcile"):  # who dies before the answer to its create call; this line is short
-        patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
-    patch.setattr("homing.cloud.providers.runpod_start.EVERY_S", 0.3)
-    patch.setattr("homing.cloud.providers.runpod._DESCRIBE_EVERY_S", 0.5)
-    return server
+def _cannot(cannot: Any, adapter: Any) -> dict[str, str]:
+    told = cannot.fget(adapter) if isinstance(cannot, property) else cannot
+    return {feature: text for feature, text in told.items() if feature != "file_store"}
 
 
-def _serve_shadeform(folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
-    """As for RunPod. No key is on its machines: who looks at the end of a trip ends it."""
-    folder.mkdir()
-    server = subprocess.Popen([sys.executable, "-m", "tests.doubles.shadeform_server", str(folder)], cwd=_ROOT)
-    world, path = World(), folder / shadeform_server.SERVER
-    assert wait_until(lambda: world.exists(path), timeout_s=_START_S, every_s=0.1, world=world), "no server"
-    for name, value in json.loads(path.read_bytes()).items():
-        patch.setenv(name, value)
-    patch.setattr(Shadeform, "cannot", {"end_itself": "It cannot end itself."})  # and shares our disk
-    patch.setattr(Shadeform, "settle_s", 0.2)
-    for module in ("destroy", "reconcile"):
-        patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
-    patch.setattr("homing.cloud.providers.shadeform._DESCRIBE_EVERY_S", 0.5)
-    patch.setattr("homing.cloud.providers.shadeform._LOOK_EVERY_S", 0.3)
-    return server
-
-
-def _serve_aws(folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
-    """As for RunPod. Files come by SSH; that an instance shares our disk is the double's doing."""
-    server, cloud = aws_server.start(folder, pending_s=0.2, late_s=0.2)
-    env = {"AWS_ENDPOINT_URL": cloud.url, "AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "of-the-account"}
-    for name, value in {**env, "AWS_REGION": "us-east-1"}.items():
-        patch.setenv(name, value)
-    patch.setattr(Aws, "cannot", {})
-    patch.setattr(Aws, "settle_s", 0.5)
-    for module in ("destroy", "reconcile"):
-        patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
-    patch.setattr("homing.cloud.providers.aws._DESCRIBE_EVERY_S", 0.5)
-    patch.setattr("homing.cloud.providers.aws._LOOK_S", 0.3)
-    return server
-
-
-def _serve_modal(folder: Path, patch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
-    """As for RunPod: a process of its own, whose sandboxes share our disk."""
-    folder.mkdir()
-    server = subprocess.Popen([sys.executable, "-m", "tests.doubles.modal_server", str(folder)], cwd=_ROOT)
-    world, path = World(), folder / modal_server.SERVER
-    assert wait_until(lambda: world.exists(path), timeout_s=_START_S, every_s=0.1, world=world), "no server"
-    for name, value in json.loads(path.read_bytes()).items():
-        patch.setenv(name, value)
-    can = {feature: text for feature, text in Modal.cannot.items() if feature != "file_store"}
-    patch.setattr(Modal, "cannot", can)
-    patch.setattr(Modal, "settle_s", 0.2)
-    for module in ("destroy", "reconcile"):
-        patch.setattr(f"homing.cloud.{module}.CREATE_GRACE_S", 3.0)
-    patch.setattr("homing.cloud.providers.modal._DESCRIBE_EVERY_S", 0.5)
-    return server
+def _end_all(provider: Provider) -> None:
+    for instance in provider.list_owned():
+        provider.destroy(instance.id)
 
 
 class Rig:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from modal import exception
+from tests.doubles.modal_cloud import CORE_USD, GIB_USD
 from tests.sim.cloud import SimCloud
 from tests.sim.host import EPOCH
 from tests.sim.kernel import Broken
@@ -245,9 +246,13 @@ class _Sdk:
         return self.ask("account", look)
 
     async def _rates(self) -> dict[str, Decimal]:
-        rest = modal_offers._rest_usd(1, modal_offers.Size(2.0, 16 << 30))
-        key = modal_offers.rate_key("H100")
-        return self.ask("offers", lambda ways: {key: self.line.rate - rest})  # type: ignore[no-any-return]
+        rates = {modal_offers.rate_key("H100"): self._card_usd}
+        return self.ask("offers", lambda ways: rates)  # type: ignore[no-any-return]
+
+    @property
+    def _card_usd(self) -> Decimal:
+        """Of the card alone: with what goes with one it costs what a day's limits are drawn for."""
+        return self.line.rate - _rest_usd(2.0, 16 << 10)
 
     async def _create(self, *argv: str, client: Any, image: _Image, secrets: list[dict[str, str]], **told: Any) -> Any:
         files = {path: self._world.read(source) for path, source in image.files}
@@ -255,7 +260,8 @@ class _Sdk:
         at = list(argv).index("homing") + 1  # after the first command's own text
         wanted = {**told, "files": files, "argv": list(argv[at:]), "env": env}
         until = self._world.sim.t + self.timeout_s
-        made = self.ask("create", lambda ways: self.line.cloud.create(wanted, self.line.rate, ways))
+        rate = self._card_usd * (told["gpu"] is not None) + _rest_usd(told["cpu"][1], told["memory"][1])
+        made = self.ask("create", lambda ways: self.line.cloud.create(wanted, rate, ways))
         if not made:
             self.line._pause(self._world, until - self._world.sim.t)
             raise TimeoutError("no card was free")
@@ -281,6 +287,10 @@ class _Sdk:
 
         for sandbox_id in self.ask("list", look):
             yield _Sandbox(self, sandbox_id)
+
+
+def _rest_usd(cores: float, mib: int) -> Decimal:
+    return Decimal(str(cores)) * Decimal(str(CORE_USD)) + Decimal(mib) / 1024 * Decimal(str(GIB_USD))
 
 
 class _Sandbox:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from homing.cli import talk
 from homing.cli.extras import need
+from homing.cli.find_base import Base, find_base
 from homing.cli.find_model import find_model
 from homing.cli.generate import Checkpoint, Device, Model, Phase, Seed, Temperature, Tokens, TopK
 from homing.cli.options import Json
@@ -41,6 +42,7 @@ def command(
     checkpoint: Checkpoint = None,
     phase: Phase = None,
     device: Device = "auto",
+    base: Base = "",
     json: Json = False,
 ) -> None:
     """Talk to a trained model. A base model completes what you type; one that was fine-tuned on chat answers it."""
@@ -50,7 +52,7 @@ def command(
     from homing.lm.device import describe_device
     from homing.lm.generate import load_for_use, read_card
 
-    model, tokenizer = load_for_use(folder, device)
+    model, tokenizer = load_for_use(folder, device, base=find_base(folder, base))
     card = read_card(folder)
     seed = secrets.randbelow(2**31) if seed is None else seed
     talk.say(f"{folder} on {describe_device(model.device)}, temperature {temperature:g}, top-k {top_k}, seed {seed}")

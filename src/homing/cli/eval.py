@@ -46,6 +46,7 @@ def command(
     chat: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="Held-out conversations; may be repeated.")
     ] = None,
+    text_field: Annotated[str, typer.Option("--text-field", help="Of a .jsonl given as --text.")] = "text",
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Two runs or folders on the same sets.")
     ] = None,
@@ -88,7 +89,7 @@ def command(
     asking = Asking(tuple(pass_at or ()), samples, temperature, new_tokens, seed)
     asking.check()
     cards = [read_card(folder) for folder in folders]
-    sets = open_sets(cards[0], text or [], task or [], chat or [], at_most=at_most)
+    sets = open_sets(cards[0], text or [], task or [], chat or [], text_field=text_field, at_most=at_most)
     if not (text or task or chat):
         _warn_of_leaks(cards, named)
     how = How(window, at_most, asking)
@@ -164,19 +165,18 @@ def _warn_of_leaks(cards: list[Any], named: list[str | None]) -> None:
 
 
 def _show(document: dict[str, Any], differences: list[Difference]) -> None:
-    from homing.lm.evals.report import told
+    from homing.lm.evals.report import count_words, interval_words, told
 
     for model, sets in zip(document["models"], document["results"], strict=True):
         rows = [
-            (one["name"], score["name"], told(score["value"]), f"{told(score['low'])} to {told(score['high'])}",
+            (one["name"], score["name"], told(score["value"]), interval_words(score),
              f"{score['num_units']:,}", score["method"])
             for one in sets for score in one["scores"]
         ]  # fmt: skip
         title = str(model["folder"]) if len(document["models"]) > 1 else ""
         talk.table(["set", "figure", "value", "95% interval", "units", "interval by"], rows, title=title)
         for one in sets:
-            counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in one["counts"].items())
-            talk.say(f"{one['name']}: {counts}.{''.join(f' {note}' for note in one['notes'])}")
+            talk.say(f"{one['name']}: {count_words(one)}.{''.join(f' {note}' for note in one['notes'])}")
     if not talk.is_json():
         for difference in differences:
             print(difference.sentence)
@@ -201,5 +201,5 @@ def _say_next(folders: list[Path], out: Path | None) -> None:
         talk.say(
             f"Against another model: homing eval --compare {folders[0]} OTHER   Talk to it: homing chat {folders[0]}"
         )
-    else:
+    elif out is None:
         talk.say("Keep the figures: --out report.md")

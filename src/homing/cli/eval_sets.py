@@ -26,12 +26,14 @@ MADE_UP = ("arithmetic", "spelling")
 NUM_MADE_UP = 200  # unless --at-most says otherwise
 
 
-def open_sets(card: Card, texts: list[str], tasks: list[str], chats: list[str], *, at_most: int) -> list[What]:
+def open_sets(
+    card: Card, texts: list[str], tasks: list[str], chats: list[str], *, text_field: str, at_most: int
+) -> list[What]:
     from homing.lm.evals.any_text import text_in_files
     from homing.lm.evals.measure import Chats
     from homing.lm.text.find import find_sources
 
-    sets: list[What] = [text_in_files([text]) for text in texts]
+    sets: list[What] = [text_in_files([text], text_field=text_field) for text in texts]
     for pattern in chats:
         find_sources([pattern], key="chat")
         sets.append(Chats([pattern]))

@@ -8,7 +8,8 @@ from homing.errors import MissingExtra
 
 __all__ = ["need"]
 
-_MODULES = {"lm": ("torch", "numpy", "safetensors", "tokenizers", "rustbpe", "gigatoken", "jinja2", "zstandard")}
+_LM = ("torch", "numpy", "safetensors", "tokenizers", "rustbpe", "gigatoken", "jinja2", "zstandard")
+_MODULES = {"lm": _LM, "export": (*_LM, "gguf", "transformers"), "hub": ("huggingface_hub",)}
 
 
 def need(extra: str, *, verb: str) -> None:

@@ -1,6 +1,6 @@
 """RUN, as a person types it, to one checkpoint folder.
 
-    a folder        a checkpoint, or a run directory with checkpoints/ in it
+    a folder        a checkpoint, an export, anybody's model, or a run directory with checkpoints/ in it
     ./models/NAME   what `homing fetch NAME` brought home
     NAME            the newest run of that name under $HOMING_HOME/runs
     (left out)      the newest of all of these
@@ -109,7 +109,8 @@ def _need_folder(path: Path) -> Path:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / names.WEIGHTS).is_file()
+    """Or anybody's model: weights in one file, or in several that an index names."""
+    return (path / names.WEIGHTS).is_file() or (path / f"{names.WEIGHTS}.index.json").is_file()
 
 
 def _is_run_dir(path: Path) -> bool:

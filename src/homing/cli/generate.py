@@ -12,6 +12,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.extras import need
+from homing.cli.find_base import Base, find_base
 from homing.cli.find_model import find_model
 from homing.cli.options import Json
 from homing.errors import UsageError
@@ -21,7 +22,7 @@ __all__ = ["command"]
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="Run, or folder of a checkpoint or run; the newest when left out."),
+    typer.Argument(metavar="RUN", help="Run, or folder of a checkpoint, a run or any model; newest, else."),
 ]
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Stop after so many tokens.")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=100.0, help="0 always takes the likeliest token.")]
@@ -42,6 +43,7 @@ def command(
     checkpoint: Checkpoint = None,
     phase: Phase = None,
     device: Device = "auto",
+    base: Base = "",
     json: Json = False,
 ) -> None:
     """Complete a prompt with a trained model. Without --prompt it begins a document of its own."""
@@ -52,7 +54,7 @@ def command(
     from homing.lm.device import describe_device
     from homing.lm.generate import generate, load_for_use, text_pieces
 
-    model, tokenizer = load_for_use(folder, device)
+    model, tokenizer = load_for_use(folder, device, base=find_base(folder, base))
     seed = secrets.randbelow(2**31) if seed is None else seed
     where, end_of_text = describe_device(model.device), tokenizer.end_of_text_id
     talk.say(f"{folder} on {where}, temperature {temperature:g}, top-k {top_k}, seed {seed}")
@@ -61,9 +63,8 @@ def command(
         read = model.shape.context // 2
         talk.say(f"The prompt has {len(prompt_ids):,} tokens; the model reads the last {read:,} of them.")
     picked: list[int] = []
-    ids = generate(
-        model, prompt_ids, num_tokens=tokens, temperature=temperature, top_k=top_k, seed=seed, stop_ids=[end_of_text]
-    )
+    settings: dict[str, Any] = {"num_tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+    ids = generate(model, prompt_ids, stop_ids=tokenizer.stop_ids, **settings)
     _show(text, is_json=json)
     pieces, started = [], time.perf_counter()
     for piece in text_pieces(tokenizer, _noted(ids, picked)):

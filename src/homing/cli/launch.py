@@ -12,7 +12,7 @@ import typer
 from homing.cli import talk
 from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
 from homing.cli.offers import rate_age
-from homing.cli.options import Json, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes
+from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, with_phases
 from homing.cli.pick import agrees_to_next, agrees_to_rate, select
 from homing.cli.tracking import begin, following, wanted
 from homing.cloud.bundle import check_committed
@@ -39,6 +39,7 @@ def command(
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Another name for this run.")] = None,
     sets: Sets = None,
+    phase: Phases = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The same file, shrunk to minutes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this name.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Everything up to the first side effect.")] = False,
@@ -69,6 +70,7 @@ def command(
     json_: Json = False,
 ) -> None:
     """Rent, boot, train, push, end billing. The laptop may close once the agent has spoken."""
+    sets = with_phases(sets, phase)
     limit, keep_s = parse_limit(spend_limit), _keep_s(keep_on_failure)
     trackers = wanted(tracker, wandb=wandb, verb="launch")
     with open_home() as home:
@@ -77,7 +79,7 @@ def command(
         if resume:
             loaded = _as_launched(home, run, is_changed=bool(sets or name or smoke))
         else:
-            loaded = load_run(run, sets or [], is_smoke=smoke)
+            loaded = load_run(run, sets, is_smoke=smoke)
         if no_spot:
             loaded = _without_spot(loaded)
         if name is not None:

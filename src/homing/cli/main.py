@@ -44,6 +44,8 @@ STORIES: dict[str, dict[str, str]] = {
         "train": "Train here, with the same trainer that runs on a rented machine.",
         "generate": "Complete a prompt with a trained model.",
         "chat": "Talk to a trained model.",
+        "export": "For transformers, vLLM, llama.cpp and Ollama, checked before it is called done.",
+        "publish": "An export to the Hugging Face Hub, private unless told otherwise.",
         "eval": "How good a model is, with intervals; of two, whether one is better.",
     },
     "The life of a run": {

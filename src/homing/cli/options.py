@@ -8,13 +8,29 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Json", "RunName", "RunRequired", "Sets", "TrackerName", "Trackers", "Wandb", "Yes", "as_typed"]
+__all__ = [
+    "Json",
+    "Phases",
+    "RunName",
+    "RunRequired",
+    "Sets",
+    "TrackerName",
+    "Trackers",
+    "Wandb",
+    "Yes",
+    "as_typed",
+    "with_phases",
+]
 
 RunName = Annotated[str | None, typer.Argument(metavar="RUN", help="Run or run file; the newest when left out.")]
 RunRequired = Annotated[str, typer.Argument(metavar="RUN", help="Run or run file.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the run file, such as --set model.depth=8."),
+]
+Phases = Annotated[
+    str | None,
+    typer.Option("--phase", metavar="NAMES", help="Only these phases, such as mid+sft; short for train.only."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Trackers = Annotated[
@@ -26,6 +42,11 @@ TrackerName = Annotated[
     str | None, typer.Option("--run-name", metavar="NAME", help="What trackers call it; else its id.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer yes to the question.")]
+
+
+def with_phases(sets: Sequence[str] | None, phases: str | None) -> list[str]:
+    """--phase as the --set that it is short for."""
+    return [*(sets or []), *([f"train.only={phases}"] if phases else [])]
 
 
 def as_typed(sets: Sequence[str] | None, *, is_smoke: bool = False) -> str:

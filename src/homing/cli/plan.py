@@ -12,7 +12,7 @@ import typer
 from homing.cli import talk
 from homing.cli.control import meet_host, open_home, parse_limit, say_problems, usd
 from homing.cli.offers import rate_age
-from homing.cli.options import Json, RunName, Sets
+from homing.cli.options import Json, Phases, RunName, Sets, with_phases
 from homing.cloud import meter
 from homing.cloud.choose import name_of
 from homing.cloud.plan import OfferPlan, Plan, make_plan
@@ -29,6 +29,7 @@ _LEFT_OUT = 5  # said one by one
 def command(
     run: RunName = None,
     sets: Sets = None,
+    phase: Phases = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The same file, shrunk to minutes.")] = False,
     spend_limit: Annotated[
         str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="What would this limit buy?")
@@ -37,8 +38,9 @@ def command(
     json_: Json = False,
 ) -> None:
     """Hours and dollars per offer, cheapest to finish first."""
+    sets = with_phases(sets, phase)
     limit = [] if spend_limit is None else [f"limits.spend={parse_limit(spend_limit)}"]
-    loaded = load_run(run or newest_run(), [*(sets or []), *limit], is_smoke=smoke)
+    loaded = load_run(run or newest_run(), [*sets, *limit], is_smoke=smoke)
     if resolved:
         _show_resolved(loaded)
         return

@@ -143,9 +143,11 @@ def _size_of(path: str) -> int:
 
 
 def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke: bool) -> None:
-    from homing.cli.prep_phases import bring_base, needs_text, prepare_phases
+    from homing.cli.prep_phases import bring_base, needs_text, prepare_phases, take_tokenizer
 
     base = bring_base(loaded) if loaded else None
+    if loaded and not base and not needs_text(loaded):
+        take_tokenizer(loaded)
     result: dict[str, Any] = (
         _prepare_run_text(order) if loaded is None or needs_text(loaded) else {"dir": str(order.dir)}
     )

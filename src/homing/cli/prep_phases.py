@@ -1,4 +1,9 @@
-"""What `homing prep` makes beside the run's own text: open weights brought here, and the data of single phases."""
+"""What `homing prep` makes beside the run's own text: open weights brought here, and the data of single phases.
+
+bring_base       model.from: weights, tokenizer and template
+take_tokenizer   no phase reads text, so none can teach a tokenizer: the one that the run begins with
+prepare_phases   a folder each, below the run's data folder; what was wrong with which line is told
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.cli import talk
+from homing.cli.bring_files import bring_file
+from homing.errors import DataError
 from homing.units import format_bytes, format_count
 from homing.wire import names
 
@@ -16,8 +23,9 @@ if TYPE_CHECKING:
     from homing.config.phase_data import PhasePrep
     from homing.lm.prep import PrepOrder
 
-__all__ = ["bring_base", "needs_text", "prepare_phases"]
+__all__ = ["bring_base", "needs_text", "prepare_phases", "take_tokenizer"]
 
+_TOLD = 8  # findings on the terminal; `homing data check` lists all
 _PAPERS = (names.TOKENIZER, names.TOKENIZER_CONFIG, "chat_template.jinja", "generation_config.json")
 
 
@@ -36,11 +44,32 @@ def bring_base(loaded: Loaded) -> dict[str, Any] | None:
     source = loaded.source
     talk.say(f"Open weights: {source.address}, {format_bytes(source.num_weight_bytes)}.")
     folder = bring(source)
-    loaded.prep.dir.mkdir(parents=True, exist_ok=True)
+    _copy_papers(folder, loaded.prep.dir)
+    return {"address": source.address, "dir": str(folder), "num_bytes": source.num_weight_bytes}
+
+
+def take_tokenizer(loaded: Loaded) -> None:
+    """Of tokenizer.file, or of the checkpoint that the first phase starts from; else it lies there already."""
+    target, found = loaded.prep.dir, loaded.prep.tokenizer or loaded.run.phases[0].init_from
+    if found:
+        _copy_papers(Path(found) if Path(found).is_dir() else Path(found).parent, target)
+    if not (target / names.TOKENIZER).is_file():
+        raise DataError(
+            what="Nothing says with which tokenizer the conversations are to be read.",
+            why="No phase reads text from which one could be learned, and no weights are named that bring one.",
+            fix="Name what the run begins with: model.from or phases.0.init_from; or a tokenizer: tokenizer.file",
+        )
+
+
+def _copy_papers(folder: Path, target: Path) -> None:
+    if folder.resolve() == target.resolve():
+        return
+    target.mkdir(parents=True, exist_ok=True)
     for name in _PAPERS:
         if (folder / name).is_file():
-            shutil.copyfile(folder / name, loaded.prep.dir / name)
-    return {"address": source.address, "dir": str(folder), "num_bytes": source.num_weight_bytes}
+            shutil.copyfile(folder / name, target / name)
+        else:
+            (target / name).unlink(missing_ok=True)  # one of another tokenizer would be taken for this one's
 
 
 def prepare_phases(loaded: Loaded, *, is_forced: bool) -> list[dict[str, Any]]:
@@ -55,7 +84,27 @@ def _prepare(loaded: Loaded, prep: PhasePrep, *, is_forced: bool) -> dict[str, A
         f"{format_count(made['num_train_tokens'])} tokens to learn from, "
         f"{format_count(made['num_val_tokens'])} held out{', as before' if made['is_reused'] else ''}."
     )
+    if "report" in made:
+        _tell_report(made["report"], prep)
     return made
+
+
+def _tell_report(report: dict[str, Any], prep: PhasePrep) -> None:
+    """Form, kept, cut and skipped of each file, and the first lines that were not taken whole."""
+    for file in report["files"]:
+        talk.say(
+            f"  {file['path']}: form {file['form'] or 'unknown'}, {file['num_lines']:,} lines,"
+            f" {file['num_kept']:,} kept, {file['num_cut']:,} of them cut, {file['num_skipped']:,} skipped"
+        )
+    for source in report["sources"]:
+        if source["copies"] != 1:
+            talk.say(f"  {source['path']}: {source['copies']:g} times an epoch")
+    talk.say(f"  an epoch is {report['rows_per_epoch']:,} rows, {100 * report['padding']:.1f}% of them padding")
+    for finding in report["findings"][:_TOLD]:
+        talk.say(f"  {finding['path']}:{finding['line']}: {finding['action']}: {finding['text']}")
+    more = sum(report["counts"].values()) - _TOLD
+    if more > 0:
+        talk.say(f"  and {more:,} more: homing data check {prep.chat[0].path}")
 
 
 def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str, Any]:
@@ -80,17 +129,21 @@ def _prepare_chat(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
     from homing.lm.chat.order import ChatOrder, ChatSource
     from homing.lm.chat.prepare import prepare_chat
 
+    # Numbered folders: two files of one name may come from two places.
+    here = [bring_file(source.path, prep.dir / f"from-store-{number}") for number, source in enumerate(prep.chat)]
+    held_out = [bring_file(path, prep.dir / f"held-out-{number}") for number, path in enumerate(prep.validation)]
     order = ChatOrder(
         dir=prep.dir,
-        chat=[ChatSource(source.path, source.weight, source.repeat) for source in prep.chat],
+        chat=[ChatSource(path, source.weight, source.repeat) for path, source in zip(here, prep.chat, strict=True)],
         tokenizer=loaded.prep.dir,
         context=loaded.run.model.context,
-        validation=prep.validation,
+        validation=held_out,
         val_fraction=prep.val_fraction,
         is_forced=is_forced,
     )
     made = prepare_chat(order)
-    return {**_told(prep, made.manifest, is_reused=made.is_reused), "report": made.report}
+    report = {**made.report, "sources": made.manifest.settings["sources"]}
+    return {**_told(prep, made.manifest, is_reused=made.is_reused), "report": report}
 
 
 def _told(prep: PhasePrep, manifest: Any, *, is_reused: bool) -> dict[str, Any]:

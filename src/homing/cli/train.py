@@ -24,7 +24,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.extras import need
-from homing.cli.options import Json, RunName, Sets, TrackerName, Trackers, Wandb, as_typed
+from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb, as_typed, with_phases
 from homing.cli.tracking import begin, following, wanted
 from homing.cloud.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke_passed, newest_run
@@ -43,6 +43,7 @@ def command(
     run: RunName = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The same file, shrunk to minutes.")] = False,
     sets: Sets = None,
+    phase: Phases = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an unfinished run; an error if none is.")
     ] = False,
@@ -53,11 +54,12 @@ def command(
     json_: Json = False,
 ) -> None:
     """Train on this machine, with the same trainer that runs on a rented one."""
+    sets = with_phases(sets, phase)
     if resume and fresh:
         raise UsageError(what="--resume and --fresh contradict each other.", fix="Use one of them, or neither.")
     trackers = wanted(tracker, wandb=wandb, verb="train")
     name = run or newest_run()
-    loaded = load_run(name, sets or [], is_smoke=smoke)
+    loaded = load_run(name, sets, is_smoke=smoke)
     for warning in loaded.warnings:
         talk.say(f"warning: {warning}")
     if not loaded.is_prepared:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.options import Json, RunName, Sets, as_typed
+from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phases
 from homing.errors import DataError
 from homing.units import format_bytes, format_count, format_duration
 from homing.wire import names
@@ -37,16 +37,18 @@ def command(
     is_smoke: Annotated[bool, typer.Option("--smoke", help="The same file shrunk to minutes.")] = False,
     is_hashing: Annotated[bool, typer.Option("--hash", help="Also check the sha256 of every shard.")] = False,
     sets: Sets = None,
+    phase: Phases = None,
     json_: Json = False,
 ) -> None:
     """Build the model, count it, take one step, check what it needs."""
+    sets = with_phases(sets, phase)
     from homing.config import load_run, newest_run
 
     if not no_run:
         from homing.cli.extras import need
 
         need("lm", verb="verify")
-    loaded = load_run(newest_run() if run is None else run, sets or [], is_smoke=is_smoke)
+    loaded = load_run(newest_run() if run is None else run, sets, is_smoke=is_smoke)
     found = _Findings({"run": loaded.run.name, "file": str(loaded.file), "is_prepared": loaded.is_prepared})
     _say_title(loaded)
     _parameters(loaded, found)

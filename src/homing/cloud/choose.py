@@ -1,9 +1,11 @@
-"""From the chosen offer to a started run: where it is gone by now, the next of the plan.
+"""From the chosen offer to a started run: where it is gone by now, or never comes, the next of the plan.
 
     launch -> started
-           -> the provider has none left -> the next row that may be taken without asking, or that a person agrees to
+           -> the provider has none left, or its machine never came -> the next row that may be taken without asking, or
+                                                                        that a person agrees to
 
-Nothing was made by a refused create, so the same run goes on as its next attempt; its limit counts over all of them.
+Nothing is left of a launch that failed, so the same run goes on as its next attempt; its limit counts over all of them.
+A machine that came and whose agent then gave up is no reason: it would give up on the next one as well.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from homing.cloud.launch import Draft, Launched, draft, launch
 from homing.cloud.offers import is_dear
 from homing.cloud.plan import OfferPlan
 from homing.cloud.providers.base import Offer
-from homing.errors import NoOffer, UsageError
+from homing.errors import NeverCame, NoOffer, UsageError
 
 __all__ = ["MAY_COST", "is_within_plan", "launch_any", "name_of"]
 
@@ -46,8 +48,9 @@ def launch_any(
     while True:
         try:
             return ready, launch(ready, home, tell=tell)
-        except NoOffer as exc:
-            tell(f"{name_of(ready.order.offer)} is gone: {' '.join(exc.why.split()) or exc.what}")
+        except (NoOffer, NeverCame) as exc:
+            how = "is gone" if isinstance(exc, NoOffer) else "never came, and is destroyed"
+            tell(f"{name_of(ready.order.offer)} {how}: {' '.join(exc.why.split()) or exc.what}")
             found = _next(first, rest, home, tell, agree)
             if found is None:
                 raise

@@ -92,7 +92,7 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
         # Written first: if we die now, every later verb says that this end is unconfirmed. A ledger that cannot be
         # written (a full disk) must not keep a machine billing: we go on, and the receipt fails loudly.
         with contextlib.suppress(HomingError):
-            home.ledger.update(line.mark, destroy_asked_at=home.world.now())
+            home.ledger.ask_destroy(line.mark, home.world.now())
     problems = _destroy_each(home, _as_written(home, lines), deadline_s)
     after = _as_written(home, lines)
     if problems:
@@ -232,8 +232,12 @@ def _try_once(home: Home, line: LedgerLine) -> str:
 def _may_still_appear(home: Home, provider: Provider, line: LedgerLine) -> bool:
     """Until the grace is over, unless the provider itself refused the create, or its list is never late."""
     assert line.created_at is not None, line
-    is_refused = line.state == REFUSED
-    return provider.settle_s > 0 and not is_refused and home.world.now() - line.created_at < CREATE_GRACE_S
+    if provider.settle_s <= 0 or line.state == REFUSED:
+        return False
+    # Its end was wanted after it was asked for: if that reads earlier, the clock was set back, and counts from there.
+    asked_at = home.ledger.destroy_asked_at(line.mark)
+    since = line.created_at if asked_at is None else min(line.created_at, asked_at)
+    return home.world.now() - since < CREATE_GRACE_S
 
 
 def _note(line: LedgerLine, instance: Instance | None) -> str:

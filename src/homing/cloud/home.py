@@ -7,6 +7,7 @@ Nothing is created until something is written.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -33,6 +34,9 @@ class Home:
         self.world = world
         self.ledger = Ledger(path / "ledger.sqlite", world)
         self._providers: dict[str, Provider] = {}
+        self.seen_spend: dict[
+            str, tuple[Decimal, float]
+        ] = {}  # mark -> dollars when this process last looked, and when
 
     @cached_property
     def owner(self) -> str:

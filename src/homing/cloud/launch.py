@@ -38,6 +38,7 @@ from homing.errors import (
     CreateFailed,
     HomingError,
     IntegrityError,
+    NeverCame,
     NoOffer,
     NotOwner,
     ProviderRefused,
@@ -217,9 +218,11 @@ def _create(
 def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instance: Instance) -> None:
     try:
         home.provider(request.provider).hand_over(request, instance.id)
-    except ProviderRefused:
+    except ProviderRefused as exc:
         with contextlib.suppress(HomingError):  # the undo takes the machine, and its log with it
             _boot_log(draft, home, store, instance)
+        if isinstance(exc, StartTimeout):
+            raise NeverCame(exc.what, exc.why, exc.fix) from exc
         raise
 
 

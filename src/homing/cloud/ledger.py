@@ -280,10 +280,19 @@ class Ledger:
         """Mark to dollars, for those whose provider told them."""
         return {row["mark"]: Decimal(row["usd"]) for row in self._execute(("SELECT mark, usd FROM bills", []))}
 
+    def ask_destroy(self, mark: str, now: float) -> None:
+        """Notes that its end is wanted, since the first time or, where the clock was set back, since that."""
+        since = "MIN(COALESCE(destroy_asked_at, ?), ?)"
+        sql = f"UPDATE lines SET destroy_asked_at = {since} WHERE mark = ? AND destroyed_at IS NULL"
+        self._execute((sql, [now, now, mark]))
+
+    def destroy_asked_at(self, mark: str) -> float | None:
+        rows = self._execute(("SELECT destroy_asked_at FROM lines WHERE mark = ?", [mark]))
+        return rows[0]["destroy_asked_at"] if rows else None
+
     def is_destroy_asked(self, mark: str) -> bool:
         """Whether home wanted this end, and not the machine's owner."""
-        rows = self._execute(("SELECT destroy_asked_at FROM lines WHERE mark = ?", [mark]))
-        return bool(rows) and rows[0]["destroy_asked_at"] is not None
+        return self.destroy_asked_at(mark) is not None
 
     def unconfirmed(self) -> list[LedgerLine]:
         """Lines whose destroy was asked for and which no provider has shown gone yet."""

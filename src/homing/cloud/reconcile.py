@@ -81,9 +81,23 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
         return
     assert line.created_at is not None, line
     ours = meter.cost(Decimal(line.rate_usd_per_hour), ended_at - line.created_at)
+    seen = Decimal(line.spend_usd) if instance.ended_at is not None else _seen_spend(home, line)
     theirs = instance.spend_usd or Decimal(0)
     _note_bill(home, line.mark, instance)
-    home.ledger.close(line.mark, at=ended_at, spend_usd=max(ours, theirs), note=note)
+    home.ledger.close(line.mark, at=ended_at, spend_usd=max(ours, seen, theirs), note=note)
+
+
+def _seen_spend(home: Home, line: LedgerLine) -> Decimal:
+    """Rate times time, and never less than has passed before our eyes: a clock that is set back takes no dollar back.
+
+    Written down at each look, it holds for whoever looks next; a process that looks on counts by its own stop watch.
+    """
+    spend, at = meter.line_spend(line, home.world.now()), home.world.monotonic()
+    before = home.seen_spend.get(line.mark)
+    if before is not None:
+        spend = max(spend, before[0] + meter.cost(Decimal(line.rate_usd_per_hour), at - before[1]))
+    home.seen_spend[line.mark] = (spend, at)
+    return spend
 
 
 def end_resources(provider: Provider, mark: str) -> str:
@@ -192,7 +206,7 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> None
         home.ledger.adopt(_forgotten(instance, home.world.now()))
     elif line.destroyed_at is not None:
         home.ledger.reopen(line.mark, instance_id=instance.id, note="was closed, but the provider shows it")
-    spend = max(Decimal(line.spend_usd) if line else Decimal(0), instance.spend_usd or Decimal(0))
+    spend = max(_seen_spend(home, line) if line else Decimal(0), instance.spend_usd or Decimal(0))
     _note_bill(home, instance.mark, instance)
     home.ledger.update(
         instance.mark,

@@ -33,8 +33,10 @@ _PUSH_BYTES_PER_S = {"file": 100e6}  # a disk; a network store: what 200 Mbit/s 
 _NETWORK_BYTES_PER_S = 25e6
 _DISK_BYTES_PER_S = 50e6  # a save with its fsync and reading back
 _BYTES_PER_TOKEN = 4  # of a shard, at most
+_BYTES_PER_WEIGHT = 4  # at most
 
 _FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, in smaller batches
+_SAMPLED_SHARE = 4.0  # a token of rl is first sampled, one after the other, and then trained on
 _FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # what the trainer keeps back for its last evaluation, save and sample
 _MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # on speeds and times: the same machine on another day; a guess
 _LEAST_STEPS = 20  # to measure the pace of a run and to have something to decay
@@ -93,18 +95,22 @@ class Timing:
     def _steps_s(self, phase: Phase, num_steps: int) -> float:
         num_evals = num_steps // phase.eval_every if phase.eval_every else 0
         num_saves = num_steps // phase.save_every if phase.save_every else 0
-        trained = num_steps * phase.batch_tokens / self.tokens_per_s
+        trained = num_steps * self._step_s(phase)
         return trained + num_evals * self._eval_s(phase) + num_saves * self.save_s
 
+    def _step_s(self, phase: Phase) -> float:
+        return phase.batch_tokens * (_SAMPLED_SHARE if phase.rl else 1.0) / self.tokens_per_s
+
     def _eval_s(self, phase: Phase) -> float:
-        return phase.eval_tokens * _FORWARD_SHARE / self.tokens_per_s
+        share = _SAMPLED_SHARE if phase.rl else _FORWARD_SHARE
+        return phase.eval_tokens * share / self.tokens_per_s
 
     def _finish_s(self, run: Run) -> float:
         return sum(self._finish_phase_s(phase) for phase in run.phases)
 
     def _finish_phase_s(self, phase: Phase) -> float:
         """Its last evaluation, save and sample; a sample is about a step."""
-        seconds = self._eval_s(phase) + self.save_s + phase.batch_tokens / self.tokens_per_s
+        seconds = self._eval_s(phase) + self.save_s + self._step_s(phase)
         return _FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S
 
     def _with_reserve(self, work_s: float) -> float:
@@ -123,7 +129,7 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
     known = recall(run, offer, home)
     is_measured = speed.source == "measured" and known is not None
     push_bytes_per_s = _PUSH_BYTES_PER_S.get(scheme, _NETWORK_BYTES_PER_S)
-    num_bytes = (run.data.num_train_tokens + run.data.num_val_tokens) * _BYTES_PER_TOKEN
+    num_bytes = _input_bytes(run)
     size = checkpoint_bytes(run)
     trip = Trip(
         arrive_s=offer.boot_s + num_bytes / push_bytes_per_s,
@@ -152,9 +158,17 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
 def pushing(run: Run) -> str:
     """How much goes to the store before anything is rented, and how long that takes; what is there already stays."""
     per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
-    num_bytes = (run.data.num_train_tokens + run.data.num_val_tokens) * _BYTES_PER_TOKEN
+    num_bytes = _input_bytes(run)
     lasts = format_duration(max(1.0, num_bytes / per_s))
     return f"at most {format_bytes(num_bytes)}, about {lasts} at {format_bytes(int(per_s))}/s"
+
+
+def _input_bytes(run: Run) -> int:
+    """What an instance must fetch before it trains: tokens, and the weights that it begins with."""
+    own = [phase.data.num_train_tokens + phase.data.num_val_tokens for phase in run.phases if phase.data]
+    num_tokens = run.data.num_train_tokens + run.data.num_val_tokens + sum(own)
+    num_weights = run.sizes.num_params * ((run.base is not None) + sum(bool(p.init_from) for p in run.phases))
+    return num_tokens * _BYTES_PER_TOKEN + num_weights * _BYTES_PER_WEIGHT
 
 
 def checkpoint_bytes(run: Run) -> int:

@@ -125,7 +125,7 @@ def memory_of(
     kept_input = model.context * model.width * size
     ends = model.context * (4 * model.width * size + 8)  # embedding, final norm, the gradient of the loss, ids, targets
     return Memory(
-        weights=_weight_bytes(method, size, num_params, blocks) + (FP32 * adapters),
+        weights=_weight_bytes(method, size, table, num_params, blocks) + FP32 * adapters,
         gradients=FP32 * trained,
         optimizer=int(FP32 * muon + 2 * moment * (trained - muon)),
         copies=_copy_bytes(model, method, precision, blocks=blocks, head=head, lora=lora, again=again),
@@ -150,10 +150,13 @@ def adapter_params(model: Model, lora: Lora) -> int:
     return model.num_layers * per_layer
 
 
-def _weight_bytes(method: str, size: int, num_params: int, blocks: int) -> int:
+def _weight_bytes(method: str, size: int, table: dict[str, int], num_params: int, blocks: int) -> int:
+    """Frozen norms and biases stay in fp32; frozen embedding and head are in bf16 even where blocks are in NF4."""
     if method == "full":
         return FP32 * num_params
-    return size * num_params if method == "lora" else int(NF4 * blocks) + BF16 * (num_params - blocks)
+    small = sum(table.get(name, 0) for name in ("norms", "attention norms", "attention bias"))
+    wide = num_params - blocks - small
+    return FP32 * small + (size * (blocks + wide) if method == "lora" else int(NF4 * blocks) + BF16 * wide)
 
 
 def _copy_bytes(
@@ -183,7 +186,7 @@ def _layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) ->
     up = (1 if is_swift else 2) * model.ffn_width  # before the activation
     down = model.ffn_width  # after it: the input of a product
     if lora:  # a frozen product keeps its input for the sake of its adapter only, and what the adapter made of it
-        chosen = set("q k v o gate up down".split()) if "all" in lora.targets else set(lora.targets)
+        chosen = set(["q", "k", "v", "o", "gate", "up", "down"]) if "all" in lora.targets else set(lora.targets)
         inputs = d * bool(chosen & {"q", "k", "v"}) + d * bool(chosen & {"gate", "up"}) + lora.rank * len(chosen)
         down = model.ffn_width if "down" in chosen else 0
         if lora.is_dora:  # the product before it gets its length

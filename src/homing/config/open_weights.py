@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from homing.hf_config import model_of
 from homing.wire import names
 from homing.wire.run import Model
 
-__all__ = ["Source", "SourceFile", "bring", "is_hub_address", "read_source"]
+__all__ = ["Source", "SourceFile", "bring", "chat_template_in", "is_hub_address", "read_source"]
 
 CONFIG, GENERATION, CHAT_TEMPLATE = "config.json", "generation_config.json", "chat_template.jinja"
 INDEX = f"{names.WEIGHTS}.index.json"
@@ -138,7 +137,7 @@ def _source(address: str, papers: Path, chosen: list[str], listing: Listing) -> 
         files=tuple(SourceFile(name, listing.sizes[name], listing.hashes.get(name, "")) for name in chosen),
         tokenizer_size=_check_tokenizer(_read_json(papers / names.TOKENIZER), shape, address),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
-        chat_template=_chat_template(papers, chosen),
+        chat_template=chat_template_in(papers),
         eos_ids=_ids(generation.get("eos_token_id", config.get("eos_token_id"))),
         bos_id=next(iter(_ids(generation.get("bos_token_id", config.get("bos_token_id")))), None),
         repo_id=listing.repo_id,
@@ -188,19 +187,17 @@ def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
     return size
 
 
-def _chat_template(papers: Path, chosen: Iterable[str]) -> str:
-    """The file of its own where there is one: newer writers put it there, and it wins in transformers too."""
-    if CHAT_TEMPLATE in chosen:
-        return (papers / CHAT_TEMPLATE).read_text(encoding="utf-8")
-    template = _read_json(papers / names.TOKENIZER_CONFIG).get("chat_template") if _has(papers) else None
+def chat_template_in(folder: Path) -> str:
+    """The template of a model's folder; "" where it has none. In a file of its own where there is one: newer writers
+    put it there, and it wins in transformers too."""
+    if (folder / CHAT_TEMPLATE).is_file():
+        return (folder / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    has_config = (folder / names.TOKENIZER_CONFIG).is_file()
+    template = _read_json(folder / names.TOKENIZER_CONFIG).get("chat_template") if has_config else None
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else ""
-
-
-def _has(papers: Path) -> bool:
-    return (papers / names.TOKENIZER_CONFIG).is_file()
 
 
 def _ids(value: Any) -> tuple[int, ...]:

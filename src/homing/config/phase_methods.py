@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,27 @@ def _task(trace: Trace, at: KeyPath, task: RlTask) -> wire_run.RlTask:
             if not path.is_file():
                 trace.wrong((*at, name), f"{typed} is not there.", "Mend the path.")
                 continue
+            if name == "reward":
+                _check_reward(trace, (*at, name), path)
             found: dict[str, Any] = {name: str(path), f"{name}_sha256": sha256_of(path)}
             made = dataclasses.replace(made, **found)
             trace.note(f"{wire}.{name}_sha256", f"derived from {wire}.{name}")
     return made
+
+
+def _check_reward(trace: Trace, at: KeyPath, path: Path) -> None:
+    """Read, not run: a slip of the pen shows before anything is rented."""
+    form = "It needs: def reward(prompt, completion, answer)"
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as exc:
+        line = f", line {exc.lineno}" if isinstance(exc, SyntaxError) else ""
+        trace.wrong(at, f"{path}{line}: {getattr(exc, 'msg', exc)}.", "Mend the file.")
+        return
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    names |= {target.id for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets
+              if isinstance(target, ast.Name)}  # fmt: skip
+    names |= {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+              for alias in node.names}  # fmt: skip
+    if "reward" not in names and "*" not in names:
+        trace.wrong(at, f"{path} defines no reward.", form)

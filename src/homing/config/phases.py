@@ -42,9 +42,17 @@ class Corpus:
 
 
 def resolve_phase(
-    trace: Trace, number: int, model: Model, corpus: Corpus, *, data: PhaseData | None, has_base: bool
+    trace: Trace,
+    number: int,
+    model: Model,
+    corpus: Corpus,
+    *,
+    data: PhaseData | None,
+    has_base: bool,
+    start: str = "",
 ) -> Phase:
-    """`corpus` is the phase's own. `has_base`: the run begins with open weights, which want small steps."""
+    """`corpus` is the phase's own. `has_base`: the run begins with open weights, which want small steps. `start`: the
+    folder it starts from where the run file names none."""
     at: KeyPath = ("phases", number)
     wire = f"phases.{number}"
     _refuse_what_has_no_effect(trace, at)
@@ -67,7 +75,9 @@ def resolve_phase(
         eval_every=int(
             when("eval_every", "eval", "every", max(1, num_steps // 20), "derived: a twentieth of the phase")
         ),
-        eval_tokens=int(when("eval_tokens", "eval", "tokens", *_eval_tokens(model, corpus))),
+        eval_tokens=_tokens_of_rl(trace, at, wire, rl)
+        if rl
+        else int(when("eval_tokens", "eval", "tokens", *_eval_tokens(model, corpus))),
         save_every=int(
             # Twice the step of evaluation and not num_steps // 10, so that every second evaluation is a checkpoint's.
             when("save_every", "checkpoint", "every", 2 * max(1, num_steps // 20), "derived: a tenth of the phase")
@@ -75,7 +85,7 @@ def resolve_phase(
         save_every_s=float(when("save_every_s", "checkpoint", "every_time", whole.checkpoint.every_time)),
         sample_every=int(when("sample_every", "sample", "every", whole.sample.every)),
         keep_last=int(when("keep_last", "checkpoint", "keep_last", whole.checkpoint.keep_last)),
-        init_from=_init_from(trace, at, wire, model),
+        init_from=_init_from(trace, at, wire, model, start),
         data=data,
         lora=lora,
         rl=rl,
@@ -284,15 +294,22 @@ class _When:
         return self.trace.take(f"{self.wire}.{name}", path, otherwise, why)
 
 
+def _tokens_of_rl(trace: Trace, at: KeyPath, wire: str, rl: Rl) -> int:
+    if trace.is_given((*at, "eval", "tokens")):
+        trace.wrong((*at, "eval", "tokens"), "has no effect in rl.", "Give rl.eval_prompts and rl.eval_samples.")
+    trace.note(f"{wire}.eval_tokens", f"derived from {wire}.rl")
+    return rl.eval_prompts * rl.eval_samples * rl.max_new_tokens
+
+
 def _eval_tokens(model: Model, corpus: Corpus) -> tuple[int, str]:
     there = min(_MOST_EVAL_TOKENS, corpus.num_val_tokens or _MOST_EVAL_TOKENS)
     why = "derived: all held-out tokens" if corpus.num_val_tokens == there else "default"
     return max(there, model.context), why
 
 
-def _init_from(trace: Trace, at: KeyPath, wire: str, model: Model) -> str:
+def _init_from(trace: Trace, at: KeyPath, wire: str, model: Model, start: str) -> str:
     path = (*at, "init_from")
-    typed = str(trace.plain(f"{wire}.init_from", path))
+    typed = str(trace.take(f"{wire}.init_from", path, start, "found at home" if start else "default"))
     if not typed:
         return ""
     folder = Path(typed).expanduser().absolute()

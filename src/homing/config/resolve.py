@@ -18,6 +18,7 @@ from typing import Any
 
 from homing import __version__
 from homing.config.base import read_base, resolve_base, shape_of_base
+from homing.config.chosen import chosen_phases, find_start
 from homing.config.derive import bytes_per_token, sizes
 from homing.config.names import nearest
 from homing.config.open_weights import Source
@@ -73,7 +74,7 @@ class Resolved:
 def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     """Mistakes and warnings are left in the trace; the run is only to be used when there are no mistakes."""
     data_dir = Path(trace.file.data.dir or Path("data") / name).expanduser().absolute()
-    numbers = range(len(trace.file.phases))
+    numbers = chosen_phases(trace)
     source = read_base(trace)
     needs_text = any(uses_run_text(trace, number) for number in numbers)
     prepared = None if is_for_prep else _prepared(trace, data_dir)
@@ -83,13 +84,20 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
         vocab_size = _vocab_size(trace, prepared, is_for_prep=is_for_prep)
         model = resolve_model(trace, vocab_size)
     corpus = _corpus(trace, prepared, vocab_size) if needs_text else Corpus(0, 0, "no phase reads it")
-    preps = [phase_prep(trace, number, data_dir) for number in numbers]
-    datas = [phase_data(trace, number, None if is_for_prep else preps[number]) for number in numbers]
-    corpora = [_corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size) for number in numbers]
+    preps = {number: phase_prep(trace, number, data_dir) for number in numbers}
+    datas = {number: phase_data(trace, number, None if is_for_prep else preps[number]) for number in numbers}
+    corpora = {
+        number: _corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size) for number in numbers
+    }
+    start = "" if is_for_prep or source is not None else find_start(trace, numbers[0], name)
     phases = [
-        resolve_phase(trace, number, model, corpora[number], data=datas[number], has_base=source is not None)
+        resolve_phase(
+            trace, number, model, corpora[number], data=datas[number], has_base=source is not None,
+            start=start if number == numbers[0] else "",
+        )
         for number in numbers
-    ]
+    ]  # fmt: skip
+    _renumber(trace, numbers)
     _refuse_twice(trace, phases)
     _note_sizes(trace)
     run = Run(
@@ -111,10 +119,10 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     )
     for path in _leaves(dump(run)):
         trace.origin.setdefault(path, "default")
-    has_own = all(data is None or data.manifest_sha256 for data in datas)
+    has_own = all(data is None or data.manifest_sha256 for data in datas.values())
     has_tokenizer = (data_dir / wire_names.TOKENIZER).is_file()
     is_prepared = has_own and (prepared is not None if needs_text else has_tokenizer)
-    own = [prep for prep in preps if prep is not None]
+    own = [prep for prep in preps.values() if prep is not None]
     return Resolved(run, _prep(trace, vocab_size, data_dir, source), is_prepared, own, source)
 
 
@@ -260,6 +268,15 @@ def _prep(trace: Trace, vocab_size: int, data_dir: Path, source: Source | None) 
     )
 
 
+def _renumber(trace: Trace, numbers: list[int]) -> None:
+    """Origins by the place that a phase has in run.json, where some of the file are left out."""
+    for place, number in enumerate(numbers):
+        if place != number:
+            old, new = f"phases.{number}.", f"phases.{place}."
+            for name in [name for name in trace.origin if name.startswith(old)]:
+                trace.origin[new + name.removeprefix(old)] = trace.origin.pop(name)
+
+
 def _refuse_twice(trace: Trace, phases: list[Phase]) -> None:
     for number, phase in enumerate(phases):
         if phase.kind in [earlier.kind for earlier in phases[:number]]:
@@ -280,6 +297,7 @@ def _train(trace: Trace) -> Train:
         compile=trace.plain("train.compile", ("train", "compile")),
         is_deterministic=trace.plain("train.is_deterministic", ("train", "deterministic")),
         num_threads=trace.plain("train.num_threads", ("train", "threads")),
+        num_ranks=trace.plain("train.num_ranks", ("train", "ranks")),
         log_every=trace.plain("train.log_every", ("train", "log_every")),
         max_bad_steps=trace.plain("train.max_bad_steps", ("train", "max_bad_steps")),
         time_limit_s=trace.take("train.time_limit_s", ("train", "time_limit"), limit, why),

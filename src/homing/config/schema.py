@@ -339,9 +339,7 @@ class Phase(Section):
         default="none",
         example="all",
     )
-    states: Literal["fp32", "int8"] = key(
-        "What AdamW's two moments are kept in.", default="fp32", example="int8"
-    )
+    states: Literal["fp32", "int8"] = key("What AdamW's two moments are kept in.", default="fp32", example="int8")
     data: PhaseData = Field(default_factory=PhaseData)
     lora: PhaseLora = Field(default_factory=PhaseLora)
     rl: PhaseRl = Field(default_factory=PhaseRl)
@@ -367,6 +365,13 @@ class Train(Section):
         "Bit for bit the same on the same card and versions, at some speed.", default=False, example="true"
     )
     threads: Whole = key("CPU threads; 0: what the machine has.", default=0, example="2", ge=0, le=4096)
+    ranks: Whole = key(
+        "Processes that train together, one per card, on the same batches as one alone; 0: as many as there are cards.",
+        default=0,
+        example="2",
+        ge=0,
+        le=64,
+    )
     log_every: Count = key("Steps between two lines of the log.", default=10, example="10", ge=1)
     max_bad_steps: Count = key(
         "Steps in a row with a loss or gradient that is no number, before the run stops.",
@@ -381,6 +386,11 @@ class Train(Section):
         ge=0.0,
     )
     csv: Flag = key("Also write metrics.csv.", default=False, example="true")
+    only: Text = key(
+        "Which phases are trained, joined by +; the first starts from the checkpoint of the phase before it.",
+        default="all",
+        example="mid+sft",
+    )
 
 
 class Limits(Section):

@@ -17,7 +17,7 @@ from typing import Any
 
 from homing.config.paths import home
 from homing.config.source import KeyPath, Source
-from homing.wire.run import Run
+from homing.wire.run import Rl, Run
 
 __all__ = ["PROFILE", "has_smoke_passed", "mark_smoke_passed", "needs_smoke_first", "shrink"]
 
@@ -66,39 +66,56 @@ def shrink(source: Source, run: Run, *, keeps_vocabulary: bool) -> None:
     changes: dict[KeyPath, Any] = {
         ("name",): f"{run.name[:26].rstrip('-')}-smoke",
         ("data", "dir"): f"{run.data.dir}-smoke",
-        ("model", "layers"): min(_LAYERS, model.num_layers),
-        ("model", "width"): width,
-        ("model", "heads"): heads,
-        ("model", "kv_heads"): kv_heads,
-        ("model", "head_size"): _HEAD_SIZE,
-        ("model", "ffn_width"): 3 * width,
         ("model", "context"): context,
-        ("model", "tied"): model.is_tied,
-        ("tokenizer", "sample"): "10MB",
     }
-    if not keeps_vocabulary:
-        changes[("tokenizer", "vocab_size")] = min(_VOCAB, model.vocab_size)
-    for number, phase in enumerate(run.phases):
+    if not run.base:  # open weights are as large as they are
+        changes |= {
+            ("model", "layers"): min(_LAYERS, model.num_layers),
+            ("model", "width"): width,
+            ("model", "heads"): heads,
+            ("model", "kv_heads"): kv_heads,
+            ("model", "head_size"): _HEAD_SIZE,
+            ("model", "ffn_width"): 3 * width,
+            ("model", "tied"): model.is_tied,
+            ("tokenizer", "sample"): "10MB",
+        }
+        if not keeps_vocabulary:
+            changes[("tokenizer", "vocab_size")] = min(_VOCAB, model.vocab_size)
+    kinds = [str((phase or {}).get("kind", "pretrain")) for phase in source.data.get("phases") or [{}]]
+    numbers = [kinds.index(phase.kind) for phase in run.phases]
+    for number, phase in zip(numbers, run.phases, strict=True):
         steps = min(_STEPS, phase.num_steps or _STEPS)
         changes |= {
             ("phases", number, "steps"): steps,
-            ("phases", number, "batch_tokens"): _ROWS * context,
+            **_shrunk_batch(number, phase.rl, context),
             ("phases", number, "micro_batch"): 0,
             ("phases", number, "warmup_steps"): max(1, steps // 20),
-            ("phases", number, "eval"): {"every": max(1, steps // 4), "tokens": 16 * context},
+            ("phases", number, "eval"): {"every": max(1, steps // 4)} | ({} if phase.rl else {"tokens": 16 * context}),
             ("phases", number, "checkpoint"): {"every": max(1, steps // 2), "keep_last": 2},
         }
     if not isinstance(source.data.get("phases"), list):
         source.data["phases"] = [{}]
-    for number in range(len(run.phases)):
+    for number in numbers:
         # A phase of which only the dash is written is a phase of defaults.
         source.data["phases"][number] = source.data["phases"][number] or {}
-        for length in ("tokens", "epochs"):
-            source.data["phases"][number].pop(length, None)
+        for name in ("tokens", "epochs", "init_from"):  # weights of the whole model do not fit the small one
+            source.data["phases"][number].pop(name, None)
     if isinstance(source.data.get("model"), dict):
         source.data["model"].pop("depth", None)
     for path, value in changes.items():
         _put(source, path, value)
+
+
+def _shrunk_batch(number: int, rl: Rl | None, context: int) -> dict[KeyPath, Any]:
+    if rl is None:
+        return {("phases", number, "batch_tokens"): _ROWS * context}
+    at: KeyPath = ("phases", number, "rl")
+    return {
+        (*at, "prompts_per_step"): min(4, rl.prompts_per_step),
+        (*at, "samples_per_prompt"): min(4, rl.samples_per_prompt),
+        (*at, "answer_tokens"): min(rl.max_new_tokens, 16, context - 8),
+        (*at, "eval_prompts"): min(8, rl.eval_prompts),
+    }
 
 
 def _put(source: Source, path: KeyPath, value: Any) -> None:

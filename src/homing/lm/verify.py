@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from homing.errors import DataError
+from homing.errors import DataError, HomingError
 from homing.lm.device import describe_device, pick_device
 from homing.lm.model import Decoder, check_shape, count_params
 from homing.lm.shards.pack import PackedStream, check_ids
@@ -99,7 +99,7 @@ def verify(run: Run, run_dir: Path) -> VerifyReport:
         expected_loss=expected,
         grad_norm=math.sqrt(sum(norm**2 for norm in step.grad_norms.values())),
         step_s=time.perf_counter() - started,
-        problems=problems + step.problems,
+        problems=problems + step.problems + _of_tasks(run, run_dir),
     )
 
 
@@ -160,6 +160,21 @@ def _batch(run: Run, run_dir: Path) -> tuple[Tensor, Tensor, str]:
         tokens = torch.randint(run.model.vocab_size, (count,), generator=generator)
         source = f"{BATCH} x {context} random ids; nothing is prepared yet"
     return tokens[:-1].view(BATCH, context), tokens[1:].view(BATCH, context), source
+
+
+def _of_tasks(run: Run, run_dir: Path) -> list[str]:
+    """Of phases of rl: every file of questions read, every reward.py loaded, as the trainer will do it."""
+    from homing.lm.phases.rl import Reinforce  # takes a moment to load, and few runs have one
+
+    data_dir, problems = run_dir / run.data.dir, []
+    for phase in run.phases if (data_dir / names.TOKENIZER).is_file() else []:
+        if phase.kind == "rl":
+            try:
+                with Reinforce(run, phase, data_dir).judging():
+                    pass
+            except HomingError as error:
+                problems.append("; ".join(str(error).splitlines()))
+    return problems
 
 
 def _layers_that_fit(run: Run, device: torch.device) -> int:

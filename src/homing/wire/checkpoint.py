@@ -21,6 +21,21 @@ class FileHash:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Stage:
+    """One phase that the weights went through."""
+
+    phase: str  # base for open weights
+    method: str = "full"
+    run_id: str = ""
+    address: str = ""  # of a base: hf:OWNER/NAME@COMMIT, or its folder
+    step: int = 0
+    num_tokens: int = 0
+    val_loss: Optional[float] = None
+    data_sha256: str = ""  # of the manifest of what it learned from
+    config_sha256: str = ""
+
+
 @record("checkpoint", 1)
 @dataclass(frozen=True)
 class CheckpointManifest:
@@ -38,6 +53,7 @@ class CheckpointManifest:
     code_version: str = ""
     made_at: float = 0.0
     choices: Dict[str, Any] = field(default_factory=dict)  # attention, micro-batch, precision, ...: state, not settings
+    lineage: List[Stage] = field(default_factory=list)  # base -> mid -> sft -> rl, this one last
     sha256: str = ""  # of this file with this one value left empty: the list that vouches for all is vouched for too
 
 

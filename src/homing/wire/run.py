@@ -196,6 +196,7 @@ class Train:
     needs_gpu: bool = False  # set by launch on a rented GPU: without one the trainer fails, never runs on the CPU
     is_deterministic: bool = False
     num_threads: int = 0  # 0: what the machine has
+    num_ranks: int = 0  # processes that train together, one per card; 0: as many as there are cards
     log_every: int = 10  # steps
     max_bad_steps: int = 10  # non-finite steps in a row before the run stops
     time_limit_s: float = 0.0  # wall clock of the trainer; 0: none

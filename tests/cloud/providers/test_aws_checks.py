@@ -12,7 +12,7 @@ from homing.cloud.checks import Check
 from homing.cloud.providers.aws_api import AwsRefused
 from homing.cloud.providers.aws_checks import check_aws
 from homing.cloud.providers.aws_market import Quota
-from homing.errors import ProviderSilent
+from homing.errors import ProviderRefused, ProviderSilent
 
 
 @dataclass
@@ -33,6 +33,11 @@ class Account:
 
     def image(self, region: str) -> dict[str, Any]:
         return {"ImageId": "ami-1"}
+
+    def subnets(self, region: str) -> tuple[dict[str, str], str]:
+        if "describe_subnets" in self.refuses:
+            raise self.refuses["describe_subnets"]
+        return {f"{region}a": "subnet-1"}, "vpc-1"
 
     def quota(self, region: str, kind: str, *, is_spot: bool) -> Quota:
         cores = self.num_cores.get(kind, 8)
@@ -61,6 +66,7 @@ def test_an_account_that_may_and_has_quota_is_well_and_nothing_was_started() -> 
         ),
         (Account({"run_instances": AwsRefused("No.", code="UnauthorizedOperation")}), "rights", "fault"),
         (Account({"run_instances": ProviderSilent("AWS cannot be asked.")}), "rights", "warning"),
+        (Account({"describe_subnets": ProviderRefused("No default network.", fix="subnets")}), "network", "fault"),
         (Account(num_cores={"g5.xlarge": 0}), "quota-g", "warning"),
         (Account(num_cores={"p4d.24xlarge": 0}), "quota-p", "warning"),
     ],

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.contracts.providers import SECRET, ProviderContract
+from tests.contracts.rest_faults import RestFaults
 from tests.doubles.openapi import FOLDER_ENV, OpenApi, Unlike
 from tests.doubles.runpod import GPUS, NO_CAPACITY, NO_DISK, Gpu
 from tests.doubles.runpod_world import KEY, URL, RunpodWorld
@@ -81,6 +82,11 @@ class Rig:
     @property
     def num_living(self) -> int:
         return sum(self.cloud.live().values())
+
+
+class TestFaults(RestFaults):
+    Rig = Rig
+    create_path, list_key = "/pods", "pods"
 
 
 def settings_of(**told: Any) -> dict[str, Any]:
@@ -237,65 +243,6 @@ def test_too_many_variables_are_refused_before_anything_is_asked(tmp_path: Path)
         rig.create()
 
 
-@pytest.mark.parametrize("way", ["lost_after", "error_after"])
-def test_a_create_whose_answer_was_lost_is_found_by_its_mark_and_not_repeated(tmp_path: Path, way: str) -> None:
-    rig = Rig(tmp_path, Strike(way, 1, "create"))
-    made = rig.create()
-    assert (rig.num_living, made.mark) == (1, MARK)
-    assert rig.world.asked("POST") == 1
-
-
-@pytest.mark.parametrize("way", ["lost_before", "error_before"])
-def test_a_create_that_never_arrived_is_repeated_after_the_list_had_time_to_show_it(tmp_path: Path, way: str) -> None:
-    rig = Rig(tmp_path, Strike(way, 1, "create"))
-    began = rig.world.t
-    rig.create()
-    assert rig.num_living == 1
-    assert rig.world.asked("POST") == 2
-    assert rig.world.t - began >= rig.provider.settle_s
-
-
-def test_a_late_list_does_not_make_us_create_twice(tmp_path: Path) -> None:
-    for seed in range(10):
-        rig = Rig(tmp_path, Strike("lost_after", 1, "create"), rates={"list_late": 1.0}, list_lag_s=19.0)
-        rig.cloud._dice.rng.seed(seed)
-        rig.create()
-        assert rig.num_living == 1
-
-
-def test_two_under_one_name_are_reduced_to_one(tmp_path: Path) -> None:
-    """Names need not be unique, and RunPod did what it had seemed to lose after we had asked again."""
-    rig = Rig(tmp_path)
-    request, real_http, late = rig.request, rig.world.http, list[HttpRequest]()
-
-    def http(each: HttpRequest) -> HttpResponse:
-        if each.method == "POST" and not late:
-            late.append(each)
-            return HttpResponse(504, {}, b"")
-        if each.method == "POST":
-            rig.cloud.handle(late[0])
-        return real_http(each)
-
-    rig.world.http = http  # type: ignore[method-assign]
-    made = rig.provider.create(request)
-    assert [instance.id for instance in rig.provider.list_owned()] == [made.id]
-    assert rig.num_living == 1
-
-
-def test_a_create_that_stays_unclear_is_given_up_and_carries_no_invented_id(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, rates={"create.lost_before": 1.0})
-    with pytest.raises(CreateFailed, match="no clear answer") as caught:
-        rig.create()
-    assert caught.value.instance_id is None
-    assert rig.world.asked("POST") == 2
-
-
-def test_a_refusal_after_a_lost_answer_is_no_clear_no(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, Strike("lost_before", 1, "create"), Strike("no_capacity", 2, "create"))
-    with pytest.raises(CreateFailed, match="no clear answer"):
-        rig.create()
-
-
 def test_no_capacity_is_no_offer_by_its_text_alone_also_after_the_catalogue_said_high(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     request = rig.request
@@ -353,13 +300,6 @@ def test_a_field_that_runpod_does_not_know_is_told_with_its_name(
         rig.create()
     assert "homing explain cloud.runpod" in caught.value.fix
     assert rig.world.asked("POST") == 1
-
-
-def test_a_busy_runpod_is_asked_again_when_it_said(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, Strike("busy", 1, "create"), retry_after_s=17.0)
-    rig.create()
-    assert 17.0 in rig.world.slept
-    assert rig.num_living == 1
 
 
 def test_a_higher_rate_than_offered_is_told_at_once_or_as_soon_as_it_is_known(tmp_path: Path) -> None:
@@ -602,14 +542,6 @@ def test_running_without_a_runtime_is_not_ready(tmp_path: Path) -> None:
     assert rig.provider.describe(made.id).state == "booting"
 
 
-def test_a_state_nobody_documented_is_unknown_and_bills(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, Strike("odd_state", 1, "describe"))
-    made = rig.create()
-    rig.world.pass_time(60)
-    odd = rig.provider.describe(made.id)
-    assert (odd.state, odd.billing, odd.detail) == ("unknown", "yes", "MIGRATING")
-
-
 def test_a_boot_that_died_is_told_and_bills(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Strike("boot_dies", 1, "create"))
     made = rig.create()
@@ -628,36 +560,6 @@ def test_what_was_made_a_moment_ago_and_is_not_shown_yet_is_not_gone(tmp_path: P
     assert rig.provider.describe(made.id).state == "requested"
     rig.world.pass_time(20)
     assert rig.provider.describe(made.id).state == "gone"
-
-
-@pytest.mark.parametrize("way", ["lost_before", "lost_after", "error_before", "error_after", "busy"])
-def test_one_bad_answer_is_asked_again_and_many_raise_and_never_read_as_gone(tmp_path: Path, way: str) -> None:
-    rig = Rig(tmp_path)
-    made = rig.create()
-    rig.world.pass_time(60)
-    rig.cloud.change_faults(Faults(strikes=(Strike(way, 1, "describe"), Strike(way, 1, "list"))))
-    assert rig.provider.describe(made.id).state == "ready"
-    assert len(rig.provider.list_owned()) == 1
-    rig.world.pass_time(60)
-    rig.cloud.change_faults(Faults(rates={way: 1.0}))
-    for ask in (lambda: rig.provider.describe(made.id), rig.provider.list_owned, rig.provider.list_resources):
-        with pytest.raises(ProviderSilent, match="may bill on"):
-            ask()
-
-
-@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"[]", b"{}", b'{"pods": null}'])
-def test_an_answer_that_is_none_is_never_an_empty_list(tmp_path: Path, body: bytes) -> None:
-    rig = Rig(tmp_path)
-    rig.world.http = lambda request: HttpResponse(200, {}, body)  # type: ignore[method-assign]
-    with pytest.raises(ProviderSilent):
-        rig.provider.list_owned()
-
-
-@pytest.mark.parametrize("way", ["lost_before", "lost_after", "error_before", "error_after", "busy"])
-def test_a_destroy_is_repeated_until_it_is_answered(tmp_path: Path, way: str) -> None:
-    rig = Rig(tmp_path, Strike(way, 1, "destroy"))
-    rig.provider.destroy(rig.create().id)
-    assert rig.num_living == 0
 
 
 def test_a_409_is_told_and_not_taken_for_an_end(tmp_path: Path) -> None:

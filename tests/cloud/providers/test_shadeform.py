@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.contracts.providers import SECRET, ProviderContract
+from tests.contracts.rest_faults import RestFaults
 from tests.doubles.openapi import Unlike
 from tests.doubles.shadeform import CATALOGUE, KEY, URL, Settings, ShadeformCloud, card, published
 
@@ -166,6 +167,13 @@ class Rig:
         return self.world.asked("POST", "/instances/create")[-1]
 
 
+class TestFaults(RestFaults):
+    Rig = Rig
+    create_path, list_key = "/instances/create", "instances"
+    nth_look = 2  # the first reads its guard back
+    late = {"settings": Settings(list_lag_s=15.0)}  # noqa: RUF012
+
+
 # --- offers ---
 
 
@@ -271,31 +279,6 @@ def test_an_ordinary_machine_is_not_asked_for_with_a_rental_type(tmp_path: Path)
     assert "rental_type" not in rig.sent
 
 
-@pytest.mark.parametrize("way", ["lost_after", "error_after"])
-def test_a_create_whose_answer_was_lost_is_found_by_its_mark_and_not_repeated(tmp_path: Path, way: str) -> None:
-    rig = Rig(tmp_path, Strike(way, 1, "create"))
-    made = rig.create()
-    assert rig.num_living == 1
-    assert made.mark == MARK
-    assert len(rig.world.asked("POST", "/create")) == 1
-
-
-@pytest.mark.parametrize("way", ["lost_before", "error_before"])
-def test_a_create_that_never_arrived_is_repeated_after_the_list_had_time_to_show_it(tmp_path: Path, way: str) -> None:
-    rig = Rig(tmp_path, Strike(way, 1, "create"))
-    began = rig.world.t
-    rig.create()
-    assert rig.num_living == 1
-    assert len(rig.world.asked("POST", "/create")) == 2
-    assert rig.world.t - began >= Shadeform.settle_s
-
-
-def test_one_that_the_list_shows_late_is_not_made_twice(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, Strike("lost_after", 1, "create"), settings=Settings(list_lag_s=15.0))
-    rig.create()
-    assert rig.num_living == 1
-
-
 def test_a_409_that_speaks_of_an_internal_error_is_no_clear_no(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     real_http = rig.world.http
@@ -314,42 +297,6 @@ def test_a_409_that_speaks_of_an_internal_error_is_no_clear_no(tmp_path: Path) -
     assert len(rig.world.asked("POST", "/create")) == 1
 
 
-def test_a_create_that_stays_unclear_is_given_up_and_carries_no_invented_id(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, rates={"create.lost_before": 1.0})
-    with pytest.raises(CreateFailed, match="no clear answer") as caught:
-        rig.create()
-    assert caught.value.instance_id is None
-    assert rig.num_living == 0
-
-
-def test_when_nobody_can_say_whether_it_was_created_that_is_what_is_said(tmp_path: Path) -> None:
-    lists = tuple(Strike("error_before", nth, "list") for nth in range(2, 30))
-    rig = Rig(tmp_path, Strike("lost_after", 1, "create"), *lists)
-    with pytest.raises(CreateFailed, match="is not known"):
-        rig.create()
-    assert len(rig.world.asked("POST", "/create")) == 1
-
-
-def test_two_under_one_mark_are_reduced_to_one(tmp_path: Path) -> None:
-    """Shadeform did what it had seemed to lose, after we had asked again."""
-    rig = Rig(tmp_path)
-    real_http = rig.world.http
-    late: list[HttpRequest] = []
-
-    def http(request: HttpRequest) -> HttpResponse:
-        if request.url.endswith("/create") and not late:
-            late.append(request)
-            return HttpResponse(504, {}, b"")
-        if request.url.endswith("/create"):
-            rig.cloud.handle(late[0])
-        return real_http(request)
-
-    rig.world.http = http  # type: ignore[method-assign]
-    made = rig.create()
-    assert rig.num_living == 1
-    assert [instance.id for instance in rig.provider.list_owned()] == [made.id]
-
-
 def test_no_capacity_is_no_offer_and_no_funds_say_where_to_add_some(tmp_path: Path) -> None:
     with pytest.raises(NoOffer, match="out of stock"):
         Rig(tmp_path, Strike("no_capacity", 1, "create")).create()
@@ -361,19 +308,6 @@ def test_no_capacity_is_no_offer_and_no_funds_say_where_to_add_some(tmp_path: Pa
     )
     with pytest.raises(ProviderRefused, match="settings/billing"):
         rig.create()
-
-
-def test_a_refusal_after_a_lost_answer_is_no_clear_no(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, Strike("lost_before", 1, "create"), Strike("no_capacity", 2, "create"))
-    with pytest.raises(CreateFailed, match="no clear answer"):
-        rig.create()
-
-
-def test_a_busy_provider_is_asked_again_when_it_said(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, Strike("busy", 1, "create"), retry_after_s=17.0)
-    rig.create()
-    assert 17.0 in rig.world.slept
-    assert rig.num_living == 1
 
 
 def test_a_higher_rate_than_offered_is_told(tmp_path: Path) -> None:
@@ -549,14 +483,6 @@ def test_states_on_the_way_to_active_and_after(tmp_path: Path) -> None:
     assert rig.provider.describe(made.id).state == "gone"
 
 
-def test_a_state_nobody_documented_is_unknown_and_bills(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, Strike("odd_state", 2, "describe"))
-    made = rig.create()
-    rig.world.pass_time(60)
-    odd = rig.provider.describe(made.id)
-    assert (odd.state, odd.billing, odd.detail) == ("unknown", "yes", "migrating")
-
-
 def test_an_error_after_create_bills_runs_nothing_and_ends_the_start(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Strike("boot_dies", 1, "create"), settings=Settings(boot_s=30))
     made = rig.create()
@@ -608,29 +534,6 @@ def test_a_port_that_is_null_is_22_and_the_host_key_is_pinned(tmp_path: Path) ->
     assert other_home.connection(made.id) is None, "it did not make this machine's key and cannot vouch for it"
 
 
-@pytest.mark.parametrize("way", ["lost_before", "lost_after", "error_before", "error_after", "busy"])
-def test_one_bad_answer_is_asked_again_and_many_raise_and_never_read_as_gone(tmp_path: Path, way: str) -> None:
-    rig = Rig(tmp_path)
-    made = rig.create()
-    rig.world.pass_time(60)
-    rig.cloud.change_faults(Faults(strikes=(Strike(way, 1, "describe"), Strike(way, 1, "list"))))
-    assert rig.provider.describe(made.id).state == "ready"
-    assert len(rig.provider.list_owned()) == 1
-    rig.world.pass_time(60)
-    rig.cloud.change_faults(Faults(rates={way: 1.0}))
-    for ask in (lambda: rig.provider.describe(made.id), rig.provider.list_owned, rig.provider.list_resources):
-        with pytest.raises(ProviderSilent, match="may bill on"):
-            ask()
-
-
-@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"[]", b"{}", b'{"instances": null}'])
-def test_an_answer_that_is_none_is_never_an_empty_list(tmp_path: Path, body: bytes) -> None:
-    rig = Rig(tmp_path)
-    rig.world.http = lambda request: HttpResponse(200, {}, body)  # type: ignore[method-assign]
-    with pytest.raises(ProviderSilent):
-        rig.provider.list_owned()
-
-
 def test_who_waits_asks_about_one_instance_at_most_eight_times_a_minute(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     made = rig.create()
@@ -642,14 +545,6 @@ def test_who_waits_asks_about_one_instance_at_most_eight_times_a_minute(tmp_path
 
 
 # --- destroy ---
-
-
-@pytest.mark.parametrize("way", ["lost_before", "lost_after", "error_before", "error_after", "busy"])
-def test_a_destroy_is_repeated_until_it_is_answered(tmp_path: Path, way: str) -> None:
-    rig = Rig(tmp_path, Strike(way, 1, "destroy"))
-    made = rig.create()
-    rig.provider.destroy(made.id)
-    assert rig.num_living == 0
 
 
 def test_a_destroy_that_gets_no_answer_or_is_refused_raises(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A Hugging Face folder opens in transformers without our code and computes, reads and says what the trainer's model does."""
+"""A Hugging Face folder opens in transformers without our code, and computes and says what the trainer's model does."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ def same_text(model: Decoder, tokenizer: Any, theirs: Any) -> int:
         ids = [tokenizer.end_of_text_id, *tokenizer.encode(prompt)]
         ours = list(generate(model, ids, num_tokens=12, temperature=0.0))
         out = theirs.generate(
-            torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=False
-        )
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=12, do_sample=False,
+            eos_token_id=None, use_cache=False,
+        )  # fmt: skip
         count += ours == out[0, len(ids) :].tolist()
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "qwen2", "qwen3"])
 def test_transformers_opens_it_without_remote_code_with_the_same_logits_and_greedy_text(
     kind: str, tmp_path: Path
@@ -59,6 +61,9 @@ def test_transformers_opens_it_without_remote_code_with_the_same_logits_and_gree
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, model(ids), atol=1e-3, rtol=0)
     assert same_text(model, tokenizer, theirs) == len(PROMPTS) == 20
+    # What transformers 5 does to the digits of every qwen2 folder is said, not hidden.
+    assert ("PreTrainedTokenizerFast" in (tmp_path / "out" / "README.md").read_text()) == (kind == "qwen2")
+    assert bool(made.notes) == (kind == "qwen2")
 
 
 def test_a_swift_model_opens_with_the_modelling_file_that_comes_with_it(tmp_path: Path) -> None:
@@ -88,8 +93,8 @@ def test_the_folder_has_all_that_readers_look_for(tmp_path: Path) -> None:
     assert read["generation_config"]["eos_token_id"] == [2, 0]
     assert read["export"]["checked"] == made.checked
     card = (tmp_path / "out" / "README.md").read_text()
-    for word in ("apache-2.0", "$0.12", "1.2500", "0.9000", "sft", made.checked[0], "tiny-2026"):
-        assert word in card or word == "tiny-2026", word
+    for word in ("apache-2.0", "$0.12", "1.2500", "0.9000", "| sft | full |", made.checked[0][20:]):
+        assert word in card, word
     assert read_record(tmp_path / "out") is not None
 
 
@@ -143,7 +148,7 @@ def test_a_failed_check_leaves_nothing_that_looks_whole(tmp_path: Path, monkeypa
     ("name", "old", "new"),
     [
         ("tokenizer_config.json", "<|im_end|>\\\\n", "<|im_end|> \\\\n"),
-        ("tokenizer.json", "[\n        \"t\",\n        \"h\"\n      ],", ""),
+        ("tokenizer.json", "{1,3}", "{1,2}"),
     ],
 )
 def test_a_template_or_a_tokenizer_that_reads_otherwise_is_found(

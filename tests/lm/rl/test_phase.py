@@ -19,6 +19,7 @@ from tiny import make_run_dir
 from homing.errors import RunFailed, UsageError
 from homing.lm.phases.rl import SAMPLES, Reinforce
 from homing.lm.train.loop import train
+from homing.lm.verify import verify
 from homing.wire import codec, names
 from homing.wire.event import Event, Metric
 from homing.wire.run import Rl, RlTask, Run
@@ -186,7 +187,7 @@ def test_evaluation_does_not_change_what_training_draws(tmp_path: Path) -> None:
     ("settings", "word"),
     [
         ({"samples_per_prompt": 1}, "samples_per_prompt"),
-        ({"max_new_tokens": 45}, "max_new_tokens"),
+        ({"max_new_tokens": 45}, "answer_tokens"),
         ({"temperature": 0.0}, "temperature"),
         ({"advantage": "median"}, "advantage"),
         ({"graphs": "yes"}, "graphs"),
@@ -224,3 +225,15 @@ def test_a_trainer_killed_in_the_middle_goes_on_to_the_same_weights(tmp_path: Pa
     assert last < 20
     go(killed)
     assert are_equal(weights(killed, 20), weights(tmp_path / "whole", 20))
+
+
+def test_verify_reads_every_file_of_questions_and_loads_every_reward(tmp_path: Path) -> None:
+    run = make_rl_run(tmp_path / "data", tasks=[RlTask(kind="prompts", file="asks.jsonl", reward="reward.py")])
+    (tmp_path / "data/asks.jsonl").write_text('{"prompt": "Hi", "answer": "yes"}\n' * 30)
+    (tmp_path / "data/reward.py").write_text("import nothing_of_that_name\n")
+    (problem,) = verify(run, tmp_path).problems
+    assert "line 1: ModuleNotFoundError" in problem
+    (tmp_path / "data/reward.py").write_text("def reward(prompt, completion, answer):\n    return 1.0\n")
+    (tmp_path / "data/asks.jsonl").write_text('{"prompt": "Hi"}\nnot json\n')
+    (problem,) = verify(run, tmp_path).problems
+    assert "line 2" in problem

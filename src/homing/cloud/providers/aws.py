@@ -117,9 +117,9 @@ class Aws:
     def offers(self, needs: Needs) -> list[Offer]:
         wish = self._wish(needs)
         fitting = [offer for offer in self._market.offers(wish) if not lack(offer, needs)]
-        allowed = [offer for offer in fitting if self._is_within_quota(offer, wish)]
+        allowed = [offer for offer in fitting if self._is_within_quota(offer)]
         if fitting and not allowed:
-            raise self._over_quota(fitting[0], wish)  # said, not left out: to have none is what a new account has
+            raise self._over_quota(fitting[0])  # said, not left out: to have none is what a new account has
         return allowed
 
     def place(self, mark: str) -> Place:
@@ -320,16 +320,16 @@ class Aws:
     def _wish_of(self, offer: Offer) -> Wish:
         return dataclasses.replace(self._wish(Needs()), root_gb=offer.disk_bytes // 10**9 + SYSTEM_GB)
 
-    def _is_within_quota(self, offer: Offer, wish: Wish) -> bool:
-        region = region_of(offer.region)
-        allowed = self._market.quota(region, offer.instance_type, is_spot=offer.is_spot).num_cores
+    def _is_within_quota(self, offer: Offer) -> bool:
+        allowed = self._quota(offer)
         return allowed is None or offer.num_cores <= allowed
 
-    def _over_quota(self, offer: Offer, wish: Wish) -> AwsRefused:
-        region = region_of(offer.region)
-        allowed = self._market.quota(region, offer.instance_type, is_spot=offer.is_spot).num_cores
-        said = f"it is {allowed}"
+    def _over_quota(self, offer: Offer) -> AwsRefused:
+        region, said = region_of(offer.region), f"it is {self._quota(offer)}"
         return quota_refusal(region, offer.instance_type, offer.num_cores, is_spot=offer.is_spot, said=said)
+
+    def _quota(self, offer: Offer) -> Decimal | None:
+        return self._market.quota(region_of(offer.region), offer.instance_type, is_spot=offer.is_spot).num_cores
 
     def _check_way(self, order: Order, secrets: dict[str, str]) -> None:
         """Without SSH only a signed address of a bucket can bring files, and nothing brings secrets."""

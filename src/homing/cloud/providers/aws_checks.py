@@ -1,4 +1,4 @@
-"""What `homing doctor` asks AWS: whose key it is, whether it may start instances, and whether the quotas allow a card.
+"""What `homing doctor` asks AWS: whose key it is, whether and where it may start instances, and what the quotas allow.
 
 A new account has quotas of nothing for such machines, and finds out at its first launch; here it finds out before.
 """
@@ -29,6 +29,7 @@ def check_aws(api: AwsApi, market: Market, creation: Creation, regions: list[str
         return [*found, fault("aws.region", "No region is named.", "export AWS_REGION=us-east-1   or: aws configure")]
     found.append(ok("aws.region", f"{', '.join(regions)}."))
     found.append(_check_right(api, creation, regions[0]))
+    found += [_check_network(creation, region) for region in regions]
     return [*found, *(_check_quota(market, region, *each) for region in regions for each in _FAMILIES.items())]
 
 
@@ -46,6 +47,15 @@ def _check_right(api: AwsApi, creation: Creation, region: str) -> Check:
     except HomingError as exc:
         return warning("aws.rights", f"Whether it may start instances is not known. {_said(exc)}", exc.fix or fix)
     return warning("aws.rights", "EC2 did not answer the question as it should.", fix, _KEYS_PAGE)
+
+
+def _check_network(creation: Creation, region: str) -> Check:
+    """Where an instance would get its address; an account may have deleted its default network."""
+    try:
+        subnets, network = creation.subnets(region)
+    except HomingError as exc:
+        return fault("aws.network", _said(exc), exc.fix or "cloud.aws.subnets", "docs/aws.md")
+    return ok("aws.network", f"{network} in {region}, with subnets in {', '.join(sorted(subnets))}.")
 
 
 def _check_quota(market: Market, region: str, family: str, kind: str) -> Check:

@@ -119,8 +119,10 @@ class Shadeform:
 
     def checks(self) -> list[Check]:
         """For `homing doctor`: what shows only when it is needed, and changes nothing."""
-        bodies = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
-        return check_shadeform(self._account.types(), bodies, self._choice, self.page, _WALLET_PAGE)
+        ours = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
+        living = [self._account.info(str(body["id"])) for body in ours if not is_over(body)]  # a list shows no guards
+        known = [body for body in living if body is not None and not is_over(body)]
+        return check_shadeform(self._account.types(), known, self._choice, self.page, _WALLET_PAGE)
 
     # --- what it would rent ---
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from homing.cloud.checks import Check, fault, ok, skipped, warning
-from homing.cloud.providers.shadeform_account import is_over, mark_of
+from homing.cloud.providers.shadeform_account import mark_of
 from homing.cloud.providers.shadeform_guard import moment_of
 from homing.cloud.providers.shadeform_offers import Choice
 
@@ -18,14 +18,14 @@ _EXPLAIN = "homing explain cloud.shadeform"
 
 
 def check_shadeform(
-    types: list[dict[str, Any]], ours: list[dict[str, Any]], choice: Choice, page: str, wallet_page: str
+    types: list[dict[str, Any]], living: list[dict[str, Any]], choice: Choice, page: str, wallet_page: str
 ) -> list[Check]:
-    """`types` is its catalogue, `ours` what it lists under our mark."""
+    """`types` is its catalogue, `living` what it says of each instance that lives under our mark."""
     untold = "Shadeform's API does not tell the balance; an account without funds is refused at a launch."
     return [
         _check_clouds(types, choice),
         _check_os(types, choice),
-        _check_guards(ours, page),
+        _check_guards(living, page),
         skipped("shadeform.balance", untold, "Look there before a long run.", wallet_page),
     ]
 
@@ -50,9 +50,8 @@ def _check_os(types: list[dict[str, Any]], choice: Choice) -> Check:
     return ok("shadeform.os", f"{choice.os or 'The newest Ubuntu with drivers'} can be had.")
 
 
-def _check_guards(ours: list[dict[str, Any]], page: str) -> Check:
+def _check_guards(living: list[dict[str, Any]], page: str) -> Check:
     """Whatever lives must be deleted at a sum and at a date; somebody may have taken that away in the console."""
-    living = [body for body in ours if not is_over(body)]
     bare = [body for body in living if not _is_guarded(body.get("auto_delete"))]
     if bare:
         names = ", ".join(f"{body['id']} ({mark_of(body)})" for body in bare)

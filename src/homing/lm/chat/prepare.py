@@ -243,7 +243,7 @@ def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -
     try:
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
         report = json.loads((target / REPORT).read_bytes())
-        stamps = report["stamps"]
+        stamps = report.pop("stamps")
     except (OSError, WireError, ValueError, KeyError, TypeError):
         return None
     if manifest.settings.get("order") != json.loads(json.dumps(settings)):

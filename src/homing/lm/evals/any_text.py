@@ -36,7 +36,7 @@ from homing.wire import names
 __all__ = ["LARGEST_WINDOW", "STRETCH_BYTES", "Text", "held_out_text", "measure_text", "text_in_files"]
 
 LARGEST_WINDOW = 2048  # unless asked for: what long contexts add beyond is little, and costs much
-STRETCH_BYTES = 4096
+STRETCH_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Text:
     documents: Callable[[], Iterator[str]]
 
 
-def text_in_files(patterns: Sequence[str]) -> Text:
+def text_in_files(patterns: Sequence[str], *, text_field: str = "text") -> Text:
     """A file is one document, cut only where it is very long; <|endoftext|> in it ends one; .jsonl has one a line."""
     sources = find_sources(patterns, key="text").sources
 
     def documents() -> Iterator[str]:
         for source in sources:
-            cuts = Cuts(unmarked_bytes=MAX_DOCUMENT_BYTES // 2)
+            cuts = Cuts(unmarked_bytes=MAX_DOCUMENT_BYTES // 2, text_field=text_field)
             with Reading(source) as reading:
                 yield from (document.decode() for document in documents_of(reading, cuts))
 
@@ -74,7 +74,7 @@ def held_out_text(data_dir: Path, run_name: str) -> Text:
             yield tokenizer.decode((int(i) for i in ids), skip_specials=True)
 
     sha256 = hashlib.sha256("".join(shard.sha256 for shard in manifest.splits["val"].shards).encode()).hexdigest()
-    return Text(f"held out for {run_name}", sha256, documents)
+    return Text(f"text held out for {run_name}", sha256, documents)
 
 
 def has_data(data_dir: Path, manifest_sha256: str) -> bool:
@@ -107,8 +107,8 @@ def measure_text(
         kind="text",
         scores=[
             Score("bits_per_byte", nats / math.log(2), text_bytes, what),
-            Score("perplexity", nats, tokens, what, is_exp=True, by_tokenizer=True),
-            Score("nats_per_token", nats, tokens, what, by_tokenizer=True),
+            Score("perplexity", nats, tokens, what, is_exp=True, by_tokenizer=True, is_compared=False),
+            Score("nats_per_token", nats, tokens, what, by_tokenizer=True, is_compared=False),
         ],
         counts={"documents": sums.num_documents, "tokens": sums.num_tokens, "bytes": int(text_bytes.sum())},
         data_sha256=text.sha256,

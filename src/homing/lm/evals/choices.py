@@ -96,6 +96,6 @@ def _cloze_scores(items: list[Choice], scored: list[Scored]) -> list[Score]:
     num_bytes = np.array([len(item.pairs[0][1].encode()) for item in items], dtype=np.float64)
     return [
         share("acc", (bool(one.is_likeliest.all()) for one in scored), what),
-        Score("perplexity", nats, tokens, what, is_exp=True, by_tokenizer=True),
+        Score("perplexity", nats, tokens, what, is_exp=True, by_tokenizer=True, is_compared=False),
         Score("bits_per_byte", nats / math.log(2), num_bytes, what),
     ]

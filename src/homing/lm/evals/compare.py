@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from homing.lm.evals.intervals import FEWEST, Floats, Interval, bootstrap, exact_pairs
+from homing.lm.evals.intervals import Floats, Interval, bootstrap, exact_pairs
 from homing.lm.evals.result import Measured, Score
 
 __all__ = ["Difference", "compare"]
@@ -29,8 +29,8 @@ class Difference:
     score: str
     first: float
     second: float
-    low: float
-    high: float
+    low: float | None  # None: too few units
+    high: float | None
     method: str
     num_units: int
     is_more_than_noise: bool
@@ -46,7 +46,7 @@ def compare(first: Measured, second: Measured, names: tuple[str, str], *, seed: 
     differences = []
     for a, b in zip(first.scores, second.scores, strict=True):
         same_below = np.array_equal(a.below, b.below)
-        if len(a.above) == len(b.above) and (same_below or not a.by_tokenizer):
+        if a.is_compared and len(a.above) == len(b.above) and (same_below or not a.by_tokenizer):
             differences.append(_difference(first.name, a, b, names, seed))
     return differences
 
@@ -54,11 +54,12 @@ def compare(first: Measured, second: Measured, names: tuple[str, str], *, seed: 
 def _difference(set_name: str, a: Score, b: Score, names: tuple[str, str], seed: int) -> Difference:
     interval = _interval(a, b, seed)
     num_units = len(a.above)
-    is_more = not interval.low <= 0.0 <= interval.high and (a.is_plain or num_units >= FEWEST)
+    is_more = interval.is_known and not interval.low <= 0.0 <= interval.high
     sentence = _sentence(set_name, a, b, interval, names, is_more)
     return Difference(
-        set_name, a.name, a.value, b.value, interval.low, interval.high, interval.method, num_units, is_more, sentence
-    )
+        set_name, a.name, a.value, b.value, interval.low if interval.is_known else None,
+        interval.high if interval.is_known else None, interval.method, num_units, is_more, sentence,
+    )  # fmt: skip
 
 
 def _interval(a: Score, b: Score, seed: int) -> Interval:
@@ -75,12 +76,13 @@ def _interval(a: Score, b: Score, seed: int) -> Interval:
 
 def _sentence(set_name: str, a: Score, b: Score, interval: Interval, names: tuple[str, str], is_more: bool) -> str:
     difference = b.value - a.value
-    told = f"{difference:+.4g} (95%: {interval.low:+.4g} to {interval.high:+.4g})"
+    told = f"{difference:+.4g}"
     where = f"{a.name} on {set_name}"
     if difference == 0:
         return f"{where}: {names[0]} and {names[1]} are equal, {a.value:.4g}."
-    if not a.is_plain and len(a.above) < FEWEST:
+    if not interval.is_known:
         return f"{where}: {told}; {a.what} are too few to tell a difference from noise."
+    told += f" (95%: {interval.low:+.4g} to {interval.high:+.4g})"
     if not is_more:
         return f"{where}: {told}; no more than noise may give: neither is shown to be better."
     better, worse = (names[1], names[0]) if (difference > 0) == a.is_more_better else names

@@ -53,7 +53,7 @@ def measure_conversations(
     what = f"{len(kept):,} conversations"
     scores = [
         Score("nats_per_token", nats, tokens, what, by_tokenizer=True),
-        Score("perplexity", nats, tokens, what, is_exp=True, by_tokenizer=True),
+        Score("perplexity", nats, tokens, what, is_exp=True, by_tokenizer=True, is_compared=False),
         Score("bits_per_byte", text_nats / math.log(2), num_bytes, what),
     ]
     num_cut = sum(file.num_cut for file in doctor.files)

@@ -19,7 +19,7 @@ __all__ = ["EXACT", "EXACT_PAIRS", "FEWEST", "RESAMPLES", "Interval", "bootstrap
 
 LEVEL = 0.95
 RESAMPLES = 2000
-FEWEST = 10  # units; with fewer the bootstrap only knows what it has seen, and its intervals are far too narrow
+FEWEST = 10  # units; with fewer the bootstrap knows too little, and its intervals are far too narrow
 EXACT, EXACT_PAIRS = "exact (Clopper-Pearson)", "exact (Clopper-Pearson, on the questions where they differ)"
 _NUMBERS_AT_ONCE = 2**22
 
@@ -29,8 +29,12 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Interval:
     low: float
-    high: float
+    high: float  # both not a number: there is none
     method: str
+
+    @property
+    def is_known(self) -> bool:
+        return self.low == self.low
 
 
 def exact_share(num_right: int, num_all: int) -> Interval:
@@ -54,6 +58,8 @@ def exact_pairs(only_first: int, only_second: int, num_all: int) -> Interval:
 def bootstrap(units: Floats, figure: Callable[[Floats], Floats], *, what: str, seed: int = 0) -> Interval:
     """`units` has a row for each; `figure` takes sums over rows (..., columns) to figures (...)."""
     num_units, num_columns = units.shape
+    if num_units < FEWEST:
+        return Interval(np.nan, np.nan, f"none: {what} are too few, {FEWEST} at least")
     source = np.random.default_rng(seed)
     at_once = max(1, _NUMBERS_AT_ONCE // (num_units * num_columns))
     figures: list[Floats] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["as_markdown", "told"]
+__all__ = ["as_markdown", "count_words", "interval_words", "told"]
 
 
 def as_markdown(document: dict[str, Any]) -> str:
@@ -40,11 +40,19 @@ def _table(sets: list[dict[str, Any]]) -> list[str]:
     lines = ["| set | figure | value | 95% interval | units | interval by |", "|---|---|---|---|---|---|"]
     for one in sets:
         for score in one["scores"]:
-            interval = f"{told(score['low'])} to {told(score['high'])}"
-            cells = [one["name"], score["name"], told(score["value"]), interval, f"{score['num_units']:,}"]
+            cells = [one["name"], score["name"], told(score["value"]), interval_words(score), f"{score['num_units']:,}"]
             lines.append(f"| {' | '.join(cells)} | {score['method']} |")
-    counts = [", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in one["counts"].items()) for one in sets]
-    return [*lines, "", *(f"{one['name']}: {count}." for one, count in zip(sets, counts, strict=True)), ""]
+    return [*lines, "", *(f"{one['name']}: {count_words(one)}." for one in sets), ""]
+
+
+def interval_words(score: dict[str, Any]) -> str:
+    return "-" if score["low"] is None else f"{told(score['low'])} to {told(score['high'])}"
+
+
+def count_words(one: dict[str, Any]) -> str:
+    """What there is none of is not told."""
+    counts = [(name.replace("_", " "), count) for name, count in one["counts"].items() if count]
+    return ", ".join(f"{count:,} {name.removesuffix('s') if count == 1 else name}" for name, count in counts)
 
 
 def told(value: float | None) -> str:

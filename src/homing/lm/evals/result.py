@@ -34,6 +34,7 @@ class Score:
     is_more_better: bool = False
     by_tokenizer: bool = False  # two tokenizers give figures that cannot be compared
     is_plain: bool = False  # every unit is a yes or a no
+    is_compared: bool = True  # False: another figure says the same
 
     @property
     def units(self) -> Floats:

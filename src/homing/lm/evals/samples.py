@@ -1,37 +1,53 @@
 """Samples at a checkpoint: samples/<phase>-<step>.txt, the same text for the same weights and seed.
 
-Sampling has a generator of its own: it neither sees nor moves the state that training draws from.
+A model that learns from conversations is asked in turns; any other goes on from the prompt. Sampling has a generator of
+its own: it neither sees nor moves the state that training draws from.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from homing.lm.generate import complete
+from homing.lm.generate import ChatTurns, complete, generate, text_pieces
 from homing.lm.model import Decoder
 from homing.lm.tokenizer import Tokenizer
+from homing.lm.tokenizer.specials import IM_END, IM_START
 from homing.wire import names
 from homing.wire.run import Sampling
 
 __all__ = ["sample_texts", "write_samples"]
 
+_GREETING = "Hello! Who are you?"  # where the run file names no prompt
 
-def sample_texts(model: Decoder, tokenizer: Tokenizer, sampling: Sampling, *, seed: int) -> list[tuple[str, str]]:
-    """(prompt, what the model made of it); with no prompts, one text from the start of a document."""
+
+def sample_texts(
+    model: Decoder, tokenizer: Tokenizer, sampling: Sampling, *, seed: int, is_chat: bool = False
+) -> list[tuple[str, str]]:
+    """(prompt, what the model made of it); with no prompts, one text from the start of a document, or one answer."""
+    is_turn = is_chat and {IM_START, IM_END} <= set(tokenizer.specials)
     texts = []
-    for number, prompt in enumerate(sampling.prompts or [""]):
-        pieces = complete(
-            model,
-            tokenizer,
-            prompt,
-            num_tokens=sampling.num_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            seed=seed + number,
-        )
+    for number, prompt in enumerate(sampling.prompts or [_GREETING if is_turn else ""]):
+        pieces = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number)
         texts.append((prompt, "".join(pieces)))
     return texts
+
+
+def _continuation(model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling, seed: int) -> Iterator[str]:
+    return complete(
+        model, tokenizer, prompt, num_tokens=sampling.num_tokens, temperature=sampling.temperature,
+        top_k=sampling.top_k, seed=seed,
+    )  # fmt: skip
+
+
+def _answer(model: Decoder, tokenizer: Tokenizer, prompt: str, sampling: Sampling, seed: int) -> Iterator[str]:
+    turns = ChatTurns(tokenizer)
+    picked = generate(
+        model, turns.ask(prompt), num_tokens=sampling.num_tokens, temperature=sampling.temperature,
+        top_k=sampling.top_k, seed=seed, stop_ids=turns.stop_ids,
+    )  # fmt: skip
+    return text_pieces(tokenizer, picked)
 
 
 def write_samples(run_dir: Path, phase: str, step: int, texts: list[tuple[str, str]]) -> Path:

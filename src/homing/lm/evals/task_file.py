@@ -133,6 +133,8 @@ def _read_answer(value: dict[str, Any], line: int) -> Open:
         given = str(given)
     if not isinstance(given, str) or not given.strip():
         raise Fault("wrong-type", "its answer is neither text nor a number, or empty")
+    if not any(letter.isalnum() for letter in given):
+        raise Fault("empty", "its answer has no letter and no digit, so nothing could be told right from wrong")
     is_marked = ANSWER_MARK in given
     if is_marked and final_number(given) is None:
         raise Fault("no-number", f"no number after its {ANSWER_MARK}")

@@ -16,7 +16,15 @@ from homing.units import format_count
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.run import Phase, Run
 
-__all__ = ["Facts", "write_card"]
+__all__ = ["LISTED", "Facts", "write_card"]
+
+# Names that the Hub lists; it refuses a card with another, unless that is said to be `other`.
+LISTED = frozenset(
+    "apache-2.0 mit bsd-2-clause bsd-3-clause isc mpl-2.0 unlicense wtfpl zlib gpl-2.0 gpl-3.0 lgpl-2.1 lgpl-3.0 agpl-3.0"
+    " cc0-1.0 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-4.0 cc-by-nc-sa-4.0 cc-by-nc-nd-4.0 openrail"
+    " creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m llama2 llama3 llama3.1 llama3.2 llama3.3 llama4"
+    " gemma odc-by odbl pddl unknown other".split()
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,13 @@ class Facts:
 
 
 def write_card(
-    opened: Opened, facts: Facts, manifest: CheckpointManifest | None, checked: Sequence[str], *, kind: str
+    opened: Opened,
+    facts: Facts,
+    manifest: CheckpointManifest | None,
+    checked: Sequence[str],
+    *,
+    kind: str,
+    note: str = "",
 ) -> str:
     run = opened.card.run
     parts = [
@@ -50,14 +64,17 @@ def write_card(
         "\n".join(f"- {sentence[:1].upper()}{sentence[1:]}" for sentence in checked),
         "## Use it",
         _usage(opened, kind),
+        *([f"Note: {note}"] if note else []),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _front_matter(opened: Opened, facts: Facts, run: Run | None, kind: str) -> str:
     lines = ["---"]
-    if facts.licence:
-        lines.append(f"license: {json.dumps(facts.licence)}")
+    if facts.licence in LISTED:
+        lines.append(f"license: {facts.licence}")
+    elif facts.licence:
+        lines += ["license: other", f"license_name: {json.dumps(facts.licence)}"]
     lines += [f"library_name: {'peft' if kind == 'adapter' else 'transformers'}", "pipeline_tag: text-generation"]
     if run is not None and run.base is not None and run.base.address.startswith("hf:"):
         lines.append(f"base_model: {json.dumps(run.base.address.removeprefix('hf:').split('@')[0])}")

@@ -61,11 +61,12 @@ def export(order: Order, tell: Tell = lambda text: None) -> Made:
         opened = open_for_export(order.folder, base=order.base, is_adapter_kept=order.kind in ("adapter", "merged"))
         checked, proof = _write(order, opened, aside, tell)
         manifest = read_manifest(order.folder)
-        card = write_card(opened, order.facts, manifest, checked, kind=order.kind)
+        note = proof.note if proof is not None else ""
+        card = write_card(opened, order.facts, manifest, checked, kind=order.kind, note=note)
         (aside / "README.md").write_text(card, encoding="utf-8")
         write_json(aside / RECORD, _record(order, opened, checked, proof))
         files = {path.name: path.stat().st_size for path in sorted(aside.iterdir())}
-    return Made(order.out, order.kind, files, checked, proof)
+    return Made(order.out, order.kind, files, checked, proof, [proof.note] if proof and proof.note else [])
 
 
 def _write(order: Order, opened: Opened, aside: Path, tell: Tell) -> tuple[list[str], Proof | None]:

@@ -1,6 +1,7 @@
 """A checkpoint to text: load it, sample from it, talk to it.
 
-load    a checkpoint folder -> model and tokenizer, checked against its manifest
+load    a checkpoint, an export or anybody's folder -> model and tokenizer, checked against its manifest
+adapted an adapter's checkpoint -> the weights it was trained on with it put in
 sample  prompt ids -> ids, one at a time, with a KV cache
 text    prompt text -> pieces of text; turns of a conversation as ChatML
 """

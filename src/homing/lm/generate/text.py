@@ -41,7 +41,7 @@ def complete(
         temperature=temperature,
         top_k=top_k,
         seed=seed,
-        stop_ids=[tokenizer.end_of_text_id],
+        stop_ids=tokenizer.stop_ids,
     )
     return text_pieces(tokenizer, picked)
 

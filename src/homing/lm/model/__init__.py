@@ -6,6 +6,8 @@ attend   grouped-query attention, with or without a KV cache
 loss     mean cross-entropy without ever holding all logits
 init     fresh weights, the same on every device
 decoder  the pieces put together
+lora     adapters beside weights that stand still: `frozen` computes with them, `nf4` stores them in four bits
+recompute  activations computed again instead of kept
 """
 
 from homing.lm.model.attend import KVCache

@@ -266,7 +266,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     num_in = _num_in(stored, widths, num_parts)
     dx = dy.new_empty(*dy.shape[:-1], num_in) if needs_dx else dy.new_empty(0)
-    return dx, *(dy.new_empty(0) if t is None else torch.empty_like(t) for t in (a_RD, b_Fr))
+    da_RD, db_Fr = (dy.new_empty(0) if t is None else torch.empty_like(t) for t in (a_RD, b_Fr))
+    return dx, da_RD, db_Fr
 
 
 @torch.library.custom_op("homing::row_norms", mutates_args=())

@@ -130,10 +130,12 @@ def check_base(found_sha256: str, base_sha256: str) -> None:
 
 
 def _store(model: Decoder, name: str, tensor: Tensor, storage: str, device: torch.device) -> None:
-    """Matrices of the blocks as `storage` says; embedding, head and norms in 16 or 32 bits."""
+    """Matrices of the blocks as `storage` says; embedding and head in 16 or 32 bits; norms and biases, which are small
+    and in every sum, in 32."""
     path, kind = name.rsplit(".", 1)
     owner = model.get_submodule(path)
     dtype = torch.bfloat16 if storage == "nf4" else STORAGES[storage]
+    dtype = torch.float32 if tensor.dim() == 1 else dtype
     if isinstance(owner, Linear) and path != "lm_head":
         owner = _replace(model, path, owner)
     if isinstance(owner, FrozenLinear) and kind == "weight":
@@ -158,7 +160,7 @@ def _tensor_sha256(tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     for start in range(0, len(flat), 2**26):
-        digest.update(memoryview(flat[start : start + 2**26].numpy()))
+        digest.update(flat[start : start + 2**26].numpy().data)
     return digest.hexdigest()
 
 

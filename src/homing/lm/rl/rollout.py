@@ -162,7 +162,7 @@ class Sampler:
             raise RunFailed(
                 what=f"Out of memory while sampling {repeats} answers to one prompt.",
                 why=problem,
-                fix="Lower samples_per_prompt or max_new_tokens in the phase's rl, or take a card with more memory.",
+                fix="Lower samples_per_prompt or answer_tokens in the phase's rl, or take a card with more memory.",
             )
         torch.cuda.empty_cache()
         self._rows_at_a_time = prompts_at_a_time // 2 * repeats

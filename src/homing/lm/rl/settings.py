@@ -22,7 +22,7 @@ def check_settings(phase: Phase, context: int) -> Rl:
     wrong = {
         "prompts_per_step must be 1 or more": rl.prompts_per_step < 1,
         "samples_per_prompt must be 2 or more, for a sample is compared with the others": rl.samples_per_prompt < 2,
-        f"max_new_tokens must leave {LEAST_PROMPT} of the context's {context} tokens to a prompt": not (
+        f"answer_tokens must leave {LEAST_PROMPT} of the context's {context} tokens to a prompt": not (
             1 <= rl.max_new_tokens <= context - LEAST_PROMPT
         ),
         "temperature must be over 0": not 0 < rl.temperature < float("inf"),

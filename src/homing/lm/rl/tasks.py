@@ -88,8 +88,8 @@ class Asked:
         if len(ids) > self._room:
             raise DataError(
                 what=f"A question of {self.task.kind} does not fit the context.",
-                why=f"{text!r} has {len(ids)} tokens, and {self._room} are left beside max_new_tokens.",
-                fix="Lower max_new_tokens or the difficulty, or raise model.context.",
+                why=f"{text!r} has {len(ids)} tokens, and {self._room} are left beside answer_tokens.",
+                fix="Lower answer_tokens or the difficulty, or raise model.context.",
             )
         return Question(text, ids, answer)
 
@@ -107,7 +107,7 @@ class Asked:
             raise DataError(
                 what=f"The task {task.kind} has no question to train on.",
                 why=f"{task.file}: {self.num_too_long} too long for the context, {len(self._val)} held out.",
-                fix="Give more questions, or lower max_new_tokens.",
+                fix="Give more questions, or lower answer_tokens.",
             )
         # In an order of their own, so that a part of them is a fair one.
         order = source("val", self._number).permutation(len(self._val))

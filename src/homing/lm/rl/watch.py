@@ -76,7 +76,7 @@ class Collapse:
         signs = {
             "all rewards of a prompt are equal, so nothing is learned": figures["equal_groups"] >= 1.0,
             "nearly every sample is empty": figures["empty"] >= _NEARLY_ALL,
-            "nearly every sample is cut off at max_new_tokens": figures["truncated"] >= _NEARLY_ALL,
+            "nearly every sample is cut off at answer_tokens": figures["truncated"] >= _NEARLY_ALL,
             "the entropy is next to nothing: samples hardly differ": figures["entropy"] < _NO_ENTROPY,
         }
         for sign, is_seen in signs.items():
@@ -90,8 +90,8 @@ _ADVICE = {
         "Take easier or harder tasks, more samples_per_prompt, or a start that gets some answers right."
     ),
     "nearly every sample is empty": "Lower the rate, add kl, or look whether a reward pays for silence.",
-    "nearly every sample is cut off at max_new_tokens": (
-        "Raise max_new_tokens, or start from a model that ends its turns (sft)."
+    "nearly every sample is cut off at answer_tokens": (
+        "Raise answer_tokens, or start from a model that ends its turns (sft)."
     ),
     "the entropy is next to nothing: samples hardly differ": "Lower the rate, add kl, or raise the temperature.",
 }

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from pathlib import Path
 
 from homing.errors import HomingError
 from homing.lm.train.control import Wishes
-from homing.wire import names
+from homing.lm.train.launch import EXIT_LEFT_ALONE, RANK, count_cards, pick_num_ranks, run_ranks, watch_starter
+from homing.wire import codec, names
+from homing.wire.run import Run
 
 __all__ = ["main"]
 
@@ -23,8 +26,12 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("Usage: python -m homing.lm.train RUN_DIR\n")
         return names.EXIT_FAILED
     run_dir = Path(arguments[0]).absolute()
+    is_rank = RANK in os.environ
     wishes = Wishes(run_dir)
     try:
+        if not is_rank and (count := _num_ranks(run_dir)) > 1:
+            return run_ranks(run_dir, count)
+        watch_starter()
         with wishes.listening():
             # Threads that wait sleep instead of spinning. On a machine that other programs use too, spinning threads
             # starve the one that works: steps were 3 to 5 times slower. Read once, when torch loads.
@@ -44,10 +51,25 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"error: {what}\nThe run directory {run_dir} must be writable, and the data readable.\n")
         _say(f"Training failed | state failed | exit {names.EXIT_FAILED} | {what} | {run_dir}")
         return names.EXIT_FAILED
+    except RuntimeError as error:
+        # The others are gone, or one of them: whoever started us knows more.
+        if is_rank and "gloo" in f"{error}".lower() + traceback.format_exc().lower():
+            traceback.print_exc()
+            return EXIT_LEFT_ALONE
+        raise
     folder = run_dir / names.CHECKPOINTS / outcome.phase / names.step_dir(outcome.step)
     title = "Training Complete" if outcome.state == "done" else f"Training stopped: {outcome.reason}"
     _say(f"{title} | state {outcome.state} | exit {outcome.exit_code} | step {outcome.step:,} | {folder}")
     return outcome.exit_code
+
+
+def _num_ranks(run_dir: Path) -> int:
+    """Of a run that can be read; what is wrong with another, the trainer tells."""
+    try:
+        run = codec.loads(Run, (run_dir / names.RUN).read_bytes())
+    except (OSError, ValueError):
+        return 1
+    return pick_num_ranks(run, 1 if run.train.num_ranks else count_cards(), _say)
 
 
 def _say(line: str) -> None:

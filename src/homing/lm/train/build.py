@@ -25,6 +25,7 @@ from homing.lm.train.optim import Optimizer, build_optimizer
 from homing.lm.train.run_dir import check_count
 from homing.lm.train.session import Session
 from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest, Stage
 from homing.wire.run import Phase, Run
 
 __all__ = ["Built", "build"]
@@ -37,6 +38,7 @@ class Built:
     optimizer: Optimizer
     start: Path | None  # the folder whose weights it starts from; None: fresh ones
     papers: dict[str, bytes] = field(default_factory=dict)  # that its checkpoints need beside those of the run
+    lineage: tuple[Stage, ...] = ()  # what its weights went through before
 
     @property
     def weights_name(self) -> str:
@@ -62,7 +64,8 @@ def build(session: Session, phase: Phase, previous: Path | None) -> Built:
         model, papers = _adapted_model(session, phase, start)
     if isinstance(work, Remembers):
         work.keep_start(model)
-    return Built(work, model, build_optimizer(model, phase.optimizer), start, papers)
+    optimizer = build_optimizer(model, phase.optimizer, session.ranks)
+    return Built(work, model, optimizer, start, papers, _lineage(session, start))
 
 
 def _start(session: Session, phase: Phase, previous: Path | None) -> Path | None:
@@ -71,6 +74,18 @@ def _start(session: Session, phase: Phase, previous: Path | None) -> Path | None
     if previous is not None:
         return previous
     return (session.run_dir / session.run.base.dir).resolve() if session.run.base else None
+
+
+def _lineage(session: Session, start: Path | None) -> tuple[Stage, ...]:
+    base = session.run.base
+    if start is None:
+        return ()
+    if base and start == (session.run_dir / base.dir).resolve():
+        return (Stage("base", address=base.address),)
+    try:
+        return tuple(codec.loads(CheckpointManifest, (start / names.MANIFEST).read_bytes()).lineage)
+    except (OSError, ValueError):  # weights that others made
+        return (Stage("base", address=str(start)),)
 
 
 def _whole_model(session: Session, start: Path | None) -> Decoder:

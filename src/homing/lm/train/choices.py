@@ -14,6 +14,7 @@ import torch
 
 from homing.errors import RunFailed
 from homing.lm.device import describe_device, is_compile_worthwhile, pick_device, pick_precision
+from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Model, Phase, Train
 
 __all__ = ["Choices", "lower_micro_batch", "pick_choices", "set_up_device"]
@@ -34,10 +35,11 @@ class Choices:
         return asdict(self)
 
 
-def set_up_device(train: Train) -> torch.device:
+def set_up_device(train: Train, ranks: Ranks = ALONE) -> torch.device:
     """The device to train on, proven to compute. With `needs_gpu` a machine without a GPU is an error, never a CPU."""
-    if train.num_threads:
-        torch.set_num_threads(train.num_threads)
+    if train.num_threads or ranks.count > 1:
+        # Ranks share the processor: together they must not have more threads than it runs.
+        torch.set_num_threads(train.num_threads or max(1, torch.get_num_threads() // ranks.count))
     if train.is_deterministic:
         _be_deterministic()
     if train.needs_gpu and (train.device in ("cpu", "mps") or not torch.cuda.is_available()):
@@ -50,6 +52,9 @@ def set_up_device(train: Train) -> torch.device:
         )
     device = pick_device("cuda" if train.needs_gpu else train.device)
     if device.type == "cuda":
+        if ranks.count > 1:
+            device = torch.device("cuda", ranks.rank)
+            torch.cuda.set_device(device)
         _prove_gpu(device)
     return device
 

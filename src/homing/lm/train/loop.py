@@ -10,6 +10,7 @@ directory, and ends with exit code 0 (done), 75 (stopped, with a checkpoint) or 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -33,8 +34,9 @@ from homing.lm.train.choices import lower_micro_batch, pick_choices
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.figures import Figures
 from homing.lm.train.landing import Pace, Pilot, turn_text
-from homing.lm.train.metrics import Journal, finite
+from homing.lm.train.metrics import Journal, SilentJournal, finite
 from homing.lm.train.optim import clip_gradients
+from homing.lm.train.ranks import Ranks, joined_ranks
 from homing.lm.train.run_dir import locked, read_run, write_outcome
 from homing.lm.train.schedule import Landing, lr_scale
 from homing.lm.train.session import Session, open_session, quiet_gc
@@ -48,19 +50,23 @@ __all__ = ["train"]
 
 # By how many steps the figures of a step are read late: a card has its next step before the host looks at the last.
 LATE = {"cuda": 1}
+_GOOD, _OUT_OF_MEMORY, _NOT_COMPILED = range(3)  # of a step, before all ranks act on it
 
 
 def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = None) -> Outcome:
     """Trains what RUN_DIR/run.json says. Returns how it ended; a failure is in the outcome, and raised."""
     wishes = wishes or Wishes(run_dir)
-    with locked(run_dir):
-        journal = Journal(run_dir, say=say)
+    is_first = Ranks.told().is_first  # of several it alone writes
+    with locked(run_dir) if is_first else contextlib.nullcontext(), contextlib.ExitStack() as stack:
+        journal = Journal(run_dir, say=say) if is_first else SilentJournal(run_dir, say=lambda line: None)
         work: _Phase | None = None
         try:
             run = read_run(run_dir)
             journal.writes_csv = run.train.writes_csv
             wishes.time_limit_s = run.train.time_limit_s
-            session = open_session(run, run_dir, journal, wishes)
+            is_cuda = run.train.device in ("auto", "cuda") and torch.cuda.is_available()
+            ranks = stack.enter_context(joined_ranks(is_cuda=is_cuda))
+            session = open_session(run, run_dir, journal, wishes, ranks)
             previous: Path | None = None
             stop: Stop | None = None
             for number, phase in enumerate(run.phases):
@@ -80,7 +86,8 @@ def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = 
             journal.event("run_failed", outcome.reason, phase=outcome.phase, step=outcome.step)
             raise
         finally:
-            write_outcome(run_dir, outcome)
+            if is_first:
+                write_outcome(run_dir, outcome)
             journal.close()
         return outcome
 
@@ -118,6 +125,7 @@ class _Phase:
         self.begun_at = 0.0  # when the current step began
         self.unread: deque[Figures] = deque()  # of steps that the device may still compute
         self.figures = Figures.none()  # of the last step that was read
+        self.has_compiled = False  # until the first step has shown that it can
 
     # -- the story ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +143,9 @@ class _Phase:
             if found:
                 self.state = self.shelf.load(found, self.built)
         self._forget_metrics_past(self.state.step, is_resumed=found is not None)
-        if self.state.landing and not self._takes_off_again(self.state.landing):
+        is_landed = self.state.landing is not None and not self._takes_off_again(self.state.landing)
+        is_landed, self.state = self.s.ranks.agree((is_landed, self.state))
+        if is_landed:
             return self._landed()
         self._settle_choices()
         self._event("phase_started", self._describe(), aloud=True, num_steps=self.phase.num_steps)
@@ -146,7 +156,10 @@ class _Phase:
         first_step = clocked_from = self.state.step
         begun = mark = time.perf_counter()
         tokens_since_mark = 0
-        batches = self.work.open_batches(self.model, first_row=self.state.rows_consumed, device=self.s.device)
+        batches = self.work.open_batches(
+            self.model, first_row=self.state.rows_consumed, device=self.s.device,
+            rank=self.s.ranks.rank, num_ranks=self.s.ranks.count,
+        )  # fmt: skip
         with batches, quiet_gc() as settle_gc:
             while self.state.step < self.end_step:
                 is_first, self.begun_at = self.state.step == first_step, time.monotonic()
@@ -159,17 +172,17 @@ class _Phase:
                     rows_consumed=self.state.rows_consumed + self.work.rows_per_step,
                 )
                 self._read_figures(0 if is_first else LATE.get(self.s.device.type, 0), is_paced=not is_first)
-                self._look_ahead()
+                stop = self._decide()
                 step, is_last = self.state.step, self.state.step >= self.end_step
-                stop = None if is_last else self.s.wishes.stop(save_s=self._next_s())
                 is_logged = step % max(1, self.s.run.train.log_every) == 0 or is_last
                 # A stop may be a preemption with seconds to live: it saves, and leaves out what can wait.
                 is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
+                is_evaluated = is_evaluated and self.s.ranks.is_first  # while it evaluates and saves, the others wait
 
                 if is_first and self.is_compiled:  # minutes that no later step takes: neither speed nor eta count them
                     begun = mark = time.perf_counter()
                     clocked_from, tokens_since_mark = step, 0
-                is_saved = is_last or stop is not None or self._is_save_due()
+                is_saved = self.s.ranks.is_first and (is_last or stop is not None or self._is_save_due())
                 if is_logged or is_evaluated or is_saved:
                     self._read_figures(0)
                 seconds = time.perf_counter() - mark
@@ -184,7 +197,7 @@ class _Phase:
                 if stop:
                     self._event("stopping", f"Stopped at step {step:,}: {stop.reason}", why=stop.kind)
                     return stop
-                if self._is_sample_due():
+                if self.s.ranks.is_first and self._is_sample_due():
                     self._sample()
                 if is_first:
                     settle_gc()
@@ -215,25 +228,30 @@ class _Phase:
     def _gradients(self, batch: Batch) -> Tensor:
         """Accumulated over micro-batches: the mean over all targets, however the rows are cut."""
         while True:
+            news, problem = _GOOD, ""
+            total = torch.zeros((), device=self.s.device)
             try:
-                total = torch.zeros((), device=self.s.device)
                 lora.begin_step(self.model, self.state.step)  # what dropout draws from, again at each try
                 for piece in batch.pieces(self.micro_batch):
                     loss = piece.loss(self.model)
                     loss.backward()
                     total += loss.detach()
-                self.has_compiled = self.is_compiled
-                return total
             except torch.OutOfMemoryError as exc:
-                change, problem = self._shrink, str(exc).splitlines()[0]
+                news, problem = _OUT_OF_MEMORY, str(exc).splitlines()[0]
             except Exception as exc:
                 # Compilers fail with errors of many kinds. If it was not the compiler, the plain step fails as well.
                 if not self.is_compiled or self.has_compiled:
                     raise
-                change, problem = self._stop_compiling, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
+                news, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
             # Out of the `except`, so that the failed step's tensors are no longer held by the exception.
+            news = self.s.ranks.worst(news)  # all ranks go on alike, or their gradients would never meet
+            if news == _GOOD:
+                self.s.ranks.add_up(self.model, total)
+                self.has_compiled = self.is_compiled
+                return total
             self.optimizer.zero_grad()
-            change(problem)
+            change = self._shrink if news == _OUT_OF_MEMORY else self._stop_compiling
+            change(problem or "It happened on another rank.")
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
@@ -259,16 +277,23 @@ class _Phase:
     def _settle_choices(self) -> None:
         before = self.state.choices
         picked, changed = pick_choices(
-            self.s.run.train, self.phase, self.s.run.model, self.s.device, self.work.rows_per_step, before
+            self.s.run.train, self.phase, self.s.run.model, self.s.device, self._num_rows, before
         )
+        picked, changed = self.s.ranks.agree((picked, changed))  # another card may have had more memory free
         if changed:
             self._event("choices_changed", f"Not as in the checkpoint: {', '.join(changed)}.", aloud=True)
         self.state = dataclasses.replace(self.state, choices=picked.to_dict())
         self.micro_batch, self.is_compiled = picked.micro_batch, picked.is_compiled
-        self.has_compiled = False  # until the first step has shown that it can
+        self.has_compiled = False
         self.model.set_precision(picked.precision)
         self.model.set_recompute(self.phase.recompute)
         self.model.compile_blocks(is_on=self.is_compiled)
+        self.optimizer.compile_steps(is_on=self.is_compiled)
+
+    @property
+    def _num_rows(self) -> int:
+        """Of a step, on this rank."""
+        return self.work.rows_per_step // self.s.ranks.count
 
     def _first_step(self, batch: Batch) -> Figures:
         """As any other, but it may compile for minutes: that is said, so that silence is not taken for a stall."""
@@ -276,6 +301,7 @@ class _Phase:
         if self.is_compiled:
             self._event("compile_started", "Compiling the model; the first step takes a while.", aloud=True)
             with self.s.journal.still("compiling", "compiling", phase=self.phase.kind):
+                self._rehearse()
                 result = self.step(batch)
                 result.read()
             if self.is_compiled:
@@ -287,9 +313,16 @@ class _Phase:
         self._event("first_step", f"First step {format_duration(since_start)} after the start.", seconds=since_start)
         return result
 
+    def _rehearse(self) -> None:
+        """The optimizer's steps are compiled apart from the model's, and may fail apart from them."""
+        try:
+            self.optimizer.rehearse()
+        except Exception as exc:  # compilers fail with errors of many kinds
+            self._stop_compiling(f"The optimizer's step: {type(exc).__name__}: {str(exc).strip()[:500]}")
+
     def _shrink(self, problem: str) -> None:
         peak = torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else 0
-        lower = lower_micro_batch(self.micro_batch, self.work.rows_per_step)
+        lower = lower_micro_batch(self.micro_batch, self._num_rows)
         if self.phase.micro_batch or lower >= self.micro_batch:
             raise _Hopeless(
                 what=f"Out of memory at a micro-batch of {self.micro_batch} rows (peak {peak / 2**30:.1f} GiB).",
@@ -317,6 +350,7 @@ class _Phase:
         self._event("compile_failed", text, aloud=True)
         self.is_compiled = False
         self.model.compile_blocks(is_on=False)
+        self.optimizer.compile_steps(is_on=False)
         self.state = dataclasses.replace(self.state, choices={**self.state.choices, "is_compiled": False})
 
     # -- landing -----------------------------------------------------------------------------------------------------
@@ -324,6 +358,17 @@ class _Phase:
     @property
     def end_step(self) -> int:
         return self.state.landing.end_step if self.state.landing else self.phase.num_steps
+
+    def _decide(self) -> Stop | None:
+        """Where training ends, and whether it stops now: by the first rank, for all."""
+        stop = None
+        if self.s.ranks.is_first:
+            self._look_ahead()
+            if self.state.step < self.end_step:
+                stop = self.s.wishes.stop(save_s=self._next_s())
+        landing, warm_from, stop = self.s.ranks.agree((self.state.landing, self.state.warm_from, stop))
+        self.state = dataclasses.replace(self.state, landing=landing, warm_from=warm_from)
+        return stop
 
     def _look_ahead(self) -> None:
         """Whether the planned end still fits, by the speed measured here; else where training ends instead."""
@@ -471,7 +516,10 @@ class _Phase:
         step, begun = self.state.step, time.monotonic()
         try:
             with self.s.journal.still("sampling", "sampling", phase=self.phase.kind):
-                texts = sample_texts(self.model, self.s.tokenizer, self.s.run.sampling, seed=self.s.run.seed + step)
+                is_chat = self.phase.kind == "rl" or (self.phase.data is not None and self.phase.data.kind == "chat")
+                texts = sample_texts(
+                    self.model, self.s.tokenizer, self.s.run.sampling, seed=self.s.run.seed + step, is_chat=is_chat
+                )
             path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
         except (HomingError, OSError, RuntimeError) as error:
             self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", aloud=True)
@@ -490,5 +538,5 @@ class _Phase:
         compiled = "compiled" if self.is_compiled else "eager"
         return (
             f"Phase {self.phase.kind}: {params} parameters, {tokens} tokens in {self.phase.num_steps:,} steps, "
-            f"{chosen['precision']}, {compiled}, {self.micro_batch} of {self.work.rows_per_step} rows at a time."
+            f"{chosen['precision']}, {compiled}, {self.micro_batch} of {self._num_rows} rows at a time."
         )

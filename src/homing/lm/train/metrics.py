@@ -23,7 +23,7 @@ from homing.units import format_count, format_duration
 from homing.wire import codec, names
 from homing.wire.event import Event, Metric
 
-__all__ = ["Journal", "finite", "progress_line"]
+__all__ = ["Journal", "SilentJournal", "finite", "progress_line"]
 
 # A wait that shows no progress of its own (a compile) says so this often, and for so long at most: past that, silence
 # is the truth, and whoever watches for a stall should see it.
@@ -133,6 +133,16 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
+
+
+class SilentJournal(Journal):
+    """Of a rank that is not the first: the first one says it all."""
+
+    def _append(self, name: str, line: str) -> None:
+        pass
+
+    def cut_metrics(self, is_kept: Callable[[Metric], bool]) -> int:
+        return 0
 
 
 def progress_line(metric: Metric, eta_s: float | None) -> str:

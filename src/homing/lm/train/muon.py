@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from homing.lm.train.ranks import Ranks
+from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Optimizer
 
 __all__ = ["POLAR_EXPRESS", "MuonGroup", "momentum_at", "orthogonalize", "product_type"]
@@ -66,10 +66,10 @@ class MuonGroup:
     """The matrices of one shape. Weights and momentum lie in one tensor each, of which the parameters are slices: what
     is computed for one is computed for all, and nothing is copied together or apart."""
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: Optimizer, ranks: Ranks | None = None) -> None:
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: Optimizer, ranks: Ranks = ALONE) -> None:
         self.names = [name for name, _ in named]
         self.parameters: list[Tensor] = [parameter for _, parameter in named]
-        self.spec, self.ranks = spec, ranks or Ranks()
+        self.spec, self.ranks = spec, ranks
         rows, cols = self.parameters[0].shape
         self.weights_MRC = torch.stack([parameter.detach() for parameter in self.parameters])
         for parameter, weight in zip(self.parameters, self.weights_MRC.unbind(), strict=True):

@@ -27,13 +27,13 @@ from homing.errors import DataError
 from homing.lm.model.decoder import Decoder
 from homing.lm.train.adam8 import LEAST_SIZE, Adam8Group
 from homing.lm.train.muon import MuonGroup
-from homing.lm.train.ranks import Ranks
+from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Optimizer as OptimizerSpec
 
 __all__ = ["AdamGroup", "Optimizer", "build_optimizer", "clip_gradients", "grad_norm"]
 
 
-def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks | None = None) -> Optimizer:
+def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE) -> Optimizer:
     """State is made on the device the parameters are on now, so move the model first."""
     assert spec.kind in ("muon", "adamw"), f"unknown optimizer {spec.kind!r}"
     parts: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
@@ -123,10 +123,10 @@ class Optimizer:
 
     def rehearse(self) -> None:
         """A step that changes nothing: so that what compiles does so now, and fails now if it cannot."""
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
+        for muon_group in self.muon:
+            for parameter in muon_group.parameters:
                 parameter.grad = torch.zeros_like(parameter)
-        self.step(0.0, torch.zeros_like(self.step_count))
+            muon_group.step(0.0, torch.zeros_like(self.step_count), 0)
         self.zero_grad()
 
     def zero_grad(self) -> None:

@@ -17,6 +17,7 @@ from homing.lm.tokenizer import Tokenizer
 from homing.lm.train.choices import set_up_device
 from homing.lm.train.control import Wishes
 from homing.lm.train.metrics import Journal
+from homing.lm.train.ranks import ALONE, Ranks
 from homing.lm.train.run_dir import check_data, read_papers
 from homing.wire.run import Run
 
@@ -33,16 +34,18 @@ class Session:
     device: torch.device
     journal: Journal
     wishes: Wishes
+    ranks: Ranks
 
 
-def open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes) -> Session:
+def open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes, ranks: Ranks = ALONE) -> Session:
     check_phases(run.phases)
-    device = set_up_device(run.train)
+    device = set_up_device(run.train, ranks)
     where = f"{describe_device(device)}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
+    where += f", {ranks.count} ranks" if ranks.count > 1 else ""
     journal.aloud("run_started", f"homing {homing.__version__} trains {run.name} on {where}.", device=str(device))
     data_dir, tokenizer = check_data(run, run_dir)
     papers = read_papers(run, run_dir, data_dir, tokenizer)
-    return Session(run, run_dir, data_dir, tokenizer, papers, device, journal, wishes)
+    return Session(run, run_dir, data_dir, tokenizer, papers, device, journal, wishes, ranks)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from homing.lm.train.resume import check_same, config_sha256
 from homing.lm.train.session import Session
 from homing.units import format_duration
 from homing.wire import names
-from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.checkpoint import CheckpointManifest, Stage
 from homing.wire.run import Phase
 
 __all__ = ["Shelf", "Tell"]
@@ -50,6 +50,9 @@ class Shelf:
 
     def find(self) -> CheckpointManifest | None:
         """The newest whole one of this very configuration. What is damaged is named and left alone."""
+        return self.s.ranks.agree(self._find() if self.s.ranks.is_first else None)
+
+    def _find(self) -> CheckpointManifest | None:
         stale = checkpoint.clean_up(self.dir)
         if stale:
             self.tell("cleaned_up", f"Removed what a killed save left: {', '.join(stale)}.")
@@ -66,7 +69,8 @@ class Shelf:
 
     def mend(self, manifest: CheckpointManifest) -> None:
         """A trainer killed between its last save and the pointers left them at the checkpoint before."""
-        checkpoint.mend_pointers(self.dir, manifest, damaged=self._damaged)
+        if self.s.ranks.is_first:
+            checkpoint.mend_pointers(self.dir, manifest, damaged=self._damaged)
 
     def load(self, manifest: CheckpointManifest, built: Built) -> TrainState:
         folder = self.folder(manifest.step)
@@ -92,7 +96,7 @@ class Shelf:
         """Seconds that it took; None where it failed and the run can do without."""
         begun = self.saved_at = time.monotonic()
         state = dataclasses.replace(state, rng=checkpoint.rng_state(self.s.device))
-        manifest = self._manifest(state, evaluation, is_final=is_final)
+        manifest = self._manifest(state, built, evaluation, is_final=is_final)
         self.s.journal.sync()
         try:
             with self.s.journal.still("saving", "saving", phase=self.phase.kind):
@@ -119,7 +123,20 @@ class Shelf:
         gc.collect()  # the collector is off between saves
         return took_s
 
-    def _manifest(self, state: TrainState, evaluation: Evaluation | None, *, is_final: bool) -> CheckpointManifest:
+    def _manifest(
+        self, state: TrainState, built: Built, evaluation: Evaluation | None, *, is_final: bool
+    ) -> CheckpointManifest:
+        run, phase = self.s.run, self.phase
+        stage = Stage(
+            phase=phase.kind,
+            method=phase.method,
+            run_id=run.id,
+            step=state.step,
+            num_tokens=state.num_tokens,
+            val_loss=finite(evaluation.loss) if evaluation else None,
+            data_sha256=phase.data.manifest_sha256 if phase.data else run.data.manifest_sha256,
+            config_sha256=config_sha256(run, phase),
+        )
         return CheckpointManifest(
             run_name=self.s.run.name,
             run_id=self.s.run.id,
@@ -135,6 +152,7 @@ class Shelf:
             code_version=homing.__version__,
             made_at=time.time(),
             choices=state.choices,
+            lineage=[*built.lineage, stage],
         )
 
 

@@ -1,0 +1,143 @@
+"""`homing export`: a trained model as what others open, proven before it is called done."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing import __version__
+from homing.cli import talk
+from homing.cli.control import open_home
+from homing.cli.extras import need
+from homing.cli.find_base import Base, find_base
+from homing.cli.find_model import find_model
+from homing.cli.generate import Checkpoint, Model, Phase
+from homing.cli.options import Json
+from homing.cloud import meter
+from homing.errors import UsageError
+from homing.units import format_bytes
+from homing.wire import codec, names
+from homing.wire.run import Run
+
+if TYPE_CHECKING:
+    from homing.lm.export import Made
+
+__all__ = ["command", "export_model", "name_of"]
+
+KINDS = ("hf", "gguf", "ollama", "adapter", "merged")
+EXPORTS = Path("exports")
+
+Licence = Annotated[str, typer.Option("--licence", "--license", metavar="NAME", help="As the Hub names it: mit, ...")]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Of hf and merged; as kept, else.")]
+GgufType = Annotated[str, typer.Option("--type", metavar="f32|f16|q8_0", help="Of gguf and ollama.")]
+
+
+def command(
+    run: Model = None,
+    to: Annotated[str, typer.Option("--to", metavar="hf|gguf|ollama|adapter|merged", help="What to write.")] = "hf",
+    out: Annotated[Path | None, typer.Option("--out", help="Folder; exports/NAME-KIND when left out.")] = None,
+    dtype: Dtype = "",
+    gguf_type: GgufType = "f16",
+    licence: Licence = "",
+    base: Base = "",
+    checkpoint: Checkpoint = None,
+    phase: Phase = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export that lies there.")] = False,
+    json_: Json = False,
+) -> None:
+    """Write a model for others: a Hugging Face folder, a GGUF file, an Ollama Modelfile, an adapter, merged weights."""
+    need("export", verb="export")
+    _check(to, dtype, gguf_type)
+    folder = find_model(run, checkpoint=checkpoint, phase=phase)
+    name = name_of(folder)
+    target = out or EXPORTS / f"{name}-{to}"
+    made = export_model(
+        folder, to, target, name=name, dtype=dtype, gguf_type=gguf_type, licence=licence, base=base, force=force
+    )
+    document: dict[str, Any] = {"from": str(folder), "to": to, "out": str(target), "files": made.files}
+    document |= {"checked": made.checked, "notes": made.notes}
+    document["proof"] = made.proof.to_dict() if made.proof is not None else None
+    talk.emit("export/1", document)
+    if not talk.is_json():
+        print(target)
+    for sentence in (*made.checked, *made.notes):
+        talk.say(f"  {sentence}")
+    talk.say(f"{len(made.files)} files, {format_bytes(sum(made.files.values()))}. {_next_verb(to, target)}")
+
+
+def export_model(
+    folder: Path,
+    to: str,
+    out: Path,
+    *,
+    name: str,
+    dtype: str = "",
+    gguf_type: str = "f16",
+    licence: str = "",
+    base: str = "",
+    force: bool = False,
+) -> Made:
+    from homing.lm.export import Facts, Order, export
+
+    run = _run_of(folder)
+    licence = licence or (run.base.licence if run is not None and run.base is not None else "")
+    facts = Facts(name, licence=licence, cost=_cost(run), version=__version__)
+    order = Order(folder, to, out, facts, dtype, gguf_type, find_base(folder, base), force)
+    return export(order, tell=lambda text: talk.say(f"  {text}"))
+
+
+def name_of(folder: Path) -> str:
+    """What a person calls it: the run's name, else the folder's."""
+    run = _run_of(folder)
+    return re.sub(r"[^\w.-]+", "-", run.name if run is not None else folder.resolve().name).strip("-.") or "model"
+
+
+def _run_of(folder: Path) -> Run | None:
+    try:
+        return codec.loads(Run, (folder / names.RUN).read_bytes())
+    except (OSError, codec.WireError):
+        return None  # nobody's run; a damaged one is said by whoever opens the folder
+
+
+def _cost(run: Run | None) -> str:
+    """From the ledger here, over every attempt; "" where this home never paid for it."""
+    if run is None or not run.id:
+        return ""
+    with open_home() as home:
+        if not home.world.exists(home.path / "ledger.sqlite"):
+            return ""
+        lines = home.ledger.lines(run.id)
+        if not lines:
+            return ""
+        total = meter.total_spend(lines, home.world.now())
+        where = ", ".join(dict.fromkeys(f"{line.provider} {line.offer}".strip() for line in lines))
+        return f"{meter.show_usd(total)} for {len(lines)} instance{'s' * (len(lines) > 1)} ({where})."
+
+
+def _check(to: str, dtype: str, gguf_type: str) -> None:
+    known = {"--to": (to, KINDS), "--dtype": (dtype or "fp32", ("fp32", "bf16", "fp16"))}
+    known["--type"] = (gguf_type, ("f32", "f16", "q8_0"))
+    for flag, (value, values) in known.items():
+        if value not in values:
+            raise UsageError(
+                f"{flag} {value} is not known.", f"It is one of {', '.join(values)}.", f"{flag} {values[0]}"
+            )
+    if dtype and to not in ("hf", "merged"):
+        raise UsageError(
+            what=f"--dtype has no meaning with --to {to}.",
+            why="An adapter is fp32, and a GGUF has types of its own.",
+            fix="Leave it out, or use --type f32|f16|q8_0 for a GGUF.",
+        )
+
+
+def _next_verb(to: str, out: Path) -> str:
+    if to == "ollama":
+        return f"Use it: cd {out} && ollama create NAME -f Modelfile"
+    if to == "gguf":
+        return f"Use it: llama-cli -m {out}/*.gguf   or give it to others: homing publish hf:OWNER/NAME {out}"
+    if to == "adapter":
+        return f"Give it to others: homing publish hf:OWNER/NAME {out}"
+    return f"Try it: homing generate {out}   Give it to others: homing publish hf:OWNER/NAME {out}"

@@ -1,0 +1,66 @@
+"""`train.only`: some phases of a run file, such as mid+sft, with the weights that the first of them starts from.
+
+The others are trained already, here or elsewhere: the final checkpoint of the phase before is looked for at home.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from homing.config.names import nearest
+from homing.config.paths import home
+from homing.config.trace import Trace
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
+
+__all__ = ["chosen_phases", "find_start"]
+
+ALL = "all"
+
+
+def chosen_phases(trace: Trace) -> list[int]:
+    """Their places in the run file, in its order. A name that is not there is a mistake, and then all are meant."""
+    kinds = [phase.kind for phase in trace.file.phases]
+    typed = [part.strip() for part in trace.file.train.only.lower().split("+")]
+    if typed == [ALL]:
+        return list(range(len(kinds)))
+    for name in typed:
+        if name not in kinds and trace.is_sound(("train", "only")):
+            near = nearest(name, [*kinds, ALL])
+            hint = f"Did you mean {near}? " if near else ""
+            there = f"{hint}This run has {', '.join(kinds)}; join several by +, or say all."
+            trace.wrong(("train", "only"), f"there is no phase {name!r} in this run.", there)
+    return [number for number, kind in enumerate(kinds) if kind in typed] or list(range(len(kinds)))
+
+
+def find_start(trace: Trace, first: int, name: str) -> str:
+    """The folder of the newest final checkpoint of a phase before the first one; "" where it needs none."""
+    phase = trace.file.phases[first]
+    if first == 0 or phase.init_from:
+        return ""
+    before = [earlier.kind for earlier in reversed(trace.file.phases[:first])]
+    for kind in before:
+        if found := _newest_final(name, kind):
+            return str(found)
+    trace.wrong(
+        ("train", "only"),
+        f"{phase.kind} starts from {before[0]}, and no trained {' or '.join(before)} of {name} is here"
+        f" (looked in ./models/{name} and {home() / 'runs'}).",
+        f"homing fetch {name}   or name the folder: phases.{first}.init_from",
+    )
+    return ""
+
+
+def _newest_final(name: str, kind: str) -> Path | None:
+    folders = [Path("models") / name]
+    runs = sorted((home() / "runs").glob(f"{name}-*"), reverse=True)
+    folders += [step for run in runs for step in sorted((run / names.CHECKPOINTS / kind).glob("step-*"), reverse=True)]
+    return next((folder.absolute() for folder in folders if _is_final(folder, name, kind)), None)
+
+
+def _is_final(folder: Path, name: str, kind: str) -> bool:
+    try:
+        manifest = codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return manifest.run_name == name and manifest.phase == kind and manifest.is_final

@@ -1,0 +1,214 @@
+"""One process per card, started and watched by the one that was started: the trainer of several cards.
+
+    how many   train.num_ranks, or as many as there are cards; each step's rows must divide by it
+    start      this same program once per rank, each told its number and where to meet
+    watch      signals go to rank 0, which decides for all; the first rank that fails ends the others,
+               and its last words are the ones that are told
+
+It computes nothing and never loads torch, so it outlives whatever a card does to its rank. A rank whose starter is gone
+ends itself: it holds the reading end of a pipe that nobody writes to.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from homing.errors import RunFailed, UsageError
+from homing.wire import codec, names
+from homing.wire.event import Outcome
+from homing.wire.run import Run
+
+__all__ = ["COUNT", "EXIT_LEFT_ALONE", "MEET", "RANK", "count_cards", "pick_num_ranks", "run_ranks", "watch_starter"]
+
+# Ours, of a rank that failed only because another was gone: its words would hide what happened.
+EXIT_LEFT_ALONE = 79
+# What each rank is told: its number, how many there are, the file they meet by, the pipe that its starter holds.
+RANK, COUNT, MEET, _ALIVE = "HOMING_RANK", "HOMING_NUM_RANKS", "HOMING_RANKS_MEET", "HOMING_STARTER_FD"
+_LOOK_EVERY_S = 0.1
+_SETTLE_S = 5.0  # in which the others fail too, once one is gone
+_END_S = 20.0
+_LAST_LINES = 60
+
+
+def pick_num_ranks(run: Run, num_cards: int, say: Callable[[str], None]) -> int:
+    """As many as asked for, or one per card; refused or lowered aloud where the rows of a step do not divide."""
+    wanted = run.train.num_ranks or (max(1, num_cards) if run.train.device in ("auto", "cuda") else 1)
+    steps = {phase.kind: phase.batch_tokens // run.model.context for phase in run.phases}
+
+    def does_fit(count: int) -> bool:
+        return all(rows % count == 0 for rows in steps.values())
+
+    if does_fit(wanted):
+        return wanted
+    lower = next(count for count in range(wanted, 0, -1) if does_fit(count))
+    why = ", ".join(f"{kind} has {rows:,} rows a step" for kind, rows in steps.items())
+    if run.train.num_ranks:
+        raise UsageError(
+            what=f"The rows of a step cannot be shared out among {wanted} ranks.",
+            why=why,
+            fix=f"Set train.ranks: {lower}, or batch_tokens to a multiple of {wanted} x model.context.",
+        )
+    say(f"warning: {wanted} cards are here and {lower} are used: {why}, which does not divide by {wanted}.")
+    return lower
+
+
+def count_cards() -> int:
+    """CUDA cards that a program started here would see; 0 where there is no driver to ask."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    try:
+        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+
+
+@dataclass
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    words: collections.deque[str]  # its last lines on stderr
+    reader: threading.Thread
+
+
+def run_ranks(run_dir: Path, count: int) -> int:
+    """The exit code of the run. `outcome.json` is rank 0's, or ours where another rank failed first."""
+    with tempfile.TemporaryDirectory(prefix="homing-ranks-") as folder:
+        kept_end, given_end = os.pipe()
+        ranks: list[_Rank] = []
+        try:
+            # The pipe's writing end stays here and is never used: when this process is gone, however, it closes.
+            for number in range(count):
+                ranks.append(_start(run_dir, number, count, Path(folder) / "meet", kept_end))
+            os.close(kept_end)
+            with _forwarding(ranks[0].process):
+                culprit = _watch(ranks)
+            return _tell(run_dir, ranks, culprit)
+        finally:
+            _end(ranks)
+            os.close(given_end)
+
+
+def watch_starter() -> None:
+    """In a rank: ends this process when the one that started it is gone."""
+    told = os.environ.get(_ALIVE)
+    if told is None:
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(int(told), 1)
+        os._exit(EXIT_LEFT_ALONE)
+
+    threading.Thread(target=wait, name="starter", daemon=True).start()
+
+
+def _start(run_dir: Path, number: int, count: int, meet: Path, alive_fd: int) -> _Rank:
+    env = os.environ | {
+        RANK: str(number), COUNT: str(count), MEET: str(meet), _ALIVE: str(alive_fd),
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "homing.lm.train", str(run_dir)], env=env, pass_fds=[alive_fd],
+        stdout=None if number == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE,
+        # A Ctrl-C reaches this process alone, which passes it on once; twice would mean something else.
+        start_new_session=True,
+    )  # fmt: skip
+    words: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+    reader = threading.Thread(target=_listen, args=(process, words), daemon=True)
+    reader.start()
+    return _Rank(number, process, words, reader)
+
+
+def _listen(process: subprocess.Popen[bytes], words: collections.deque[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        words.append(line.decode(errors="replace").rstrip("\n"))
+
+
+@contextlib.contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def forward(number: int, frame: object) -> None:
+        with contextlib.suppress(OSError):
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(ranks: list[_Rank]) -> _Rank | None:
+    """Returns when all have ended well (None), or with the rank that failed of itself."""
+    good = (names.EXIT_DONE, names.EXIT_STOPPED)
+    while True:
+        codes = [rank.process.poll() for rank in ranks]
+        if any(code is not None and code not in good for code in codes):
+            break
+        if all(code is not None for code in codes):
+            return None
+        time.sleep(_LOOK_EVERY_S)
+    deadline = time.monotonic() + _SETTLE_S
+    while time.monotonic() < deadline and any(rank.process.poll() is None for rank in ranks):
+        time.sleep(_LOOK_EVERY_S)
+    failed = [rank for rank in ranks if rank.process.poll() not in (None, *good)]
+    return next((rank for rank in failed if rank.process.returncode != EXIT_LEFT_ALONE), failed[0])
+
+
+def _tell(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
+    if culprit is None:
+        return int(ranks[0].process.returncode)
+    _end(ranks)
+    code = int(culprit.process.returncode)
+    for line in culprit.words:
+        sys.stderr.write(f"{line}\n")
+    if culprit.number == 0 and code > 0:
+        return names.EXIT_FAILED  # it has said everything itself
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    last = next((line for line in reversed(culprit.words) if line.strip()), "it said nothing")
+    error = RunFailed(
+        what=f"Rank {culprit.number} of {len(ranks)} {how}; the others were ended.",
+        why=last,
+        fix="The same command goes on from the last checkpoint.",
+    )
+    _write_failure(run_dir, str(error))
+    raise error
+
+
+def _write_failure(run_dir: Path, reason: str) -> None:
+    """outcome.json, in the place of what rank 0 may have said of being left alone."""
+    path, aside = run_dir / names.OUTCOME, run_dir / f".{names.OUTCOME}.aside"
+    try:
+        before = codec.loads(Outcome, path.read_bytes())
+    except (OSError, ValueError):
+        before = Outcome("failed", "", names.EXIT_FAILED)
+    outcome = Outcome(
+        "failed", reason, names.EXIT_FAILED, phase=before.phase, step=before.step, t=time.time(), is_final=False
+    )
+    with contextlib.suppress(OSError):  # a full disk: exit code and last line still tell it
+        aside.write_text(codec.dumps(outcome, indent=1), encoding="utf-8")
+        os.replace(aside, path)
+
+
+def _end(ranks: list[_Rank]) -> None:
+    for rank in ranks:
+        if rank.process.poll() is None:
+            rank.process.kill()
+    for rank in ranks:
+        rank.process.wait(timeout=_END_S)
+        rank.reader.join(timeout=_END_S)
+        if rank.process.stderr is not None:
+            rank.process.stderr.close()

@@ -1,0 +1,225 @@
+"""`homing data check` and `homing data show`, as a person types them, and the part of prep that makes chat shards."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.lm.chat.kit import make_tokenizer
+
+from homing.cli.main import main
+
+Homing = Callable[..., tuple[int, str, str]]
+
+RUN_FILE = """\
+data:
+  text: [a.txt]
+  val_fraction: 0.1
+tokenizer:
+  vocab_size: 300
+model:
+  layers: 2
+  width: 32
+  heads: 2
+  context: 128
+phases:
+  - kind: pretrain
+    steps: 4
+    batch_tokens: 128
+  - kind: sft
+    data:
+      chat: [{path: chats.jsonl, repeat: 2}]
+    epochs: 2
+    batch_tokens: 128
+"""
+
+
+def chat(*words: str) -> list[dict[str, Any]]:
+    roles = ["user", "assistant"] * len(words)
+    return [{"role": role, "content": text} for role, text in zip(roles, words, strict=False)]
+
+
+def write(path: Path, records: list[Any]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+@pytest.fixture
+def homing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Homing:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    write(tmp_path / "chats.jsonl", [chat(f"hello {n}", f"well {n}") for n in range(20)])
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["homing", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def run(homing: Homing, tmp_path: Path) -> Path:
+    lines = [f"Line {n}: the cat sat on the mat, and the {n % 7} hats were flat.\n" for n in range(60)]
+    (tmp_path / "a.txt").write_text("<|endoftext|>".join(lines), encoding="utf-8")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "joe.yaml").write_text(RUN_FILE, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_sound_file_ends_with_0_and_the_next_verb(homing: Homing) -> None:
+    code, out, err = homing("data", "check", "chats.jsonl")
+    assert code == 0
+    assert "chats.jsonl" in out
+    assert "list" in out  # its form
+    assert "Next: homing data show chats.jsonl" in err
+
+
+def test_a_fault_ends_with_2_and_its_line(homing: Homing, tmp_path: Path) -> None:
+    write(tmp_path / "bad.jsonl", [chat("a", "b"), [{"role": "robot", "content": "x"}], chat("a", "b")])
+    code, out, err = homing("data", "check", "bad.jsonl")
+    assert code == 2
+    assert "bad.jsonl:2: skipped" in out
+    assert "robot" in out
+    assert "bad.jsonl:3: skipped: the same conversation as bad.jsonl:1" in out
+    assert "1 line is at fault" in err
+    code, out, _ = homing("data", "check", "bad.jsonl", "--json")
+    (document,) = [json.loads(line) for line in out.splitlines()]
+    assert code == 2
+    assert document["schema"] == "homing.data-check/1"
+    assert [(f["line"], f["kind"]) for f in document["findings"]] == [(2, "unknown-role"), (3, "duplicate")]
+    assert document["error"]["exit_code"] == 2
+
+
+def test_several_files_are_looked_at_though_one_is_damaged(homing: Homing, tmp_path: Path) -> None:
+    (tmp_path / "cut.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
+    code, out, _ = homing("data", "check", "cut.jsonl.gz", "chats.jsonl", "--json")
+    document = json.loads(out)
+    assert code == 2
+    assert [file["num_kept"] for file in document["files"]] == [0, 20]
+    assert document["findings"][0]["action"] == "stops"
+
+
+def test_leaks_are_found_between_named_files(homing: Homing, tmp_path: Path) -> None:
+    write(tmp_path / "val.jsonl", [chat("Hello 3", "well 3")])
+    code, out, _ = homing("data", "check", "chats.jsonl", "--validation", "val.jsonl")
+    assert code == 2
+    assert "chats.jsonl:4: skipped: also held out for validation, in val.jsonl:1" in out
+
+
+def test_lengths_are_counted_by_the_tokenizer_that_is_named(homing: Homing, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tok")
+    write(tmp_path / "long.jsonl", [chat("a", "b", "word " * 50, "c")])
+    code, out, _ = homing("data", "check", "long.jsonl", "--tokenizer", "tok", "--context", "64")
+    assert code == 0
+    assert "long.jsonl:1: cut" in out
+    code, _, err = homing("data", "check", "long.jsonl", "--context", "64")
+    assert code == 2
+    assert "--tokenizer" in err
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "absent/*.jsonl", "nobody"])
+def test_what_is_not_there_is_said_without_a_traceback(homing: Homing, name: str) -> None:
+    for verb in ("check", "show"):
+        code, _, err = homing("data", verb, name)
+        assert code == 2
+        assert "Traceback" not in err
+
+
+def test_show_prints_a_line_a_token_and_colours_on_demand(homing: Homing, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tok")
+    code, out, err = homing("data", "show", "chats.jsonl", "-n", "2", "--tokenizer", "tok")
+    assert code == 0
+    lines = [line.split(maxsplit=3) for line in out.splitlines()]
+    learned = "".join(json.loads(text) for _, _, is_learned, text in lines if is_learned == "learned")
+    read = "".join(json.loads(text) for _, _, is_learned, text in lines if is_learned == "-")
+    assert learned == "well 1<|im_end|>"
+    assert read == "<|endoftext|><|im_start|>user\nhello 1<|im_end|>\n<|im_start|>assistant\n"
+    assert "chats.jsonl:2" in err
+    _, colored, _ = homing("data", "show", "chats.jsonl", "-n", "2", "--tokenizer", "tok", "--color", "always")
+    assert "\x1b[32mw" in colored
+    assert "\x1b[2m\x1b[1m<|im_start|>" in colored
+    _, out, _ = homing("data", "show", "chats.jsonl", "--tokenizer", "tok", "--json")
+    document = json.loads(out)
+    assert document["num_learned"] == sum(token["is_learned"] for token in document["tokens"])
+    code, _, err = homing("data", "show", "chats.jsonl", "-n", "99", "--tokenizer", "tok")
+    assert code == 2
+    assert "has 20" in err
+
+
+def test_prep_makes_chat_shards_beside_the_text_and_check_and_show_take_the_run(homing: Homing, run: Path) -> None:
+    code, out, err = homing("data", "check", "joe")
+    assert code == 0
+    assert "lengths are not looked at" in err
+    code, out, _ = homing("prep", "joe", "--json")
+    assert code == 0
+    document = json.loads(out)
+    (phase,) = document["own"]
+    assert (phase["phase"], phase["kind"], phase["is_reused"]) == ("sft", "chat", False)
+    assert phase["num_documents"] == 19
+    assert phase["report"]["sources"][0]["copies"] == 2
+    assert (run / "data" / "joe" / "sft" / "manifest.json").is_file()
+    sft = next(each for each in document["phases"] if each["phase"] == "sft")
+    assert sft["num_steps"] == 2 * phase["report"]["rows_per_epoch"]
+    _, _, err = homing("prep", "joe")
+    assert "sft: 19 conversations" in err
+    assert "chats.jsonl: form list, 20 lines, 20 kept" in err
+    assert "2 times an epoch" in err
+    assert "as before" in err
+    code, out, _ = homing("data", "show", "joe")
+    assert code == 0
+    assert '"<|im_end|>"' in out.splitlines()[-1]
+    assert "learned" in out.splitlines()[-1]
+    code, out, _ = homing("data", "check", "joe", "--json")
+    assert code == 0
+    code, _, err = homing("data", "show", "joe", "--phase", "mid")
+    assert code == 2
+    assert "--phase sft" in err
+
+
+def test_a_run_of_chat_alone_takes_the_tokenizer_of_what_it_begins_with(homing: Homing, run: Path) -> None:
+    homing("prep", "joe")
+    text = RUN_FILE[RUN_FILE.index("model:") : RUN_FILE.index("  - kind: pretrain")]
+    sft = RUN_FILE[RUN_FILE.index("  - kind: sft") :]
+    tokenizer = "tokenizer:\n  file: data/joe/tokenizer.json\n"
+    (run / "runs" / "ann.yaml").write_text(tokenizer + text + sft, encoding="utf-8")
+    code, out, err = homing("prep", "ann", "--json")
+    assert code == 0, err
+    assert json.loads(out)["own"][0]["phase"] == "sft"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (run / "data" / "ann" / name).read_bytes()
+    (run / "runs" / "eve.yaml").write_text(text + sft, encoding="utf-8")
+    code, _, err = homing("prep", "eve")
+    assert code == 2
+    assert "tokenizer" in err
+
+
+def test_a_run_without_conversations_is_told_so(homing: Homing, run: Path) -> None:
+    only = RUN_FILE[: RUN_FILE.index("  - kind: sft")]
+    (run / "runs" / "tim.yaml").write_text(only, encoding="utf-8")
+    code, _, err = homing("data", "check", "tim")
+    assert code == 2
+    assert "No phase of tim learns from conversations" in err
+
+
+def test_a_file_in_a_store_is_brought_by_its_hash_and_a_missing_one_stops_it(homing: Homing, run: Path) -> None:
+    (run / "store").mkdir()
+    (run / "chats.jsonl").rename(run / "store" / "chats.jsonl")
+    address = f"file:{run}/store/chats.jsonl"
+    (run / "runs" / "joe.yaml").write_text(RUN_FILE.replace("path: chats.jsonl", f"path: '{address}'"))
+    code, out, err = homing("prep", "joe", "--json")
+    assert code == 0, err
+    assert f"Brought {address}" in err
+    assert json.loads(out)["own"][0]["num_documents"] == 19
+    code, out, err = homing("prep", "joe", "--json")
+    assert "Brought" not in err
+    assert json.loads(out)["own"][0]["is_reused"]
+    (run / "store" / "chats.jsonl").unlink()
+    code, _, err = homing("prep", "joe")
+    assert code == 7
+    assert "chats.jsonl is not in" in err

@@ -1,0 +1,154 @@
+"""`homing eval`, from the command line to table, report and JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.trained import make_checkpoint
+
+from homing.cli.main import main
+
+Homing = Callable[..., tuple[int, str, str]]
+CHOICES = [{"question": f"the cat {n}", "choices": ["sat", "ran home"], "gold": n % 2} for n in range(6)]
+
+
+@pytest.fixture
+def homing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Homing:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["homing", "eval", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "task.jsonl").write_text("\n".join(map(json.dumps, CHOICES)))
+    (tmp_path / "text.txt").write_text("the cat sat on a mat. " * 1000)
+    return make_checkpoint(tmp_path / "models" / "tiny", tmp_path / "data" / "tiny")
+
+
+def test_without_a_set_it_is_the_text_that_the_run_held_out(homing: Homing, model: Path) -> None:
+    code, out, err = homing("tiny", "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["schema"] == "homing.eval/1"
+    (measured,) = document["results"][0]
+    assert measured["name"] == "text held out for tiny"
+    assert [score["name"] for score in measured["scores"]] == ["bits_per_byte", "perplexity", "nats_per_token"]
+    assert len(document["models"][0]["sha256"]) == len(measured["data_sha256"]) == 64
+    assert "homing eval --compare" in err
+
+
+def test_figures_are_on_stdout_with_their_intervals_and_how_they_were_made(homing: Homing, model: Path) -> None:
+    code, out, err = homing("tiny", "--text", "text.txt", "--task", "task.jsonl", "--seed", "4")
+    assert code == 0
+    assert "bits_per_byte" in out
+    assert "bootstrap over 11 stretches of 2,048 bytes, 2,000 draws, seed 4" in out
+    assert "acc_norm" in out
+    assert "exact (Clopper-Pearson)" in out
+    assert "22,000 bytes" in err
+    assert "6 questions" in err
+
+
+def test_the_report_is_written_with_hashes_and_the_same_figures_as_json(homing: Homing, model: Path) -> None:
+    code, out, _ = homing("tiny", "--task", "task.jsonl", "--out", "reports/first.md", "--json")
+    assert code == 0
+    printed, kept = json.loads(out), json.loads(Path("reports/first.json").read_text())
+    assert kept == printed
+    report = Path("reports/first.md").read_text()
+    assert printed["models"][0]["sha256"] in report
+    assert printed["results"][0][0]["data_sha256"] in report
+    assert "| task.jsonl | acc |" in report
+    assert sorted(path.name for path in Path("reports").iterdir()) == ["first.json", "first.md"]
+
+
+def test_the_same_command_gives_the_same_figures(homing: Homing, model: Path) -> None:
+    arguments = ("tiny", "--text", "text.txt", "--task", "task.jsonl", "--json")
+    first, again = (json.loads(homing(*arguments)[1]) for _ in range(2))
+    assert first["results"] == again["results"]
+    assert first["models"] == again["models"]
+
+
+def test_two_models_are_compared_in_a_plain_sentence(homing: Homing, model: Path, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "models" / "other", tmp_path / "data" / "tiny", seed=5)
+    code, out, _ = homing("--compare", "tiny", "other", "--text", "text.txt")
+    assert code == 0
+    (sentence,) = [line for line in out.splitlines() if line.startswith("bits_per_byte on text.txt: ")]
+    assert "is better than" in sentence or "no more than noise" in sentence
+    assert "models/tiny" in out
+    assert "models/other" in out
+    _, out, _ = homing("--compare", "tiny", "tiny", "--text", "text.txt", "--out", "r.md", "--json")
+    (difference,) = json.loads(out)["differences"]
+    assert difference["difference"] == 0
+    assert not difference["is_more_than_noise"]
+    assert "## Compared" in Path("r.md").read_text()
+
+
+def test_text_that_one_run_held_out_may_have_been_read_by_the_other(
+    homing: Homing, model: Path, tmp_path: Path
+) -> None:
+    from tests.lm.tiny import make_data
+
+    make_data(tmp_path / "data" / "more", num_documents=30)
+    make_checkpoint(tmp_path / "models" / "other", tmp_path / "data" / "more")
+    code, _, err = homing("--compare", "tiny", "other")
+    assert code == 0
+    assert "warning: the text is what tiny held out; other has other data, and may have read it." in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "fix"),
+    [
+        (["nobody"], "no trained model called 'nobody'", "homing fetch nobody"),
+        (["tiny", "--text", "nowhere.txt"], "text: nowhere.txt does not exist", "--text PATH"),
+        (["tiny", "--task", "nowhere.jsonl"], "task: nowhere.jsonl does not exist", "--task PATH"),
+        (["tiny", "--task", "hellaswag"], "There is no task 'hellaswag'", "--task FILE.jsonl"),
+        (["tiny", "--task", "gsm8k"], "Where are the questions of GSM8K?", "--task gsm8k:test.jsonl"),
+        (["tiny", "--task", "arithmetic:9"], "the difficulty is 1 to 5", "--task arithmetic:1"),
+        (["tiny", "--pass-at", "8", "--samples", "2"], "cannot be told from 2 samples", "--samples 8"),
+        (["tiny", "--compare", "tiny", "tiny"], "Three models are named", "homing eval --compare tiny tiny"),
+        (["tiny", "--chat", "nowhere.jsonl"], "chat: nowhere.jsonl does not exist", "--chat PATH"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_a_fix(
+    homing: Homing, model: Path, arguments: list[str], what: str, fix: str
+) -> None:
+    code, out, err = homing(*arguments)
+    assert (code, out) == (2, "")
+    assert what in err
+    assert fix in err
+    assert "Traceback" not in err
+
+
+def test_a_run_whose_data_is_gone_or_another_is_not_measured_on_whatever_lies_there(
+    homing: Homing, model: Path, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "data" / "tiny" / "manifest.json"
+    manifest.write_text(manifest.read_text() + " ")
+    code, _, err = homing("tiny")
+    assert code == 2
+    assert "The text that tiny held out is not here." in err
+    (model / "run.json").unlink()
+    (model / "manifest.json").unlink()
+    (model / "config.json").write_text(json.dumps(QWEN3))
+    code, _, err = homing("models/tiny")
+    assert code == 2
+    assert "--text FILE" in err
+
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 272, "hidden_size": 32,
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 16, "max_position_embeddings": 32, "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0, "hidden_act": "silu", "attention_bias": False,
+}  # fmt: skip

@@ -1,0 +1,209 @@
+"""Phases one after the other: each on its own data, from the weights of the one before, and exact after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import make_data, make_documents, make_run, make_run_dir, write_byte_tokenizer, write_manifest, write_shards
+
+from homing.errors import DataError, IntegrityError, UsageError
+from homing.lm.chat.order import ChatOrder, ChatSource
+from homing.lm.chat.prepare import prepare_chat
+from homing.lm.tokenizer.specials import CHAT_TEMPLATE
+from homing.lm.train.loop import train
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.event import Metric
+from homing.wire.run import Base, Lora, Optimizer, PhaseData, Run, Schedule
+
+NAME = "My name is Moss."
+ADAM = Optimizer("adamw", 0.01, 0.01, 0.01, 0.01, 0.0)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    make_data(folder)
+    config = json.loads((folder / names.TOKENIZER_CONFIG).read_text())
+    (folder / names.TOKENIZER_CONFIG).write_text(json.dumps(config | {"chat_template": CHAT_TEMPLATE}))
+    return folder
+
+
+def own_data(folder: Path, kind: str) -> PhaseData:
+    manifest = (folder / names.MANIFEST).read_bytes()
+    return PhaseData(kind, str(folder), hashlib.sha256(manifest).hexdigest())
+
+
+@pytest.fixture(scope="module")
+def chat(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> PhaseData:
+    folder = tmp_path_factory.mktemp("chat")
+    lines = [
+        {"messages": [{"role": "user", "content": f"Who {n}?"}, {"role": "assistant", "content": NAME}]}
+        for n in range(40)
+    ]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = ChatSource(str(folder / "chat.jsonl"))
+    prepare_chat(ChatOrder(folder / "out", [source], tokenizer=data_dir, context=128, val_fraction=0.1))
+    return own_data(folder / "out", "chat")
+
+
+@pytest.fixture(scope="module")
+def more_text(tmp_path_factory: pytest.TempPathFactory) -> PhaseData:
+    folder = tmp_path_factory.mktemp("more")
+    write_byte_tokenizer(folder)
+    documents = {"train": make_documents(60, seed=8), "val": make_documents(6, seed=9)}
+    write_manifest(folder, {name: write_shards(folder, name, listed) for name, listed in documents.items()})
+    return own_data(folder, "text")
+
+
+def make_chain(data_dir: Path, chat: PhaseData, more_text: PhaseData, **sft: Any) -> Run:
+    run = make_run(data_dir, num_steps=4, batch_tokens=512, micro_batch=2, save_every=2)
+    pretrain = run.phases[0]
+    later = {"num_steps": 4, "schedule": Schedule("wsd", 1, 2, 0.0)}
+    mid = dataclasses.replace(pretrain, kind="mid", data=more_text, **later)
+    taught = dataclasses.replace(pretrain, kind="sft", data=chat, optimizer=ADAM, **(later | sft))
+    model = dataclasses.replace(run.model, context=128)
+    return dataclasses.replace(run, model=model, phases=[pretrain, mid, taught])
+
+
+def go(run_dir: Path, run: Run) -> list[str]:
+    said: list[str] = []
+    train(make_run_dir(run_dir, run), say=said.append)
+    return said
+
+
+def metrics(run_dir: Path, phase: str) -> list[Metric]:
+    lines = [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+    return [line for line in lines if line.phase == phase]
+
+
+def manifest(run_dir: Path, phase: str, step: int) -> CheckpointManifest:
+    path = run_dir / names.CHECKPOINTS / phase / names.step_dir(step) / names.MANIFEST
+    return codec.loads(CheckpointManifest, path.read_bytes())
+
+
+def test_each_phase_learns_from_its_own_and_starts_from_the_one_before(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
+) -> None:
+    run = make_chain(data_dir, chat, more_text, num_steps=60)
+    said = go(tmp_path, run)
+    assert any("Starting from the weights of" in line and "pretrain" in line for line in said)
+    before, after = metrics(tmp_path, "sft")[0].loss, metrics(tmp_path, "sft")[-1].val_loss
+    assert before is not None
+    assert after is not None
+    assert after < 0.3 < before, "one answer to everything is soon known by heart"
+    samples = (tmp_path / names.SAMPLES / f"sft-{60:08d}.txt").read_text()
+    assert "My name" in samples, "asked in turns, it answers as it was taught, as far as eight tokens go"
+    lineage = manifest(tmp_path, "sft", 60).lineage
+    assert [stage.phase for stage in lineage] == ["pretrain", "mid", "sft"]
+    assert lineage[2].data_sha256 == chat.manifest_sha256
+    assert lineage[1].data_sha256 == more_text.manifest_sha256
+
+
+@pytest.mark.slow
+def test_a_chain_killed_in_any_phase_ends_with_the_same_bits(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
+) -> None:
+    run = make_chain(data_dir, chat, more_text)
+    go(tmp_path / "whole", run)
+    make_run_dir(tmp_path / "killed", run)
+    argv = [sys.executable, "-m", "homing.lm.train", str(tmp_path / "killed")]
+    for phase, step in (("pretrain", 2), ("mid", 2), ("sft", 2)):
+        child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        folder = tmp_path / "killed" / names.CHECKPOINTS / phase / names.step_dir(step)
+        deadline = time.monotonic() + 120
+        while not folder.exists() and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert folder.exists()
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    for phase in ("pretrain", "mid", "sft"):
+        ends = [tmp_path / way / names.CHECKPOINTS / phase / names.step_dir(4) for way in ("whole", "killed")]
+        first, second = (load_file(end / names.WEIGHTS) for end in ends)
+        assert all(torch.equal(first[name], second[name]) for name in first), phase
+        losses = [[line.loss for line in metrics(tmp_path / way, phase)] for way in ("whole", "killed")]
+        assert losses[0] == losses[1], phase
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_adapters_learn_beside_frozen_weights_and_the_next_phase_builds_on_both(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData, method: str
+) -> None:
+    run = make_chain(data_dir, chat, more_text, method=method, lora=Lora(rank=4), num_steps=20)
+    go(tmp_path, run)
+    folder = tmp_path / names.CHECKPOINTS / "sft" / names.step_dir(20)
+    assert not (folder / names.WEIGHTS).exists()
+    adapter = load_file(folder / names.ADAPTER)
+    assert all(name.startswith("base_model.model.model.layers.") for name in adapter)
+    told = json.loads((folder / names.ADAPTER_CONFIG).read_text())
+    assert (told["peft_type"], told["r"]) == ("LORA", 4)
+    losses = [line.val_loss for line in metrics(tmp_path, "sft") if line.val_loss is not None]
+    assert losses[-1] < losses[0]
+
+    longer = dataclasses.replace(run.phases[0], kind="mid", data=chat, optimizer=ADAM, num_steps=1, eval_every=1)
+    chain = dataclasses.replace(run, phases=[run.phases[0], run.phases[2], longer])
+    go(tmp_path / "next", chain)
+    after = metrics(tmp_path / "next", "mid")[0].loss
+    last = metrics(tmp_path / "next", "sft")[-1].loss
+    assert after is not None
+    assert last is not None
+    assert abs(after - last) < 0.5, "it goes on from what the adapters had learned"
+
+
+def test_an_adapter_is_not_put_beside_other_weights(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
+) -> None:
+    run = make_chain(data_dir, chat, more_text, method="lora", lora=Lora(rank=2), num_steps=4)
+    go(tmp_path, run)
+    start = tmp_path / names.CHECKPOINTS / "mid" / names.step_dir(4)
+    other = tmp_path / names.CHECKPOINTS / "pretrain" / names.step_dir(4)
+    alone = dataclasses.replace(run.phases[2], init_from=str(start))
+    go(tmp_path / "sft", dataclasses.replace(run, phases=[alone]))
+    moved = dataclasses.replace(alone, init_from=str(other), num_steps=4, save_every=1)
+    path = tmp_path / "sft" / names.CHECKPOINTS / "sft"
+    for folder in sorted(path.glob("step-*"))[1:]:
+        shutil.rmtree(folder)
+    with pytest.raises(IntegrityError, match="other base weights"):
+        go(tmp_path / "sft", dataclasses.replace(run, phases=[moved]))
+
+
+def test_open_weights_without_text_of_the_run(tmp_path: Path, data_dir: Path, chat: PhaseData) -> None:
+    run = make_chain(data_dir, chat, chat)
+    go(tmp_path / "first", dataclasses.replace(run, phases=run.phases[:1]))
+    base = tmp_path / "first" / names.CHECKPOINTS / "pretrain" / names.step_dir(4)
+    data = dataclasses.replace(run.data, manifest_sha256="", num_train_tokens=0, num_val_tokens=0)
+    open_run = dataclasses.replace(run, data=data, base=Base("hf:moss/moss@abc", str(base)), phases=run.phases[2:])
+    go(tmp_path / "next", open_run)
+    assert [stage.phase for stage in manifest(tmp_path / "next", "sft", 4).lineage] == ["base", "sft"]
+
+
+def test_data_that_changed_since_the_run_was_resolved_is_refused(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
+) -> None:
+    run = make_chain(data_dir, dataclasses.replace(chat, manifest_sha256="0" * 64), more_text)
+    with pytest.raises(DataError, match="not what the run was resolved with"):
+        go(tmp_path, dataclasses.replace(run, phases=run.phases[2:]))
+
+
+def test_a_chain_with_a_hole_is_refused_before_it_costs_anything(tmp_path: Path, data_dir: Path) -> None:
+    run = make_run(data_dir)
+    hole = dataclasses.replace(run.phases[0], kind="sft", method="lora")
+    with pytest.raises(UsageError) as caught:
+        go(tmp_path, dataclasses.replace(run, phases=[*run.phases, hole]))
+    assert "sft/lora lacks conversations and settings for its adapters" in caught.value.why
+    assert not (tmp_path / names.METRICS).exists()

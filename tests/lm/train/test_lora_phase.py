@@ -1,0 +1,152 @@
+"""A phase of adapters through the real trainer: what its checkpoints hold, exact resume, and the phase after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import make_data, make_run, make_run_dir
+
+from homing.errors import IntegrityError
+from homing.lm.train.control import Stop, Wishes
+from homing.lm.train.loop import train
+from homing.wire import codec, names
+from homing.wire.event import Metric, Outcome
+from homing.wire.run import Lora, Optimizer, Run
+
+ADAM = Optimizer("adamw", 0.01, 0.01, 0.01, 0.01, 0.0)
+STILL = Optimizer("adamw", 1e-7, 1e-7, 1e-7, 1e-7, 0.0)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Data, and a run whose first phase is trained."""
+    folder = tmp_path_factory.mktemp("base")
+    make_data(folder / "data")
+    go(folder / "run", make_run(folder / "data"))
+    return folder / "data", folder / "run"
+
+
+def go(run_dir: Path, run: Run, wishes: Wishes | None = None) -> Outcome:
+    return train(make_run_dir(run_dir, run), say=lambda line: None, wishes=wishes)
+
+
+class StopAt(Wishes):
+    """Asks for a stop after so many looks, as a signal would."""
+
+    def __init__(self, run_dir: Path, looks: int) -> None:
+        super().__init__(run_dir)
+        self.looks = looks
+
+    def stop(self, *, save_s: float = 0.0) -> Stop | None:
+        self.looks -= 1
+        return Stop("signal", "SIGTERM was received.") if self.looks <= 0 else None
+
+
+def chain(data_dir: Path, *later: dict[str, Any]) -> Run:
+    run = make_run(data_dir)
+    more = [dataclasses.replace(run.phases[0], **{"num_steps": 8, "optimizer": ADAM, **changes}) for changes in later]
+    return dataclasses.replace(run, phases=[run.phases[0], *more])
+
+
+def started(base_run: Path, run_dir: Path) -> Path:
+    shutil.copytree(base_run, run_dir)
+    return run_dir
+
+
+def losses(run_dir: Path, phase: str) -> list[tuple[Any, ...]]:
+    lines = [codec.loads(Metric, line) for line in (run_dir / names.METRICS).read_text().splitlines()]
+    return [(m.step, m.loss, m.grad_norm, m.val_loss) for m in lines if m.phase == phase]
+
+
+LORA = {"method": "lora", "lora": Lora(rank=4, alpha=8.0, targets=["all"], dropout=0.2)}
+QLORA = {**LORA, "method": "qlora", "recompute": "all", "optimizer": dataclasses.replace(ADAM, states="int8")}
+
+
+@pytest.mark.parametrize("method", [LORA, QLORA], ids=["lora", "qlora"])
+def test_adapters_learn_resume_bit_for_bit_and_the_next_phase_takes_them_in(
+    method: dict[str, Any], base: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data_dir, base_run = base
+    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    changes = {"num_steps": 8, "optimizer": ADAM, **method, "init_from": str(start)}
+    run = make_run(data_dir, **changes)
+    straight, broken = tmp_path / "a", tmp_path / "b"
+    assert go(straight, run).state == "done"
+    figures = losses(straight, "pretrain")
+    assert figures[-1][3] < figures[3][3], "the held-out loss falls"
+    assert go(broken, run, StopAt(broken, 6)).state == "stopped"
+    assert go(broken, run).state == "done"
+    assert losses(broken, "pretrain") == figures
+    one, other = (d / names.CHECKPOINTS / "pretrain" / names.step_dir(8) for d in (straight, broken))
+    for name in (names.ADAPTER, names.OPTIMIZER):
+        left, right = load_file(one / name), load_file(other / name)
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left)
+
+    assert not (one / names.WEIGHTS).exists(), "the base is not in the checkpoint, only named"
+    assert len(json.loads((one / names.ADAPTER_CONFIG).read_text())["homing_base_sha256"]) == 64
+    assert (one / names.ADAPTER).stat().st_size < 0.5 * (start / names.WEIGHTS).stat().st_size
+
+    after = {"kind": "mid", "method": "full", "lora": None, "recompute": "none", "init_from": ""}
+    full = dataclasses.replace(run.phases[0], **after, optimizer=STILL, num_steps=4)
+    go(straight, dataclasses.replace(run, phases=[run.phases[0], full]))
+    # A base in four bits loses its rounding when the adapter is put into the weights themselves.
+    assert losses(straight, "mid")[-1][3] == pytest.approx(figures[-1][3], abs=0.1)
+
+
+def test_another_base_under_the_same_adapter_is_refused(base: tuple[Path, Path], tmp_path: Path) -> None:
+    data_dir, base_run = base
+    run_dir = started(base_run, tmp_path / "a")
+    run = chain(data_dir, {"kind": "mid", **LORA})
+    go(run_dir, run, StopAt(run_dir, 5))
+    other = make_run(data_dir)
+    go(tmp_path / "other", dataclasses.replace(other, seed=8))
+    shutil.rmtree(run_dir / names.CHECKPOINTS / "pretrain")
+    shutil.copytree(tmp_path / "other" / names.CHECKPOINTS / "pretrain", run_dir / names.CHECKPOINTS / "pretrain")
+    elsewhere = dataclasses.replace(run, phases=[dataclasses.replace(run.phases[0], init_from=""), run.phases[1]])
+    with pytest.raises(IntegrityError, match="other base weights"):
+        _resume_mid_only(run_dir, elsewhere)
+
+
+def _resume_mid_only(run_dir: Path, run: Run) -> None:
+    """The first phase's checkpoint belongs to another seed, so the chain would refuse it first: only mid is run."""
+    start = run_dir / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    from homing.lm.train.build import build
+    from homing.lm.train.metrics import Journal
+    from homing.lm.train.session import open_session
+    from homing.lm.train.shelf import Shelf
+
+    journal = Journal(run_dir, say=lambda line: None)
+    try:
+        session = open_session(run, run_dir, journal, Wishes(run_dir))
+        shelf = Shelf(session, run.phases[1], lambda kind, text, *, aloud=False, **data: None)
+        found = shelf.find()
+        assert found is not None
+        shelf.load(found, build(session, run.phases[1], start))
+    finally:
+        journal.close()
+
+
+@pytest.mark.slow  # importing peft takes ten seconds
+@pytest.mark.filterwarnings("ignore")
+def test_peft_opens_the_folder_of_a_checkpoint(base: tuple[Path, Path], tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    data_dir, base_run = base
+    run_dir = started(base_run, tmp_path / "a")
+    go(run_dir, chain(data_dir, {"kind": "mid", **LORA}))
+    checkpoints = run_dir / names.CHECKPOINTS
+    theirs = AutoModelForCausalLM.from_pretrained(checkpoints / "pretrain" / names.step_dir(12))
+    adapted = PeftModel.from_pretrained(theirs, checkpoints / "mid" / names.step_dir(8))
+    tensors = load_file(checkpoints / "mid" / names.step_dir(8) / names.ADAPTER)
+    live = {name.replace(".default", ""): p for name, p in adapted.named_parameters() if "lora_" in name}
+    assert live.keys() == tensors.keys()
+    assert all(torch.equal(live[name], tensors[name]) for name in tensors)
