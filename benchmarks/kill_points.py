@@ -31,7 +31,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "benchmarks")]
 
 from tests.e2e.real_kills import PROVIDERS, is_here, strikes  # noqa: E402
 from tests.sim.stage import CLOUDS, pace  # noqa: E402
-from tests.sim.stories import SAME_EVERYWHERE, STORIES, Point, Struck, points, strike  # noqa: E402
+from tests.sim.stories import SAME_EVERYWHERE, Point, Struck, points, strike  # noqa: E402
+from tests.sim.stories import strikes as strikes_of  # noqa: E402
 
 from _result import PROOFS, origin, write_proof  # noqa: E402
 
@@ -109,12 +110,13 @@ def is_proved(name: str, part: dict[str, Any] | None) -> bool:
 
 def simulated(cloud: str, figures: dict[str, Any], every: int, sample: int) -> list[str]:
     began = time.monotonic()
-    found = [point for story in STORIES for point in _points(story, cloud)]
-    same = [point for point in found if point.role in SAME_EVERYWHERE]
-    kept = [point for point in found if point.role not in SAME_EVERYWHERE] + same[::sample]
-    tasks = [(point, kind, cloud) for kind in ("kill", "fail") for point in kept]
+    with pace():
+        found = strikes_of(cloud)
+    same = [(point, kind) for point, kind in found if point.role in SAME_EVERYWHERE]
+    kept = [(point, kind) for point, kind in found if point.role not in SAME_EVERYWHERE] + same[::sample]
+    tasks = [(point, kind, cloud) for point, kind in kept]
     struck = list(strike_all(tasks[::every]))
-    whole = {"of": 2 * len(found), "trainer_and_sync_every": sample}
+    whole = {"of": len(found), "trainer_and_sync_every": sample}
     figures[f"simulated {cloud}"] = {**summary(struck, time.monotonic() - began), **whole}
     said = []
     for each in [each for each in struck if each.broken]:

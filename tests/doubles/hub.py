@@ -140,7 +140,8 @@ class Hub:
                 raise Refusal(401, "", "Invalid credentials in Authorization header")
             return _json({"name": user, "auth": {"accessToken": {"role": role}}})
         if path == "/api/validate-yaml":
-            return _json(_card_faults(json.loads(body)["content"]))
+            faults = _card_faults(json.loads(body)["content"])
+            return 400 if faults["errors"] else 200, {"Content-Type": "application/json"}, json.dumps(faults).encode()
         kind, repo_id, rest = _place(path)
         repo = self.visible(kind, repo_id, user)
         needs_write = rest.startswith(("commit/", "preupload/")) or rest == "lfs"

@@ -93,7 +93,8 @@ class SimRunpod(SimCloud):
         if not proc.is_alive and not host.is_frozen:
             for left in host.living():
                 left.kill()
-            host.disk.tree(ROOT)
+            if ROOT in host.disk.folders:
+                host.disk.tree(ROOT)
             self.num_restarts += 1
             self._begin(instance_id)
             return

@@ -98,7 +98,8 @@ class Stage(Sim):
     def crashed(self, task: Task, exc: BaseException) -> None:
         proc: Proc = task.proc  # type: ignore[attr-defined]
         self.say(f"{proc} crashes: {type(exc).__name__}: {exc}")
-        if not (proc.role == "trainer" and isinstance(exc, OSError)):  # a trainer may die of a full disk; nobody else
+        # Of a full disk these two may die: the agent starts them again. Nobody else may.
+        if not (proc.role in ("trainer", "lookout") and isinstance(exc, OSError)):
             super().crashed(task, exc)
 
     # --- clients ---

@@ -31,7 +31,7 @@ from homing.cloud.status import billing_lines
 from homing.cloud.watch import watch
 from homing.errors import HomingError
 
-__all__ = ["SAME_EVERYWHERE", "STORIES", "Point", "Struck", "points", "strike"]
+__all__ = ["SAME_EVERYWHERE", "STORIES", "Point", "Struck", "points", "strike", "strikes"]
 
 RATE_USD_PER_HOUR = "3.6"
 SHORT = {"steps": 6.0, "step_s": 2.0, "save_every": 2.0, "save_s": 0.2}
@@ -179,6 +179,15 @@ STORIES: dict[str, tuple[Callable[[Rig], None], tuple[str, ...]]] = {
 
 
 SAME_EVERYWHERE = ("trainer", "sync--fetch", "sync--watch", "sync--once")  # they know of no provider
+_STAND_INS = ("startup", "entry")  # for shell scripts: they may die anywhere; how their calls fail is not here
+
+
+def strikes(provider: str = "fake") -> list[tuple[Point, str]]:
+    """Every point of every story, and what may happen to it there."""
+    found = [point for story in STORIES for point in points(story, provider)]
+    return [
+        (point, kind) for kind in ("kill", "fail") for point in found if kind == "kill" or point.role not in _STAND_INS
+    ]
 
 
 def points(story: str, provider: str = "fake") -> list[Point]:

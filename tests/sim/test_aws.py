@@ -8,7 +8,7 @@ import pytest
 from tests.sim.aws import SimAws
 from tests.sim.schedule import play
 from tests.sim.stage import pace
-from tests.sim.stories import LONG, STORIES, Rig, points, strike
+from tests.sim.stories import LONG, Rig, strike, strikes
 
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
@@ -34,7 +34,7 @@ def test_one_seed_is_one_day() -> None:
 
 def test_killed_or_failed_here_and_there_a_run_on_aws_is_recovered() -> None:
     with pace():
-        tasks = [(p, kind) for kind in ("kill", "fail") for story in STORIES for p in points(story, "aws")]
+        tasks = strikes("aws")
         assert len(tasks) > 5000
         struck = [strike(point, kind, provider="aws") for point, kind in tasks[::_EVERY]]
     assert [(each.point, each.kind, each.broken) for each in struck if each.broken] == []

@@ -5,15 +5,15 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from tests.sim.schedule import play
+from tests.sim.schedule import destroy_all, play
 from tests.sim.stage import pace
-from tests.sim.stories import LONG, STORIES, Rig, points, strike
+from tests.sim.stories import LONG, Rig, strike, strikes
 
-from homing.cloud.guard import guard_pass
+from homing.cloud.guard import guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
 from homing.cloud.providers.fake_faults import Faults, Strike
-from homing.cloud.reconcile import refresh
+from homing.cloud.reconcile import CREATE_GRACE_S, refresh
 
 _EVERY = 1201  # prime, so that the points that are taken do not fall on the same call of every loop
 
@@ -34,7 +34,7 @@ def test_one_seed_is_one_day() -> None:
 
 def test_killed_or_failed_here_and_there_a_run_on_modal_is_recovered() -> None:
     with pace():
-        tasks = [(p, kind) for kind in ("kill", "fail") for story in STORIES for p in points(story, "modal")]
+        tasks = strikes("modal")
         assert len(tasks) > 5000
         struck = [strike(point, kind, provider="modal") for point, kind in tasks[::_EVERY]]
     assert [(each.point, each.kind, each.broken) for each in struck if each.broken] == []
@@ -132,3 +132,46 @@ def test_without_a_free_card_it_waits_in_the_queue_and_rents_nothing() -> None:
         assert rig.stage.t >= 600.0, "so long as the run file lets it wait"
         assert rig.cloud.cloud.bill() == []
         rig.stage.close()
+
+
+def test_a_home_whose_clock_is_set_back_forgets_no_dollar_of_a_sandbox_that_has_ended() -> None:
+    """Modal tells neither what it billed nor when it ended: what was seen while it ran is all there is."""
+    with pace():
+        rig = Rig(provider="modal")
+        assert rig.launch(trainer=LONG).error is None
+        cloud, stage = rig.cloud, rig.stage
+        stage.client("guard", guard)
+        stage.advance(100.0)
+        stage.home.skew_s -= 300.0
+        stage.advance(100.0)
+        cloud.cloud.preempt(next(iter(cloud.cloud._live)))
+        stage.advance(60.0)
+        line = rig.do("runs", lambda home: home.ledger.lines()[0]).answer
+        assert line.destroyed_at is not None
+        assert Decimal(line.spend_usd) >= cloud.cloud.bill()[0].usd > Decimal("0.2")
+        stage.close()
+
+
+def test_a_create_that_never_came_is_given_up_in_time_also_by_a_clock_that_was_set_back() -> None:
+    with pace():
+        rig = Rig(provider="modal")
+        cloud, stage = rig.cloud, rig.stage
+        cloud.cloud.change_faults(Faults(rates={"no_capacity": 1.0}))
+
+        def verb(home: Home) -> object:
+            return launch(stage.draft(home, provider="modal", limit=str(rig.limit)), home)
+
+        client = stage.client("launch", verb)
+        stage.advance(60.0)
+        client.proc.kill()
+        stage.home.skew_s -= 4000.0
+        first = rig.do("tidy", destroy_all)
+        assert "may still appear" in str(first.error)
+        stage.advance(CREATE_GRACE_S)
+        assert rig.do("tidy", destroy_all).answer == []
+        stage.close()
+
+
+def guard(home: Home) -> None:
+    while True:
+        wait_for_next(home, guard_pass(home, every_s=15.0), 15.0)

@@ -8,7 +8,7 @@ import pytest
 from tests.sim.runpod import SimRunpod
 from tests.sim.schedule import play
 from tests.sim.stage import pace
-from tests.sim.stories import LONG, STORIES, Rig, points, strike
+from tests.sim.stories import LONG, Rig, strike, strikes
 
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
@@ -28,7 +28,7 @@ def test_some_bad_days_leak_nothing_double_nothing_and_hold_the_limit(first: int
 
 def test_killed_or_failed_here_and_there_a_run_on_runpod_is_recovered() -> None:
     with pace():
-        tasks = [(point, kind) for kind in ("kill", "fail") for story in STORIES for point in points(story, "runpod")]
+        tasks = strikes("runpod")
         assert len(tasks) > 5000
         struck = [strike(point, kind, provider="runpod") for point, kind in tasks[::_EVERY]]
     assert [(each.point, each.kind, each.broken) for each in struck if each.broken] == []

@@ -114,7 +114,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _is_run_dir(path: Path) -> bool:
-    return any((path / names.CHECKPOINTS).glob(f"*/step-*/{names.WEIGHTS}"))
+    return any(_is_checkpoint(step) for step in (path / names.CHECKPOINTS).glob("*/step-*"))
 
 
 def _in_run_dir(run_dir: Path, checkpoint: str | None, phase: str | None) -> Path:

@@ -177,7 +177,7 @@ def _may_replace(home: Home, folder: Path) -> bool:
     if not home.world.is_dir(folder):
         return False
     there = home.world.listdir(folder)
-    return not there or names.MANIFEST in there or names.WEIGHTS in there
+    return not there or not {names.MANIFEST, names.WEIGHTS, names.ADAPTER}.isdisjoint(there)
 
 
 def _is_same(home: Home, checkpoint: StoredCheckpoint, model_dir: Path) -> bool:

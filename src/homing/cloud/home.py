@@ -34,9 +34,8 @@ class Home:
         self.world = world
         self.ledger = Ledger(path / "ledger.sqlite", world)
         self._providers: dict[str, Provider] = {}
-        self.seen_spend: dict[
-            str, tuple[Decimal, float]
-        ] = {}  # mark -> dollars when this process last looked, and when
+        # Mark -> dollars when this process last looked, and when that was by its stop watch.
+        self.seen_spend: dict[str, tuple[Decimal, float]] = {}
 
     @cached_property
     def owner(self) -> str:

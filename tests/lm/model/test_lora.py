@@ -403,6 +403,14 @@ def test_swift_takes_no_adapters_and_fp8_no_frozen_weights() -> None:
         adapted().set_precision("fp8")
 
 
+def test_what_learns_and_how_the_base_is_read_is_said() -> None:
+    said = lora.describe(adapted(Lora(rank=4, targets=["v", "q"], is_dora=True), storage="nf4"))
+    assert said == (
+        "992 parameters of rank 4 with DoRA learn beside q, v; "
+        "the weights stand still in nf4, dequantised by plain torch."
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's own compiler
 @pytest.mark.parametrize("storage", ["fp32", "nf4"])

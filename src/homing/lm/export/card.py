@@ -20,10 +20,35 @@ __all__ = ["LISTED", "Facts", "write_card"]
 
 # Names that the Hub lists; it refuses a card with another, unless that is said to be `other`.
 LISTED = frozenset(
-    "apache-2.0 mit bsd-2-clause bsd-3-clause isc mpl-2.0 unlicense wtfpl zlib gpl-2.0 gpl-3.0 lgpl-2.1 lgpl-3.0 agpl-3.0"
-    " cc0-1.0 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-4.0 cc-by-nc-sa-4.0 cc-by-nc-nd-4.0 openrail"
-    " creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m llama2 llama3 llama3.1 llama3.2 llama3.3 llama4"
-    " gemma odc-by odbl pddl unknown other".split()
+    (
+        *(
+            "apache-2.0",
+            "mit",
+            "bsd-2-clause",
+            "bsd-3-clause",
+            "isc",
+            "mpl-2.0",
+            "unlicense",
+            "gpl-2.0",
+            "gpl-3.0",
+            "lgpl-3.0",
+            "agpl-3.0",
+        ),
+        *("cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0"),
+        *(
+            "openrail",
+            "llama2",
+            "llama3",
+            "llama3.1",
+            "llama3.2",
+            "llama3.3",
+            "llama4",
+            "gemma",
+            "odc-by",
+            "unknown",
+            "other",
+        ),
+    )
 )
 
 

@@ -89,7 +89,7 @@ def read_card(folder: Path) -> Card:
             )
         return Card(
             folder, run.model, run.name, manifest.phase, manifest.step, True, run.data.tokenizer_sha256, run,
-            str(manifest.choices.get("base_sha256", "")),
+            _base_sha256(folder) or str(manifest.choices.get("base_sha256", "")),
         )  # fmt: skip
     try:
         shape = shape_from_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
@@ -98,6 +98,15 @@ def read_card(folder: Path) -> Card:
     if manifest is None:
         return Card(folder, shape, "", "", None, False, "")
     return Card(folder, shape, manifest.run_name, manifest.phase, manifest.step, True, "")
+
+
+def _base_sha256(folder: Path) -> str:
+    """Of the weights that an adapter was trained on, as its checkpoint says."""
+    try:
+        told = json.loads((folder / names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(told.get("homing_base_sha256", "")) if isinstance(told, dict) else ""
 
 
 def _check_present(folder: Path) -> None:

@@ -97,6 +97,7 @@ class Decoder(nn.Module):
         # Set by lora.add_lora: then the weights stand still, and what is trained and written are the adapters.
         self.lora: Lora | None = None
         self.dropout_clock: DropoutClock | None = None
+        self.base_storage = ""  # what frozen weights are stored in; set by lora.load_base
 
     # -- computing ---------------------------------------------------------------------------------------------------
 

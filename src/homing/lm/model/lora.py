@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from homing.errors import DataError, IntegrityError, UsageError
 from homing.lm.model.frozen import STORAGES, Adapter, DropoutClock, FrozenLinear, row_norms
 from homing.lm.model.layers import Linear
+from homing.lm.model.nf4 import dequantize_path
 from homing.wire.run import Lora
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ __all__ = [
     "add_lora",
     "begin_step",
     "check_base",
+    "describe",
     "freeze",
     "load_adapter",
     "load_base",
@@ -107,6 +109,7 @@ def load_base(
             why="\n".join(sorted(problems)[:12]),
             fix="Use the run.json or config.json that lies beside these weights.",
         )
+    model.base_storage = storage
     model.model.rope.to(device)
     listed = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
     return hashlib.sha256(listed.encode()).hexdigest()
@@ -215,6 +218,17 @@ def load_adapter(model: Decoder, tensors: Mapping[str, Tensor]) -> None:
         tensor.copy_(tensors[name])
 
 
+def describe(model: Decoder) -> str:
+    """For the log: what learns, beside what, and where the base is in four bits, how it is read."""
+    assert model.lora is not None, "a model without adapters"
+    chosen = ", ".join(_expand(model.lora.targets))
+    ways = [word for word, is_on in (("rsLoRA", model.lora.is_rslora), ("DoRA", model.lora.is_dora)) if is_on]
+    how = f" with {' and '.join(ways)}" if ways else ""
+    read = f", dequantised by {dequantize_path(model.device)}" if model.base_storage == "nf4" else ""
+    learns = f"{num_adapter_params(model):,} parameters of rank {model.lora.rank}{how} learn beside {chosen}"
+    return f"{learns}; the weights stand still in {model.base_storage}{read}."
+
+
 def num_adapter_params(model: Decoder) -> int:
     return sum(tensor.numel() for tensor in lora_tensors(model).values())
 
@@ -261,7 +275,7 @@ def merge(model: Decoder) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.float()
         parameter.requires_grad_(True)
-    model.lora, model.dropout_clock = None, None
+    model.lora, model.dropout_clock, model.base_storage = None, None, ""
 
 
 def _merged(layer: FrozenLinear) -> Tensor:

@@ -65,7 +65,7 @@ class RowCache(KVCache):
         values_BGSK[self._rows_B, :, self.places_B] = v_BGTK[:, :, 0]
         keys_BGSK, values_BGSK = keys_BGSK[:, :, : self.reach], values_BGSK[:, :, : self.reach]
         # Query heads of one KV head side by side: one product reads the keys once for all of them.
-        q_BGRK = q_BHTK.view(B, keys_BGSK.shape[1], -1, K)
+        q_BGRK = q_BHTK.reshape(B, keys_BGSK.shape[1], -1, K)
         scores_BGRS = (q_BGRK @ keys_BGSK.transpose(-1, -2)).float() / math.sqrt(K)
         scores_BGRS.masked_fill_(self._is_ahead_BS[:, None, None, : self.reach], -math.inf)
         y_BGRK = torch.softmax(scores_BGRS, dim=-1).to(values_BGSK.dtype) @ values_BGSK

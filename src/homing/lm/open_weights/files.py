@@ -53,12 +53,13 @@ class WeightFiles:
 
 
 def has_weights(folder: Path) -> bool:
-    return (folder / names.WEIGHTS).is_file() or (folder / INDEX).is_file()
+    return any((folder / name).is_file() for name in (names.WEIGHTS, INDEX, names.ADAPTER))
 
 
 def find_weights(folder: Path) -> WeightFiles:
-    if (folder / names.WEIGHTS).is_file():
-        return _with_headers(folder, [names.WEIGHTS], None)
+    for name in (names.WEIGHTS, names.ADAPTER):
+        if (folder / name).is_file() and not (folder / INDEX).is_file():
+            return _with_headers(folder, [name], None)
     if not (folder / INDEX).is_file():
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         also = f" It has {', '.join(pickled[:3])}: pickles, which homing never opens." if pickled else ""

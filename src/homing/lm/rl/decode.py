@@ -36,6 +36,8 @@ class Decoding:
         rows = len(cache.places_B)
         self._ids_B = torch.zeros(rows, dtype=torch.int64, device=model.device)
         self._draws_B = torch.zeros(rows, dtype=torch.int64, device=model.device)
+        # One pool of memory for all graphs: what one of them leaves there is read before another one runs.
+        self._pool = torch.cuda.graph_pool_handle() if is_captured else None
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
 
     def step(self, ids_B: Tensor, places_B: Tensor, draws_B: Tensor, *, furthest: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +78,8 @@ class Decoding:
             torch.cuda.current_stream().wait_stream(stream)
             self.cache.embedded_B1D = kept  # reading the same token at the same place again changes nothing else
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # Only what this thread does is captured; another one may be copying a checkpoint off the card.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 results = self._compute()
             self._graphs[reach] = (graph, results)
         except RuntimeError as error:

@@ -160,7 +160,7 @@ class _Phase:
             self.model, first_row=self.state.rows_consumed, device=self.s.device,
             rank=self.s.ranks.rank, num_ranks=self.s.ranks.count,
         )  # fmt: skip
-        with batches, quiet_gc() as settle_gc:
+        with batches, self.shelf, quiet_gc() as settle_gc:
             while self.state.step < self.end_step:
                 is_first, self.begun_at = self.state.step == first_step, time.monotonic()
                 self.unread.append((self._first_step if is_first else self.step)(batches.next()))
@@ -172,6 +172,7 @@ class _Phase:
                     rows_consumed=self.state.rows_consumed + self.work.rows_per_step,
                 )
                 self._read_figures(0 if is_first else LATE.get(self.s.device.type, 0), is_paced=not is_first)
+                self._settle_save()
                 stop = self._decide()
                 step, is_last = self.state.step, self.state.step >= self.end_step
                 is_logged = step % max(1, self.s.run.train.log_every) == 0 or is_last
@@ -231,7 +232,8 @@ class _Phase:
             news, problem = _GOOD, ""
             total = torch.zeros((), device=self.s.device)
             try:
-                lora.begin_step(self.model, self.state.step)  # what dropout draws from, again at each try
+                # What dropout draws from, again at each try.
+                lora.begin_step(self.model, self.state.step, first_row=self.s.ranks.rank * self._num_rows)
                 for piece in batch.pieces(self.micro_batch):
                     loss = piece.loss(self.model)
                     loss.backward()
@@ -260,6 +262,8 @@ class _Phase:
         self.work, self.model, self.optimizer = built.work, built.model, built.optimizer
         if built.start:
             self._event("weights_loaded", f"Starting from the weights of {built.start}.", aloud=True)
+        if self.model.lora is not None:
+            self._event("adapters_added", lora.describe(self.model), aloud=True)
         self.pace = Pace(self.phase, checkpoint_bytes=built.checkpoint_bytes, can_evaluate=self.work.can_evaluate)
         later_tokens = sum(other.num_steps * other.batch_tokens for other in self.later)
         self.pilot = Pilot(self.phase, self.pace, later_tokens=later_tokens, num_later=len(self.later))
@@ -486,7 +490,8 @@ class _Phase:
 
     def _next_s(self) -> float:
         """Until a save asked for at the next look would be on disk: what is too late then must be done now."""
-        return self.pace.save_s + self.pace.last_step_s + (self.pace.eval_s if self._is_eval_due() else 0.0)
+        num_saves = 2 if self.shelf.is_saving else 1  # one may be on its way, and is waited for first
+        return num_saves * self.pace.save_s + self.pace.last_step_s + (self.pace.eval_s if self._is_eval_due() else 0.0)
 
     def _is_eval_due(self) -> bool:
         """Also before each checkpoint that was planned: one that nobody measured can never be the best."""
@@ -502,9 +507,14 @@ class _Phase:
 
     def _save(self, *, is_needed: bool) -> None:
         is_final = self.state.step >= self.end_step
-        took_s = self.shelf.save(self.state, self.built, self.evaluation, is_final=is_final, is_needed=is_needed)
-        if took_s is not None:
-            self.pace.saved(took_s)
+        self.shelf.save(self.state, self.built, self.evaluation, is_final=is_final, is_needed=is_needed)
+        self._settle_save()
+
+    def _settle_save(self) -> None:
+        self.shelf.settle()
+        if self.shelf.took_s is not None:
+            self.pace.saved(self.shelf.took_s)
+            self.shelf.took_s = None
 
     def _is_sample_due(self) -> bool:
         if self.phase.sample_every > 0:
@@ -527,9 +537,10 @@ class _Phase:
         self.pace.sampled(time.monotonic() - begun)
         self._event("sampled", texts[0][0] + texts[0][1], path=str(path.relative_to(self.s.run_dir)))
 
-    def _event(self, kind: str, text: str, *, aloud: bool = False, **data: object) -> None:
+    def _event(self, kind: str, text: str, *, aloud: bool = False, step: int | None = None, **data: object) -> None:
+        """`step`: of what happened, where it is told later."""
         tell = self.s.journal.aloud if aloud else self.s.journal.event
-        tell(kind, text, phase=self.phase.kind, step=self.state.step, **data)
+        tell(kind, text, phase=self.phase.kind, step=self.state.step if step is None else step, **data)
 
     def _describe(self) -> str:
         params = format_count(self.s.run.sizes.num_params)

@@ -1,6 +1,7 @@
 """The checkpoints of one phase, as the loop sees them: which one to go on from, and the next one to be put there.
 
-A save that fails is said aloud and training goes on, unless it is the one that the end hangs on.
+A save copies what it needs and writes it while training goes on; the last one of a run is waited for. One that fails
+is said aloud and training goes on, unless it is the one that the end hangs on.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 import homing
@@ -23,6 +27,7 @@ from homing.lm.train.checkpoint import Refused, TrainState
 from homing.lm.train.metrics import finite
 from homing.lm.train.resume import check_same, config_sha256
 from homing.lm.train.session import Session
+from homing.lm.train.snapshot import Snapshot, has_room
 from homing.units import format_duration
 from homing.wire import names
 from homing.wire.checkpoint import CheckpointManifest, Stage
@@ -32,18 +37,50 @@ __all__ = ["Shelf", "Tell"]
 
 
 class Tell(Protocol):
-    """Writes an event of the phase; `aloud` for people at the terminal too."""
+    """Writes an event of the phase; `aloud` for people at the terminal too. `step`: if it is not the current one."""
 
-    def __call__(self, kind: str, text: str, *, aloud: bool = False, **data: object) -> None: ...
+    def __call__(
+        self, kind: str, text: str, *, aloud: bool = False, step: int | None = None, **data: object
+    ) -> None: ...
+
+
+class Saving:
+    """A checkpoint on its way to the disk, in a thread of its own. Not a daemon: a trainer that ends waits for it."""
+
+    def __init__(self, step: int, write: Callable[[], Path], begun: float, *, is_final: bool, is_needed: bool) -> None:
+        self.step, self.is_final, self.is_needed = step, is_final, is_needed
+        self.folder: Path | None = None
+        self.error: BaseException | None = None
+        self.took_s = 0.0
+        self._write, self._begun = write, begun
+        self._thread = threading.Thread(target=self._run, name="save")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.folder = self._write()
+        except BaseException as error:
+            self.error = error
+        self.took_s = time.monotonic() - self._begun
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        self._thread.join()
 
 
 class Shelf:
     def __init__(self, session: Session, phase: Phase, tell: Tell) -> None:
         self.s, self.phase, self.tell = session, phase, tell
         self.dir = session.run_dir / names.CHECKPOINTS / phase.kind
-        self.saved_step = -1  # of the newest one
+        self.saved_step = -1  # of the newest one that was begun
         self.saved_at = time.monotonic()
+        self.took_s: float | None = None  # of the last save, from its beginning until it was on disk; taken by `loop`
         self._damaged: list[Refused] = []
+        self._snapshot = Snapshot()
+        self._saving: Saving | None = None
 
     def folder(self, step: int) -> Path:
         return self.dir / names.step_dir(step)
@@ -92,36 +129,78 @@ class Shelf:
 
     def save(
         self, state: TrainState, built: Built, evaluation: Evaluation | None, *, is_final: bool, is_needed: bool
-    ) -> float | None:
-        """Seconds that it took; None where it failed and the run can do without."""
+    ) -> None:
+        """Begins to write one and lets training go on; one that is needed is waited for. One at a time."""
+        self.wait()
         begun = self.saved_at = time.monotonic()
+        self.saved_step = state.step
         state = dataclasses.replace(state, rng=checkpoint.rng_state(self.s.device))
         manifest = self._manifest(state, built, evaluation, is_final=is_final)
+        weights, optimizer = built.model.weights_for_disk(), built.optimizer.state_tensors()
+        papers = self.s.papers | built.papers | _papers_of(built)
         self.s.journal.sync()
-        try:
-            with self.s.journal.still("saving", "saving", phase=self.phase.kind):
-                folder = checkpoint.save(
-                    self.dir, manifest, state, weights=built.model.weights_for_disk(),
-                    optimizer=built.optimizer.state_tensors(),
-                    papers=self.s.papers | built.papers | _papers_of(built), weights_name=built.weights_name,
-                )  # fmt: skip
+        is_held = is_needed or not has_room({**weights, **optimizer})  # then training waits for the disk
+        if not is_held:
+            taken = self._snapshot.take(weights=weights, optimizer=optimizer)
+            weights, optimizer = taken["weights"], taken["optimizer"]
+
+        def write() -> Path:
+            folder = checkpoint.save(
+                self.dir, manifest, state, weights=weights, optimizer=optimizer, papers=papers,
+                weights_name=built.weights_name,
+            )  # fmt: skip
             self._damaged = [entry for entry in self._damaged if entry.folder != folder]  # it was just written anew
             checkpoint.mend_pointers(self.dir, manifest, damaged=self._damaged)
             checkpoint.retain(self.dir, keep_last=self.phase.keep_last, damaged=self._damaged)
-        except (RunFailed, OSError) as error:
-            self.tell("save_failed", f"warning: {error}", aloud=True)
-            if is_needed:
+            return folder
+
+        self._saving = Saving(state.step, write, begun, is_final=is_final, is_needed=is_needed)
+        if is_held:
+            self.wait()
+
+    @property
+    def is_saving(self) -> bool:
+        return self._saving is not None
+
+    def settle(self) -> None:
+        """Tells of a save that has ended since; costs nothing, and waits for nothing."""
+        if self._saving is not None and self._saving.is_over:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until what is being written is on disk. A failure is told, and ends the run if the run's end hangs on it."""
+        if self._saving is None:
+            return
+        saving, self._saving = self._saving, None
+        with self.s.journal.still("saving", "saving", phase=self.phase.kind):
+            saving.join()
+        if saving.folder is None:
+            self.tell("save_failed", f"warning: {saving.error}", aloud=True, step=saving.step)
+            if not isinstance(saving.error, RunFailed | OSError):
+                raise saving.error or AssertionError("a save ended without a word")
+            if saving.is_needed:
                 raise RunFailed(
-                    what=f"The run cannot end: the checkpoint of step {state.step:,} could not be saved.",
-                    why=str(error),
+                    what=f"The run cannot end: the checkpoint of step {saving.step:,} could not be saved.",
+                    why=str(saving.error),
                     fix=f"Free disk space under {self.dir}; the same command goes on from the checkpoint before.",
-                ) from error
-            return None
-        self._damaged, self.saved_step, took_s = [], state.step, time.monotonic() - begun
-        text = f"Saved {folder.relative_to(self.s.run_dir)} in {format_duration(took_s)}."
-        self.tell("checkpoint_saved", text, aloud=True, folder=folder.name, is_final=is_final)
+                ) from saving.error
+            return
+        self._damaged = []
+        self.took_s = saving.took_s
+        text = f"Saved {saving.folder.relative_to(self.s.run_dir)} in {format_duration(saving.took_s)}."
+        told = {"folder": saving.folder.name, "is_final": saving.is_final}
+        self.tell("checkpoint_saved", text, aloud=True, step=saving.step, **told)
         gc.collect()  # the collector is off between saves
-        return took_s
+
+    def __enter__(self) -> Shelf:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """What is nearly written is not thrown away, whatever happened."""
+        if kind is None:
+            self.wait()
+        elif self._saving is not None:
+            self._saving.join()
 
     def _manifest(
         self, state: TrainState, built: Built, evaluation: Evaluation | None, *, is_final: bool
