@@ -53,6 +53,10 @@ def _call(**function: Any) -> list[dict[str, Any]]:
     return [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}", **function}}]
 
 
+def _deep(levels: int) -> dict[str, Any]:
+    return {"a": _deep(levels - 1)} if levels else {}
+
+
 # A change of a good record {"messages": [user, assistant, user, assistant]}, and what it must be called.
 CHANGES: dict[str, tuple[str, Change]] = {
     "a key twice": ("key-twice", lambda r: r.update(TWICE=1)),
@@ -106,6 +110,12 @@ CHANGES: dict[str, tuple[str, Change]] = {
         "bad-tools",
         lambda r: (_turn(r, 1, tool_calls=_call()), _insert(r, 2, "tool", tool_call_id="c9"), r["messages"].pop(3)),
     ),
+    "a control character in arguments": (
+        "control-character",
+        lambda r: (_turn(r, 1, tool_calls=_call(arguments={"a": ["\x00"]})), _insert(r, 2, "tool")),
+    ),
+    "half a pair in a tool": ("surrogate", lambda r: r.update(tools=[{"name": "SURROGATE"}])),
+    "tools without end": ("too-deep", lambda r: r.update(tools=[_deep(100)])),
     "tools that are no list": ("bad-tools", lambda r: r.update(tools={"name": "add"})),
     "tools that are no JSON": ("bad-tools", lambda r: r.update(tools="[{")),
     "too long after the first answer": ("too-long", lambda r: _turn(r, 2, content="hello " * CONTEXT)),

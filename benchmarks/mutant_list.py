@@ -137,9 +137,37 @@ MUTANTS = [
     Mutant(
         "cheaper-of-both",
         f"{_CLOUD}/reconcile.py",
-        "spend_usd=max(ours, theirs), note=note)",
+        "spend_usd=max(ours, seen, theirs), note=note)",
         "spend_usd=min(ours, theirs), note=note)",
         ("tests/cloud/test_survey.py",),
+    ),
+    Mutant(
+        "clock-takes-dollars-back",
+        f"{_CLOUD}/reconcile.py",
+        "    if before is not None:\n        spend = max(",
+        "    if before == ():\n        spend = max(",
+        ("tests/sim/test_modal.py::test_a_home_whose_clock_is_set_back_forgets_no_dollar_of_a_sandbox_that_has_ended",),
+    ),
+    Mutant(
+        "attempts-by-time",
+        f"{_CLOUD}/ledger.py",
+        "WHERE run_id = ? ORDER BY attempt, rowid",
+        "WHERE run_id = ? ORDER BY intent_at, rowid",
+        ("tests/cloud/test_ledger.py",),
+    ),
+    Mutant(
+        "shutdown-only-stops",
+        f"{_CLOUD}/providers/aws_machine.py",
+        '"InstanceInitiatedShutdownBehavior": "terminate",',
+        '"InstanceInitiatedShutdownBehavior": "stop",',
+        ("tests/cloud/providers/test_aws_machine.py", "tests/cloud/providers/test_aws.py"),
+    ),
+    Mutant(
+        "sandbox-for-a-day",
+        f"{_CLOUD}/providers/modal.py",
+        '"timeout": modal_box.timeout_s(boot),',
+        '"timeout": 86400,',
+        ("tests/sim/test_modal.py::test_a_sandbox_that_hangs_is_ended_by_its_timeout_inside_the_limit_without_anybody",),
     ),
     Mutant(
         "meter-stands-still",

@@ -39,7 +39,7 @@ from _result import write_proof  # noqa: E402
 QUICK = 120
 FULL = {"fake": 10_000}  # so many make the proof; of the others
 FULL_CLOUD = 1000
-MAX_SECONDS = 900.0
+MAX_SECONDS = 900.0  # for the ten thousand of the fake cloud, on two cores
 LEAST_LAUNCHED = 0.6
 _PER_TASK = 20
 
@@ -68,7 +68,8 @@ def main() -> int:
         print(f"BROKEN seed {verdict.seed}: {verdict.broken}\n    {', '.join(verdict.kinds)}")
         print(f"    python benchmarks/simulate.py --provider {provider} --replay {verdict.seed}")
     is_alive = figures["launched"] >= LEAST_LAUNCHED * num  # days on which nothing was rented prove nothing
-    passed = not broken and is_alive and figures["unannounced"] == 0 and seconds <= MAX_SECONDS
+    in_time = provider != "fake" or seconds <= MAX_SECONDS
+    passed = not broken and is_alive and figures["unannounced"] == 0 and in_time
     if num >= full:
         write_proof("simulate" if provider == "fake" else f"simulate_{provider}", figures, passed=passed)
     print(f"{'PASS' if passed else 'FAIL'} {num:,} schedules in {seconds:.0f} s, {len(broken)} broken")

@@ -90,6 +90,12 @@ def test_quit_ends_it_and_nothing_after_is_answered(homing: Homing, base: Path) 
     assert [turn["prompt"] for turn in turns(out)] == ["a"]
 
 
+def test_help_is_told_and_not_completed(homing: Homing, base: Path) -> None:
+    code, out, err = homing("chat", "base", stdin="/help\n/exit\nmore\n")
+    assert (code, out) == (0, "")
+    assert err.count("/quit (or Ctrl-D) ends it") == 2
+
+
 def test_answers_are_on_stdout_alone(homing: Homing, base: Path) -> None:
     code, out, err = homing("chat", "base", "--tokens", "4", "--seed", "2", "--temperature", "0", stdin="the\n")
     assert code == 0

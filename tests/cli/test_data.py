@@ -223,3 +223,22 @@ def test_a_file_in_a_store_is_brought_by_its_hash_and_a_missing_one_stops_it(hom
     code, _, err = homing("prep", "joe")
     assert code == 7
     assert "chats.jsonl is not in" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [("repeat: 2", "repeat: 3", "what the run file names"), ("context: 128", "context: 64", "model.context")],
+)
+def test_chat_shards_that_the_run_file_no_longer_means_are_not_prepared(
+    homing: Homing, run: Path, old: str, new: str, what: str
+) -> None:
+    from homing.config import load_run
+
+    homing("prep", "joe")
+    assert load_run("joe").is_prepared
+    (run / "runs" / "joe.yaml").write_text(RUN_FILE.replace(old, new))
+    loaded = load_run("joe")
+    assert not loaded.is_prepared
+    assert any(what in warning for warning in loaded.warnings)
+    homing("prep", "joe")
+    assert load_run("joe").is_prepared

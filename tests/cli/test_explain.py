@@ -76,3 +76,33 @@ def test_an_unknown_key_is_refused_with_the_nearest(
 ) -> None:
     assert homing(monkeypatch, "explain", typed) == 2
     assert ours in capsys.readouterr().err
+
+
+def test_an_example_can_be_pasted_into_a_shell_as_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "limits.spend") == 0
+    assert "--set 'limits.spend=$12.00'" in capsys.readouterr().out  # unquoted, a shell makes 2.00 of it
+
+
+def test_a_key_typed_without_its_underscore_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "spendlimit") == 2
+    assert "limits.spend" in capsys.readouterr().err
+
+
+def test_a_mistyped_verb_is_answered_with_the_whole_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explian", "limits.spend") == 2
+    assert "fix homing explain limits.spend" in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_an_error_like_any_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "--loud", "--json") == 2
+    said = capsys.readouterr()
+    assert "--loud" in json.loads(said.out)["what"]
+    assert "fix homing explain --help" in said.err

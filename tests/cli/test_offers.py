@@ -100,3 +100,16 @@ def test_a_cloud_with_keys_that_nobody_set_up_is_not_asked_yet_and_that_is_said(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     assert "AWS has keys here and is not asked yet: homing setup aws" in cli("offers").err
+
+
+def test_who_was_not_asked_for_want_of_a_key_is_named(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RUNPOD_API_KEY", "SHADEFORM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/nowhere")
+    said = cli("offers")
+    assert said.code == 0
+    assert "Not asked, for want of a key: runpod" in said.err
+    none = cli("offers", "--gpu", "H100")
+    assert none.code == 3
+    assert "Not asked, for want of a key: runpod" in none.err
+    assert "fix homing setup runpod" in none.err

@@ -97,3 +97,10 @@ def test_two_offers_are_compared_and_the_cheapest_to_finish_is_recommended(
     assert Decimal(other["more_usd"]) == Decimal(other["cost_usd"]) - Decimal(best["cost_usd"])
     assert [part["name"] for part in best["phases"]] == ["boot and start", "pretrain", "home"]
     assert document["left_out"][0]["why"].startswith("has 1 B")
+
+
+def test_the_limit_it_names_is_not_below_its_own_worst_case(cli: Homing) -> None:
+    said = cli("plan", "moss", "--json")
+    worst = Decimal(said.json["offers"][0]["worst_usd"])
+    named = Decimal(cli("plan", "moss").err.split("--spend-limit ")[-1].split()[0])
+    assert named >= worst

@@ -94,3 +94,10 @@ def test_a_bucket_is_made_after_asking_and_tried_out(cli: Homing, monkeypatch: p
         again = cli("setup", "local", "--store", url)
         assert again.code == 0
         assert f"there: the store {url}" in again.err
+
+
+def test_without_a_provider_it_lists_them(cli: Homing) -> None:
+    said = cli("setup")
+    assert said.code == 2
+    assert "runpod" in said.err
+    assert "fix homing setup runpod" in said.err

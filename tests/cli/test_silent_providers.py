@@ -15,11 +15,12 @@ from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
 from homing.cloud.mark import make_mark
+from homing.errors import StillBilling
 from homing.world import World
 
 CLOUDS = ("aws", "modal", "runpod", "shadeform")
 PATIENCE_S = 0.5
-SOON_S = 30.0  # far below what one of them costs alone: four tries of half a minute each
+SOON_S = 100.0  # below what one of them costs alone: four tries of half a minute each
 
 
 @pytest.fixture
@@ -78,3 +79,20 @@ def test_what_cannot_be_asked_may_bill_and_is_shown_so(cli: Homing) -> None:
     assert sorted(line["provider"] for line in document["billing"]) == list(CLOUDS)
     assert {line["billing"] for line in document["billing"]} == {"maybe"}
     assert len(document["problems"]) == len(CLOUDS)
+
+
+@pytest.mark.slow
+def test_what_another_provider_has_ends_while_one_says_nothing(
+    cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.cloud.destroy._LAST_TRY_S", 20.0)
+    home = Home(homing_home, World())
+    mark = make_mark(home.owner, "moss-9", 1)
+    home.ledger.adopt(LedgerLine(mark, "", "?", 1, "local", "here", "0.36", "5.00", 0.0, mark, 0.0))
+    began = time.time()
+    lines = [line for line in home.ledger.lines() if line.provider in ("aws", "local")]
+    with pytest.raises(StillBilling, match="aws"):
+        destroy_lines(home, sorted(lines, key=lambda line: line.provider), deadline_s=PATIENCE_S)
+    (here,) = [line for line in home.ledger.lines() if line.provider == "local"]
+    assert here.destroyed_at is not None
+    assert here.destroyed_at - began < 15.0, "it did not wait for the other"

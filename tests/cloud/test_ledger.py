@@ -81,6 +81,25 @@ def test_an_ended_run_goes_on_with_another_attempt(ledger: Ledger) -> None:
     assert [each.attempt for each in ledger.lines("moss-1")] == [1, 2]
 
 
+def test_the_attempts_of_a_run_stand_in_their_order_also_where_the_clock_was_set_back(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    ledger.set_run("moss-1", state="failed")
+    ledger.intend(row(), dataclasses.replace(line(row(), attempt=2), intent_at=400.0))
+    assert [each.attempt for each in ledger.lines("moss-1")] == [1, 2]
+
+
+def test_the_first_wish_for_an_end_counts_and_an_earlier_one_by_a_clock_that_was_set_back(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    mark = line(row()).mark
+    assert ledger.destroy_asked_at(mark) is None
+    for now in (2000.0, 2100.0):
+        ledger.ask_destroy(mark, now)
+    assert ledger.destroy_asked_at(mark) == 2000.0
+    for now in (500.0, 600.0):
+        ledger.ask_destroy(mark, now)
+    assert ledger.destroy_asked_at(mark) == 500.0
+
+
 def test_create_is_refused_once_the_end_was_asked_for(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
     mark = line(row()).mark

@@ -146,7 +146,7 @@ def test_a_home_whose_clock_is_set_back_forgets_no_dollar_of_a_sandbox_that_has_
         stage.advance(100.0)
         cloud.cloud.preempt(next(iter(cloud.cloud._live)))
         stage.advance(60.0)
-        line = rig.do("runs", lambda home: home.ledger.lines()[0]).answer
+        line = rig.do("runs", lambda home: home.ledger.lines(home.ledger.find("moss").id)[0]).answer
         assert line.destroyed_at is not None
         assert Decimal(line.spend_usd) >= cloud.cloud.bill()[0].usd > Decimal("0.2")
         stage.close()

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 CHAT_PHASES = ("sft", "rl")
-HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it."
+HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this."
+HELP_BASE = "/quit (or Ctrl-D) ends it, /help says this."
 
 
 def command(
@@ -63,8 +64,11 @@ def command(
     else:
         voice = _Completer(model, tokenizer, settings)
         talk.say("This is a base model: it goes on with the text you type, and was never taught to answer.")
-        talk.say("/quit (or Ctrl-D) ends it.")
+        talk.say(HELP_BASE)
     for number, line in enumerate(_lines()):
+        if line == "/help":
+            talk.say(HELP if isinstance(voice, _Converser) else HELP_BASE)
+            continue
         if line == "/new":
             voice.forget()
             talk.say("Forgotten.")
@@ -118,7 +122,7 @@ def _lines() -> Iterator[str]:
             if not line:
                 return
         line = line.strip()
-        if line == "/quit":
+        if line in ("/quit", "/exit"):
             return
         if line:
             yield line

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from homing.cli import talk
+from homing.cli.bring_files import bring_file
 from homing.cli.extras import need
 from homing.cli.options import Json, Sets
 from homing.errors import DataError, UsageError
@@ -61,7 +62,11 @@ def check(
         for phase in _chat_phases(loaded):
             renderer = _renderer(tokenizer or loaded.prep.dir, is_needed=False)
             one = Doctor(renderer, (context or loaded.run.model.context) if renderer else 0)
-            _examine(one, phase.validation, [source.path for source in phase.chat])
+            held_out = [
+                bring_file(path, phase.dir / f"held-out-{place}") for place, path in enumerate(phase.validation)
+            ]
+            here = [bring_file(source.path, phase.dir / f"from-store-{n}") for n, source in enumerate(phase.chat)]
+            _examine(one, held_out, here)
             _merge(doctor, one)
     else:
         renderer = _renderer(tokenizer, is_needed=True) if tokenizer else None

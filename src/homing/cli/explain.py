@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -96,5 +97,5 @@ def _words(entry: Any) -> str:
     lines = [shown, f"  {entry.about}", f"  type     {entry.kind}", f"  default  {entry.default}"]
     if entry.allowed:
         lines.append(f"  allowed  {entry.allowed}")
-    lines.append(f"  example  {entry.name}: {entry.example}        or  --set {shown}={entry.example}")
+    lines.append(f"  example  {entry.name}: {entry.example}        or  --set {shlex.quote(f'{shown}={entry.example}')}")
     return "\n".join(lines)

@@ -73,7 +73,7 @@ def command(
         )
         talk.say(
             f"Talk to it: homing chat {row.name}   Complete a prompt: homing generate {row.name} --prompt 'Once'"
-            f"   End billing, confirmed: homing destroy {row.name}"
+            f"   Measure it: homing eval {row.name}   End billing, confirmed: homing destroy {row.name}"
         )
 
 

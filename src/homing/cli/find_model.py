@@ -109,8 +109,9 @@ def _need_folder(path: Path) -> Path:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Or anybody's model: weights in one file, or in several that an index names."""
-    return (path / names.WEIGHTS).is_file() or (path / f"{names.WEIGHTS}.index.json").is_file()
+    """Or anybody's model: weights in one file, or in several that an index names, or an adapter alone."""
+    wanted = (names.WEIGHTS, f"{names.WEIGHTS}.index.json", names.ADAPTER)
+    return any((path / name).is_file() for name in wanted)
 
 
 def _is_run_dir(path: Path) -> bool:

@@ -13,6 +13,7 @@ import difflib
 import importlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -96,7 +97,7 @@ class LazyVerbs(TyperGroup):
             raise UsageError(
                 what=f"There is no verb {cmd_name!r}.",
                 why=f"Did you mean {near[0]}?" if near else "`homing --help` lists them all.",
-                fix=f"homing {near[0]}" if near else "homing --help",
+                fix=_retyped(cmd_name, near[0]) if near else "homing --help",
             )
         module = importlib.import_module(f"homing.cli.{cmd_name}")
         app = getattr(module, "app", None)
@@ -175,8 +176,8 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
     except HomingError as error:
         return _show(error)
     except _ClickError as error:
-        error.show()
-        return int(error.exit_code), ""
+        command = getattr(getattr(error, "ctx", None), "command_path", "homing")
+        return _show(UsageError(what=error.format_message(), fix=f"{command} --help"))
     except (KeyboardInterrupt, typer.Abort):
         with contextlib.suppress(OSError):  # the terminal itself may be what is gone
             talk.say("Interrupted.")
@@ -196,6 +197,17 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
         talk.say("This is a mistake in homing, not yours. Please report it with the lines above.")
         return 1, ""
     return (code if isinstance(code, int) else 0), ""
+
+
+def _retyped(wrong: str, right: str) -> str:
+    """The whole line again, with the verb that was meant."""
+    typed = sys.argv[1:]
+    words = (
+        [right if number == typed.index(wrong) else word for number, word in enumerate(typed)]
+        if wrong in typed
+        else [right]
+    )
+    return f"homing {shlex.join(words)}"
 
 
 def _show(error: HomingError) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.offers import Found, check_gpu, list_offers
 from homing.cloud.providers.base import Needs, Offer
 from homing.cloud.providers.registry import PROVIDERS, configured
-from homing.errors import UsageError
+from homing.errors import NoOffer, UsageError
 from homing.gpus import find_gpu
 from homing.units import format_duration
 
@@ -43,8 +43,14 @@ def command(
         raise UsageError(what="--num-gpus: a number from 1 on.", fix="--num-gpus 8   or any: --all-configs")
     needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=0 if all_configs else num_gpus)
     with open_home() as home:
-        found = list_offers(needs, provider or [], home)
         asked = set(configured(home.path, home.world))
+        try:
+            found = list_offers(needs, provider or [], home)
+        except NoOffer as none:
+            if provider or not (keyless := _keyless(asked)):
+                raise
+            # Who was not asked may have it: a new user's first question is answered with the first step.
+            raise NoOffer(none.what, f"{none.why} {keyless}", f"homing setup runpod   {none.fix}") from none
         now = home.world.now()
     talk.emit("offers/1", _document(found, now))
     name = needs.gpu or "machines"
@@ -64,6 +70,15 @@ def _say_unasked(asked: set[str]) -> None:
     for name, account in ACCOUNTS.items():
         if name in PROVIDERS and name not in asked and all(os.environ.get(key) for key in account.keys):
             talk.say(f"{account.title} has keys here and is not asked yet: homing setup {name}")
+    if keyless := _keyless(asked):
+        talk.say(f"{keyless} homing setup NAME")
+
+
+def _keyless(asked: set[str]) -> str:
+    """Clouds that were not asked because nobody has an account with them here."""
+    names = [name for name, account in ACCOUNTS.items() if name in PROVIDERS and name not in asked]
+    names = [name for name in names if not all(os.environ.get(key) for key in ACCOUNTS[name].keys)]
+    return f"Not asked, for want of a key: {', '.join(names)}." if names else ""
 
 
 def row_of(number: int, offer: Offer) -> list[str]:

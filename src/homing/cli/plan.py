@@ -148,9 +148,15 @@ def _device(offer: Offer) -> str:
 
 
 def _suggested(plan: Plan) -> str:
-    """Half as much again as the plan: a probe or an assumption may be off by that."""
+    """Half as much again as the plan, for a probe or an assumption may be off by that; and, where no limit is set yet,
+    not below the worst case that stands beside it."""
     best = plan.offers[0]
-    return usd(max(best.cost_usd * 3 / 2, best.minimum_usd * 2)).removeprefix("$").replace(",", "")
+    has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
+    return (
+        usd(max(best.cost_usd * 3 / 2, best.minimum_usd * 2, best.worst_usd if has_worst else Decimal(0)))
+        .removeprefix("$")
+        .replace(",", "")
+    )
 
 
 def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:

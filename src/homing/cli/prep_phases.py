@@ -140,6 +140,7 @@ def _prepare_chat(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
         validation=held_out,
         val_fraction=prep.val_fraction,
         is_forced=is_forced,
+        named=prep.named(),
     )
     made = prepare_chat(order)
     report = {**made.report, "sources": made.manifest.settings["sources"]}

@@ -188,7 +188,8 @@ def _tokens(result: dict[str, Any], name: str, title: str, paths: list[str]) -> 
         print(f"File size: {split['num_file_bytes'] / 1e6:.2f} MB")
     else:
         print("Held out by the hash of each document.")
-    print(f"Text: {split['num_text_bytes'] / 1e6:.2f} MB in {split['num_documents']:,} documents")
+    documents = "1 document" if split["num_documents"] == 1 else f"{split['num_documents']:,} documents"
+    print(f"Text: {split['num_text_bytes'] / 1e6:.2f} MB in {documents}")
     print("✓ Tokenization complete!")
     print(f"  Total tokens: {split['num_tokens']:,}")
     print(f"✓ Saved to {_short(result['dir'])}/{_range(split['shards'])}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -22,10 +23,11 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
+from homing.cli.control import usd
 from homing.cli.extras import need
 from homing.cli.options import Json, Yes
 from homing.errors import HomingError, RunFailed, UsageError
-from homing.units import format_duration, format_usd, parse_usd
+from homing.units import format_duration, parse_usd
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest
 
@@ -69,7 +71,8 @@ def command(
         trip.step("Rent, boot, train", "launch", name, "--spend-limit", f"{limit}", "--yes", *shorter)
         trip.step("Watch it learn", "watch", name)
         trip.step("Bring the model home, verified by hash", "fetch", name)
-        sample = trip.step("Let it speak", "generate", name, "--prompt", PROMPT, "--tokens", "160", "--seed", "1")
+        speak = ("generate", name, "--prompt", PROMPT, "--tokens", "160", "--seed", "1")
+        sample = trip.step("Let it speak", *speak, keeps=True)
     except BaseException:
         # Whatever went wrong, nothing may be left running; a second failure must not hide the first.
         with contextlib.suppress(HomingError):
@@ -116,18 +119,21 @@ class _Trip:
                 what=f"Cannot write to {self.folder}.", why=str(exc), fix="homing quickstart --dir SOMEWHERE_ELSE"
             ) from exc
 
-    def step(self, what: str, *argv: str) -> str:
-        """Runs `homing ARGV` in the folder; its stdout is shown as it comes and returned."""
+    def step(self, what: str, *argv: str, keeps: bool = False) -> str:
+        """Runs `homing ARGV` in the folder. Its stdout is its own, so that talk and data stay in order; where it is
+        kept, it is shown as it comes and returned."""
         talk.say(f"\n== {what}\n$ homing {shlex.join(argv)}")
         begun = time.monotonic()
         command_line = [sys.executable, "-m", "homing.cli", *argv, *(["-q"] if talk.is_quiet() else [])]
         lines = []
-        with subprocess.Popen(command_line, cwd=self.folder, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            for line in child.stdout:
+        # Under --json stdout carries one document at the end; what the verbs print is talk then.
+        shown = sys.stderr if talk.is_json() else sys.stdout
+        shown.flush()
+        out = subprocess.PIPE if keeps else shown.fileno()
+        with subprocess.Popen(command_line, cwd=self.folder, stdout=out, text=True) as child:
+            for line in child.stdout or ():
                 lines.append(line)
-                # Under --json stdout carries one document at the end; what the verbs print is talk then.
-                print(line, end="", file=sys.stderr if talk.is_json() else sys.stdout, flush=True)
+                print(line, end="", file=shown, flush=True)
         self.seconds[argv[0]] = round(time.monotonic() - begun, 1)
         if child.returncode:
             error = HomingError(
@@ -169,13 +175,23 @@ def _figures(trip: _Trip, sample: str) -> dict[str, Any]:
 
 def _say_what_came_of_it(figures: dict[str, Any], folder: Path, name: str) -> None:
     talk.say(
-        f"\nDone in {format_duration(figures['seconds'])} for {format_usd(parse_usd(figures['spend_usd']))} (made up)."
+        f"\nDone in {format_duration(figures['seconds'])} for {usd(figures['spend_usd'])} (made up)."
         f" Validation loss {figures['val_loss']:.3f} nats per token, {figures['val_bits_per_byte']:.3f} bits per byte;"
         f"\nknowing only the token before, the best is {figures['bigram_nats']:.3f}."
         f" The figures are in {folder / FIGURES}.\n\nNext:\n"
+        f"{_to_activate()}"
         f"  cd {folder}\n"
         f"  homing chat {name}                          # talk to it\n"
         f"  homing generate {name} --prompt 'JULIET:'   # or let it go on from a prompt\n"
-        f"  homing new mine --from shakespeare --text YOUR_TEXT.txt && homing prep mine\n"
+        f"  homing eval {name}                          # measure it, with intervals\n"
+        f"  homing new mine --from tiny --text YOUR_TEXT.txt && homing prep mine\n"
         f"  homing runs                                # nothing is left running"
     )
+
+
+def _to_activate() -> str:
+    """After `make demo` the verbs below are not on the person's path yet."""
+    activate = Path(sys.executable).parent / "activate"
+    if shutil.which("homing") or not activate.is_file():
+        return ""
+    return f"  source {activate}\n"

@@ -24,8 +24,8 @@ def command(json_: Json = False) -> None:
     """Every run, and whatever may still cost money."""
     with open_home() as home:
         problems = refresh(home)
-        things, unasked = billing_things(home)
-        problems += unasked
+        things, more = billing_things(home, problems)
+        problems += more
         found = [look(home, row) for row in home.ledger.runs()]
         known = {row.run.id for row in found}
         forgotten = [line for line in billing_lines(home.ledger.lines()) if line.run_id not in known]

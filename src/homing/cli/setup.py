@@ -25,7 +25,9 @@ __all__ = ["command"]
 
 
 def command(
-    provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="runpod, shadeform, aws, modal, ssh, local.")],
+    provider: Annotated[
+        str, typer.Argument(metavar="PROVIDER", help="runpod, shadeform, aws, modal, ssh, local.")
+    ] = "",
     store: Annotated[
         str, typer.Option("--store", metavar="URL", help="Also make this store, if it is not there: s3://bucket/prefix")
     ] = "",
@@ -35,7 +37,11 @@ def command(
 ) -> None:
     """Key, SSH key, store and whatever the provider needs once. Says what it would make, asks, and may be repeated."""
     if provider not in PROVIDERS:
-        raise UsageError(what=f"There is no provider {provider!r}.", fix=f"Known: {', '.join(sorted(PROVIDERS))}")
+        raise UsageError(
+            what=f"There is no provider {provider!r}." if provider else "Which provider is to be set up?",
+            why=f"Known: {', '.join(sorted(PROVIDERS))}.",
+            fix="homing setup runpod",
+        )
     with open_home() as home:
         account = ACCOUNTS.get(provider)
         is_set = account is None or account.is_set(home.world.environment(), home.world)

@@ -133,7 +133,11 @@ def _memory(loaded: Loaded, found: _Findings) -> None:
 def _data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
     from homing.config.prepared import missing_files, read_prepared
 
+    _own_data(loaded, found, is_hashing)
     prepared = read_prepared(Path(loaded.run.data.dir))
+    if prepared is None and loaded.is_prepared:  # no phase reads text of the run
+        found.problems += _vocabulary(loaded, Path(loaded.run.data.dir) / names.TOKENIZER)
+        return
     if prepared is None:
         found.document["data"] = {"dir": loaded.run.data.dir, "num_train_tokens": 0, "num_val_tokens": 0}
         talk.say(f"Data: nothing is prepared in {loaded.run.data.dir} yet.")
@@ -161,6 +165,26 @@ def _data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
     )
 
 
+def _own_data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
+    """What single phases learn from."""
+    from homing.config.prepared import missing_files, read_prepared
+
+    found.document["own_data"] = []
+    for prep in loaded.phase_preps:
+        prepared = read_prepared(prep.dir)
+        if prepared is None:
+            talk.say(f"Data of {prep.phase}: nothing is prepared in {prep.dir} yet.")
+            continue
+        problems = missing_files(prepared, is_hashing=is_hashing)
+        found.problems += problems
+        counts = {"num_train_tokens": prepared.num_train_tokens, "num_val_tokens": prepared.num_val_tokens}
+        found.document["own_data"].append({"phase": prep.phase, "kind": prep.kind, "dir": str(prep.dir), **counts})
+        talk.say(
+            f"Data of {prep.phase}: {prepared.num_train_tokens:,} tokens of {prep.kind} to train on,"
+            f" {prepared.num_val_tokens:,} held out: {f'wrong files: {len(problems)}' if problems else 'all there'}."
+        )
+
+
 def _vocabulary(loaded: Loaded, tokenizer: Path) -> list[str]:
     from homing.config.prepared import tokenizer_vocab_size
 
@@ -168,9 +192,9 @@ def _vocabulary(loaded: Loaded, tokenizer: Path) -> list[str]:
         wanted, there = loaded.run.model.vocab_size, tokenizer_vocab_size(tokenizer)
     except DataError as error:
         return [error.what]
-    is_match = wanted == there
+    is_match = there <= wanted if loaded.run.base else wanted == there  # open weights may have spare rows
     sizes = f"{wanted:,} in {loaded.file}, {there:,} in {tokenizer}"
-    talk.say(f"Vocabulary: {sizes}: {'they match' if is_match else 'they do not match'}.")
+    talk.say(f"Vocabulary: {sizes}: {'they fit' if is_match and wanted != there else 'they match' if is_match else 'they do not match'}.")
     return [] if is_match else [f"vocab_size mismatch: {sizes}."]
 
 
@@ -180,7 +204,8 @@ def _length(loaded: Loaded, found: _Findings) -> None:
     found.document["phases"] = []
     for phase in loaded.run.phases:
         num_tokens = phase.num_steps * phase.batch_tokens
-        epochs = num_epochs(phase.num_steps, phase.batch_tokens, loaded.run.data.num_train_tokens)
+        own = phase.data.num_train_tokens if phase.data else 0 if phase.rl else loaded.run.data.num_train_tokens
+        epochs = num_epochs(phase.num_steps, phase.batch_tokens, own)
         found.document["phases"].append(
             {
                 "kind": phase.kind,

@@ -101,7 +101,7 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
 
 
 def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, str]:
-    """What stands in the way, by mark. Providers side by side: while one is dumb, the machines of another bill on."""
+    """What stands in the way, by mark. Providers side by side: one that says nothing holds up no other's end."""
     by_provider: dict[str, list[LedgerLine]] = {}
     for line in lines:
         by_provider.setdefault(line.provider, []).append(line)

@@ -267,10 +267,12 @@ class Ledger:
 
     def lines(self, run_id: str | None = None) -> list[LedgerLine]:
         """Oldest first; with a run, its attempts in order."""
-        where, params = ("WHERE run_id = ?", [run_id]) if run_id is not None else ("", [])
+        how, params = "ORDER BY intent_at, rowid", []
+        if run_id is not None:
+            # By number, not by time: after a clock was set back the attempt that runs would stand before ended ones.
+            how, params = "WHERE run_id = ? ORDER BY attempt, rowid", [run_id]
         names = ", ".join(_LINE_COLUMNS)
-        rows = self._execute((f"SELECT {names} FROM lines {where} ORDER BY intent_at, rowid", params))
-        return [LedgerLine(**row) for row in rows]
+        return [LedgerLine(**row) for row in self._execute((f"SELECT {names} FROM lines {how}", params))]
 
     def adopted(self) -> dict[str, Adopted]:
         rows = self._execute(("SELECT mark, owner, host, home FROM adopted", []))

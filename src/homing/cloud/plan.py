@@ -131,6 +131,7 @@ def needs_of(run: Run) -> Needs:
         memory_bytes=max(peaks),
         disk_bytes=shards + _kept_bytes(run),
         max_rate_usd_per_hour=None if rate is None else Decimal(rate),
+        precision=run.train.precision,
     )
 
 

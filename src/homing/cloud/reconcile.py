@@ -27,7 +27,7 @@ from homing.cloud.signs import read_signs
 from homing.errors import HomingError, LimitReached, UsageError
 from homing.wire.codec import WireError
 
-__all__ = ["CREATE_GRACE_S", "LOOKS", "end_resources", "is_absent", "providers_in_use", "receipt", "refresh"]
+__all__ = ["CREATE_GRACE_S", "LOOKS", "end_resources", "is_absent", "providers_in_use", "receipt", "refresh", "unasked"]
 
 LOOKS = 3  # a list may be late: absent means absent in this many looks over the provider's settle time
 _RECORD_S = 86400.0  # for so long after its end a run's record is still brought up to date
@@ -41,7 +41,6 @@ class _View:
     name: str
     open_: Callable[[], Provider]
     lines: list[LedgerLine]
-
     title: str  # no two have the same
 
     def look(self) -> list[Instance]:
@@ -59,6 +58,11 @@ def refresh(home: Home) -> list[str]:
         if run.is_live:
             problems += _refresh_run(home, run)
     return problems + _write_records(home, problems)
+
+
+def unasked(name: str) -> str:
+    """How the sentence begins that tells of a provider which did not answer."""
+    return f"{name} could not be asked, so its instances may bill:"
 
 
 def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None) -> bool:
@@ -88,16 +92,17 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
 
 
 def _seen_spend(home: Home, line: LedgerLine) -> Decimal:
-    """Rate times time, and never less than has passed before our eyes: a clock that is set back takes no dollar back.
+    """What stands in the ledger, and of a process that looks again, never less than has passed before its eyes.
 
-    Written down at each look, it holds for whoever looks next; a process that looks on counts by its own stop watch.
+    A clock that is set back takes no dollar back: who looks on, as the guard does, counts by a stop watch and writes it
+    down. One look alone writes nothing: its clock may be the one that is wrong.
     """
     spend, at = meter.line_spend(line, home.world.now()), home.world.monotonic()
     before = home.seen_spend.get(line.mark)
     if before is not None:
         spend = max(spend, before[0] + meter.cost(Decimal(line.rate_usd_per_hour), at - before[1]))
     home.seen_spend[line.mark] = (spend, at)
-    return spend
+    return Decimal(line.spend_usd) if before is None else spend
 
 
 def end_resources(provider: Provider, mark: str) -> str:
@@ -153,7 +158,7 @@ def _views(home: Home, lines: list[LedgerLine]) -> list[_View]:
 
 
 def _list_owned(home: Home, views: list[_View]) -> list[list[Instance] | HomingError | OSError]:
-    """Those far away at once, each with a deadline: a cloud that is dumb must not keep the guard from another's limit.
+    """Those far away at once, each with a deadline: a cloud that says nothing must not keep the guard from its work.
 
     What is on this computer answers at once or not at all, and is asked one after another: an order is worth more.
     """
@@ -175,7 +180,7 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
         for line in lines.values():
             if line.destroyed_at is None and line.created_at is not None:
                 home.ledger.update(line.mark, state="unknown", billing="maybe")
-        return [f"{name} could not be asked, so its instances may bill: {_first_line(listed)}"]
+        return [f"{unasked(name)} {_first_line(listed)}"]
     problems: list[str] = []
     owned: dict[str, Instance] = {}
     for instance in listed:

@@ -20,7 +20,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
 from homing.cloud.mark import make_mark, owner_prefix
 from homing.cloud.providers.base import Provider, Resource, wait_until
-from homing.cloud.reconcile import providers_in_use, refresh
+from homing.cloud.reconcile import providers_in_use, refresh, unasked
 from homing.errors import HomingError, StillBilling, UsageError
 
 __all__ = ["Finding", "Survey", "billing_things", "end", "keep", "kept_key", "survey"]
@@ -71,7 +71,8 @@ def survey(home: Home) -> Survey:
     shown = [finding for finding in findings if finding is not None]
     live = {line.mark for line in lines if line.destroyed_at is None}
     is_blind = bool(problems) and any(line.destroyed_at is None and line.state == "unknown" for line in lines)
-    for name, answer in _list_resources(home, lines).items():
+    is_blind |= bool(_silent(home, problems))
+    for name, answer in _list_resources(home, lines, problems).items():
         if isinstance(answer, list):
             shown += [_resource(home, each, each.mark in live, before) for each in answer]
         elif not isinstance(answer, UsageError):  # not set up here; a line of its would have been told of by refresh
@@ -80,11 +81,11 @@ def survey(home: Home) -> Survey:
     return Survey(shown, problems, is_blind)
 
 
-def billing_things(home: Home) -> tuple[list[Resource], list[str]]:
-    """What costs money beside instances, at every provider, and who could not be asked for it."""
+def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource], list[str]]:
+    """What costs money beside instances, at every provider, and who else could not be asked for it."""
     found: list[Resource] = []
     problems: list[str] = []
-    for name, answer in _list_resources(home, home.ledger.lines()).items():
+    for name, answer in _list_resources(home, home.ledger.lines(), known_problems).items():
         if isinstance(answer, list):
             found += [each for each in answer if each.rate_usd_per_hour > 0]
         elif not isinstance(answer, UsageError):
@@ -162,9 +163,17 @@ def _instance(home: Home, line: LedgerLine, before: LedgerLine | None) -> Findin
     )
 
 
-def _list_resources(home: Home, lines: list[LedgerLine]) -> dict[str, list[Resource] | HomingError | OSError]:
-    questions = {name: lambda open_=open_: open_().list_resources() for name, open_ in _askable(home, lines)}
-    return ask_all(questions, home.world)
+def _list_resources(
+    home: Home, lines: list[LedgerLine], problems: list[str]
+) -> dict[str, list[Resource] | HomingError | OSError]:
+    """Of all but those of whom `problems` says that they did not answer a moment ago."""
+    silent = _silent(home, problems)
+    askable = {name: open_ for name, open_ in _askable(home, lines) if name not in silent}
+    return ask_all({name: lambda open_=open_: open_().list_resources() for name, open_ in askable.items()}, home.world)
+
+
+def _silent(home: Home, problems: list[str]) -> set[str]:
+    return {name for name in providers_in_use(home) if any(each.startswith(unasked(name)) for each in problems)}
 
 
 def _not_asked(name: str, exc: HomingError | OSError) -> str:

@@ -261,6 +261,8 @@ def suggest_key(path: tuple[str | int, ...]) -> str:
         return _mean(_full(section, near), path)
     if plain in FOREIGN:
         return _mean(FOREIGN[plain], path)
+    if joined := {name.replace("_", ""): name for name in FOREIGN}.get(plain.replace("_", "")):
+        return _mean(FOREIGN[joined], path)
     elsewhere = [found.path for found in all_keys().values() if found.name == plain]
     if elsewhere:
         return "It belongs to " + " or ".join(_numbered(found, path) for found in elsewhere[:3]) + "."

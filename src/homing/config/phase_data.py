@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from homing.config.prepared import Prepared, read_prepared
+from homing.config.prepared import Prepared, read_prepared, sha256_of
 from homing.config.source import KeyPath
 from homing.config.trace import Trace
 from homing.errors import DataError
@@ -42,6 +43,11 @@ class PhasePrep:
     val_fraction: float
     dir: Path  # absolute
 
+    def named(self) -> dict[str, Any]:
+        """What the run file says of the conversations; lies in their manifest, so that a change of it is seen."""
+        chat = [[source.path, float(source.weight), source.repeat] for source in self.chat]
+        return {"chat": chat, "validation": self.validation, "val_fraction": float(self.val_fraction)}
+
 
 def uses_run_text(trace: Trace, number: int) -> bool:
     phase = trace.file.phases[number]
@@ -68,8 +74,8 @@ def phase_prep(trace: Trace, number: int, data_dir: Path) -> PhasePrep | None:
     )
 
 
-def phase_data(trace: Trace, number: int, prep: PhasePrep | None) -> PhaseData | None:
-    """What is prepared of it already; counts are 0 while nothing is."""
+def phase_data(trace: Trace, number: int, prep: PhasePrep | None, context: int = 0) -> PhaseData | None:
+    """What is prepared of it already; counts are 0 while nothing is, or nothing that the run file still means."""
     if prep is None:
         return None
     wire = f"phases.{number}.data"
@@ -83,6 +89,9 @@ def phase_data(trace: Trace, number: int, prep: PhasePrep | None) -> PhaseData |
         return empty
     if prepared is None:
         return empty
+    if stale := _what_changed(prep, prepared, context):
+        trace.warn(f"{wire}: {stale} changed since it was prepared. `homing prep` makes it anew.")
+        return empty
     for name in ("manifest_sha256", "num_train_tokens", "num_val_tokens"):
         trace.note(f"{wire}.{name}", str(prep.dir / names.MANIFEST))
     return PhaseData(
@@ -92,6 +101,21 @@ def phase_data(trace: Trace, number: int, prep: PhasePrep | None) -> PhaseData |
         num_train_tokens=_tokens_per_epoch(prepared),
         num_val_tokens=prepared.num_val_tokens,
     )
+
+
+def _what_changed(prep: PhasePrep, prepared: Prepared, context: int) -> str:
+    """Of conversations; found here and not by a trainer that is paid for."""
+    if prep.kind != "chat":
+        return ""
+    order = prepared.manifest.settings.get("order") or {}
+    if order.get("named") != prep.named():
+        return "what the run file names"
+    if context and order.get("context") != context:
+        return "model.context"
+    tokenizer = prep.dir.parent / names.TOKENIZER
+    if tokenizer.is_file() and sha256_of(tokenizer) != prepared.manifest.tokenizer_sha256:
+        return "the tokenizer"
+    return ""
 
 
 def _tokens_per_epoch(prepared: Prepared) -> int:

@@ -82,7 +82,9 @@ def tokenizer_vocab_size(path: Path) -> int:
 def missing_files(prepared: Prepared, *, is_hashing: bool = False) -> list[str]:
     """One sentence per file that is absent, empty, of another size, or (when hashing) of other content."""
     problems = []
-    wanted: list[tuple[str, int | None, str]] = [(names.TOKENIZER, None, prepared.manifest.tokenizer_sha256)]
+    wanted: list[tuple[str, int | None, str]] = []
+    if not prepared.manifest.template_sha256:  # conversations are made with the tokenizer of the run
+        wanted.append((names.TOKENIZER, None, prepared.manifest.tokenizer_sha256))
     for split in prepared.manifest.splits.values():
         for shard in split.shards:
             wanted += shard.files()

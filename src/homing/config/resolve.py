@@ -85,7 +85,9 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
         model = resolve_model(trace, vocab_size)
     corpus = _corpus(trace, prepared, vocab_size) if needs_text else Corpus(0, 0, "no phase reads it")
     preps = {number: phase_prep(trace, number, data_dir) for number in numbers}
-    datas = {number: phase_data(trace, number, None if is_for_prep else preps[number]) for number in numbers}
+    datas = {
+        number: phase_data(trace, number, None if is_for_prep else preps[number], model.context) for number in numbers
+    }
     corpora = {
         number: _corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size) for number in numbers
     }
@@ -295,6 +297,7 @@ def _train(trace: Trace) -> Train:
         device=trace.plain("train.device", ("train", "device")),
         precision=trace.plain("train.precision", ("train", "precision")),
         compile=trace.plain("train.compile", ("train", "compile")),
+        attention=trace.plain("train.attention", ("train", "attention")),
         is_deterministic=trace.plain("train.is_deterministic", ("train", "deterministic")),
         num_threads=trace.plain("train.num_threads", ("train", "threads")),
         num_ranks=trace.plain("train.num_ranks", ("train", "ranks")),

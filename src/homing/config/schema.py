@@ -361,6 +361,12 @@ class Train(Section):
     compile: Annotated[Literal["auto", "on", "off"], Switch] = key(
         "torch.compile; auto turns it on where it pays.", default="auto", example="off"
     )
+    attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = key(
+        "The attention kernel of a CUDA card. auto: raced at the start, each first compared with the plain one; the"
+        " choice is kept with the run.",
+        default="auto",
+        example="flash",
+    )
     deterministic: Flag = key(
         "Bit for bit the same on the same card and versions, at some speed.", default=False, example="true"
     )

@@ -207,6 +207,9 @@ def test_templates_are_found_as_transformers_finds_them(tmp_path: Path) -> None:
     assert newer.sha256 != found.sha256
     with pytest.raises(DataError, match="no chat template"):
         need_template(None, "here")
+    (folder / "chat_template.jinja").write_bytes(b"h\xe9llo")
+    with pytest.raises(DataError, match="cannot be read"):
+        find_template(folder)
 
 
 def test_a_conversation_that_uses_our_spare_characters_gets_others(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.lm.tiny import make_data, make_run
 
 from homing.hf_config import config_of
 from homing.lm.model import Decoder, count_params
-from homing.lm.model.lora import add_lora, freeze, lora_tensors
+from homing.lm.model.lora import adapter_config, add_lora, freeze, lora_tensors
 from homing.lm.tokenizer.files import build_tokenizer_json, write_extras
 from homing.lm.tokenizer.specials import SPECIALS
 from homing.lm.tokenizer.train import learn_merges
@@ -83,7 +83,7 @@ def _papers(folder: Path, run: Run) -> None:
     (folder / "config.json").write_text(json.dumps(config_of(run.model)))
 
 
-def seal(folder: Path, phase: str, **choices: Any) -> None:
+def seal(folder: Path, phase: str) -> None:
     files = [
         FileHash(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
         for path in sorted(folder.iterdir())
@@ -91,7 +91,7 @@ def seal(folder: Path, phase: str, **choices: Any) -> None:
     ]
     manifest = CheckpointManifest(
         "tiny", "tiny-20260101-000000-abcd", phase, 12, 3072, True, "", 7, files,
-        val_loss=1.25, val_bits_per_byte=0.9, choices=choices,
+        val_loss=1.25, val_bits_per_byte=0.9,
     )  # fmt: skip
     (folder / names.MANIFEST).write_text(codec.dumps(manifest))
 
@@ -111,7 +111,10 @@ def make_adapter(folder: Path, base: Path, kind: str = "qwen2", **lora: Any) -> 
                 tensor.mul_(1.1)
             else:
                 tensor.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(number))
-    save_file(model.weights_for_disk(), folder / names.WEIGHTS)
+    (folder / names.WEIGHTS).unlink()
+    save_file(model.weights_for_disk(), folder / names.ADAPTER)
+    told = {**adapter_config(settings, str(base)), "homing_base_sha256": sha256}
+    (folder / names.ADAPTER_CONFIG).write_text(json.dumps(told))
     _papers(folder, dataclasses.replace(run, phases=[phase]))
-    seal(folder, "sft", base_sha256=sha256)
+    seal(folder, "sft")
     return model.eval()

@@ -69,6 +69,7 @@ def test_a_phase_samples_judges_learns_and_is_judged(tmp_path: Path) -> None:
     assert {"val_reward", "val_pass_at_1", "val_pass_at_4"} <= lines[1].more.keys()
     assert lines[1].val_loss == pytest.approx(1.0 - lines[1].more["val_pass_at_1"])
     assert "val_reward" not in lines[0].more
+    assert events(tmp_path / "run", "step_skipped") == []  # nothing right yet is nothing learned, and no NaN
     assert not (tmp_path / "run/checkpoints/rl" / names.step_dir(4) / SAMPLES).exists()
 
 
@@ -136,6 +137,7 @@ def test_the_same_is_asked_and_sampled_whatever_the_micro_batch_and_rollout_rows
         go(tmp_path / f"run-{number}", run)
         (line,) = metrics(tmp_path / f"run-{number}")
         told.append({name: value for name, value in line.more.items() if not name.endswith("_s")})
+    assert {"reward", "entropy"} <= told[0].keys()
     assert told[0] == pytest.approx(told[1])
     assert told[0] == pytest.approx(told[2])
 
@@ -158,6 +160,41 @@ def test_ranks_together_ask_what_one_alone_asks(tmp_path: Path, monkeypatch: pyt
     assert rows == [row[row != -100].tolist() for row in alone.targets_RT]
     with pytest.raises(UsageError, match="cannot be shared out among 3"):
         work.open_batches(model, first_row=0, device=device, num_ranks=3)
+
+
+@pytest.mark.slow
+def test_two_processes_tell_the_figures_of_both_and_count_all_targets(tmp_path: Path) -> None:
+    run = make_rl_run(tmp_path / "data")
+    model, device = small_model(run), torch.device("cpu")
+    with Reinforce(run, run.phases[0], tmp_path / "data").open_batches(model, first_row=0, device=device) as batches:
+        alone = batches.next()
+    code = (
+        "import json, sys\nfrom pathlib import Path\nimport torch\nimport torch.distributed as dist\n"
+        "sys.path[:0] = sys.argv[2:4]\nfrom small import make_rl_run, small_model\n"
+        "from homing.lm.phases.rl import Reinforce\n"
+        "folder, rank = Path(sys.argv[1]), int(sys.argv[4])\n"
+        "dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=2)\n"
+        "run = make_rl_run(folder / 'data')\n"
+        "work = Reinforce(run, run.phases[0], folder / 'data')\n"
+        "where = {'device': torch.device('cpu'), 'rank': rank, 'num_ranks': 2}\n"
+        "with work.open_batches(small_model(run), first_row=0, **where) as batches:\n    batch = batches.next()\n"
+        "print(json.dumps([batch.num_rows, batch.num_targets, batch.figures]))\n"
+        "dist.destroy_process_group()\n"
+    )
+    here = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), *here, str(rank)], stdout=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    for child in children:
+        with child:
+            out, _ = child.communicate(timeout=200)
+        num_rows, num_targets, figures = json.loads(out.splitlines()[-1])
+        assert (num_rows, num_targets) == (8, alone.num_targets)
+        for name in ("reward", "length", "entropy", "equal_groups"):
+            assert figures[name] == pytest.approx(alone.figures[name], rel=1e-5)
 
 
 def test_a_collapse_is_an_event_and_is_said_aloud_once(tmp_path: Path) -> None:
@@ -201,6 +238,11 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str,
     assert word in caught.value.why
 
 
+def test_graphs_that_were_asked_for_by_name_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no CUDA graphs here"):
+        go(tmp_path / "run", make_rl_run(tmp_path / "data", graphs="on"))
+
+
 def test_a_phase_without_tasks_is_refused(tmp_path: Path) -> None:
     run = make_rl_run(tmp_path / "data")
     for rl in (None, Rl(tasks=[])):
@@ -211,20 +253,20 @@ def test_a_phase_without_tasks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_trainer_killed_in_the_middle_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     run = make_rl_run(
-        tmp_path / "data", updates_per_rollout=2, phase={"num_steps": 20, "save_every": 1, "eval_every": 0}
+        tmp_path / "data", updates_per_rollout=2, phase={"num_steps": 30, "save_every": 1, "eval_every": 0}
     )
     go(tmp_path / "whole", run)
     killed = make_run_dir(tmp_path / "killed", run)
     with subprocess.Popen([sys.executable, "-m", "homing.lm.train", str(killed)], stdout=subprocess.DEVNULL) as child:
-        deadline = time.monotonic() + 120
-        while not (killed / "checkpoints/rl" / names.step_dir(3)).exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        deadline, third = time.monotonic() + 120, killed / "checkpoints/rl" / names.step_dir(3)
+        while not third.exists() and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
         child.send_signal(signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
     last = json.loads((killed / names.METRICS).read_text().splitlines()[-1])["step"]
-    assert last < 20
+    assert last < 30
     go(killed)
-    assert are_equal(weights(killed, 20), weights(tmp_path / "whole", 20))
+    assert are_equal(weights(killed, 30), weights(tmp_path / "whole", 30))
 
 
 def test_verify_reads_every_file_of_questions_and_loads_every_reward(tmp_path: Path) -> None:

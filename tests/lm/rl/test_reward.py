@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,28 @@ def test_a_reward_that_hangs_is_ended_with_what_it_started_and_the_next_sample_i
         assert own.judge([("p", "hang", ""), ("p", "ok", "")]) == [None, 1.0]
     assert "no answer within 2 s" in next(words for kind, words in told if kind == "reward_failed")
     pid = int(pid_file.read_text(encoding="utf-8"))
+    deadline = time.monotonic() + 20
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_running(pid)
+
+
+def test_a_reward_does_not_outlive_a_trainer_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("import time\ndef reward(p, c, a):\n    while True: pass\n", encoding="utf-8")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom homing.lm.rl.reward import OwnReward\n"
+        "limits = {'timeout_s': 600, 'memory_bytes': 2**30}\n"
+        "own = OwnReward(Path(sys.argv[1]), sha256='', tell=lambda kind, text: None, **limits)\n"
+        "with own:\n    print(own._child.pid, flush=True)\n    own.judge([('p', 'c', 'a')])\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "reward.py")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as trainer:
+        assert trainer.stdout is not None
+        pid = int(trainer.stdout.readline())
+        assert is_running(pid)
+        trainer.kill()
     deadline = time.monotonic() + 20
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -60,6 +60,7 @@ class Needs:
     memory_bytes: int = 0  # for training, on one device
     disk_bytes: int = 0
     max_rate_usd_per_hour: Decimal | None = None
+    precision: str = ""  # that the card must be able to compute in
 
 
 @dataclass(frozen=True)
@@ -260,6 +261,9 @@ def lack(offer: Offer, needs: Needs) -> str:
         return f"has no {needs.gpu}"
     if (needs.gpu or needs.num_gpus > 1) and offer.num_gpus < needs.num_gpus:
         return f"has {offer.num_gpus} of {needs.num_gpus} GPUs"
+    if has and ((needs.precision == "bf16" and not has.has_bf16) or (needs.precision == "fp8" and not has.has_fp8)):
+        works = "bf16" if has.has_bf16 else "fp32"
+        return f"cannot compute in {needs.precision} (train.precision: {works} would work there, or auto)"
     if needs.memory_bytes > offer.memory_bytes:
         return f"has {format_bytes(offer.memory_bytes)} of {format_bytes(needs.memory_bytes)} memory"
     if offer.disk_bytes and needs.disk_bytes > offer.disk_bytes:

@@ -51,6 +51,8 @@ class ChatOrder:
     val_fraction: float = 0.02  # by hash of the conversation; not used when `validation` names files
     shard_tokens: int = 100_000_000
     is_forced: bool = False
+    # As the run file has it, where files were brought from a store: whoever reads the manifest can tell a change by it.
+    named: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ def settings_of(order: ChatOrder, renderer: Renderer) -> dict[str, Any]:
         "shard_tokens": order.shard_tokens,
         "tokenizer_sha256": file_sha256(renderer.tokens.path),
         "template_sha256": renderer.template.sha256,
+        "named": order.named,
     }
 
 

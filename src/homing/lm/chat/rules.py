@@ -23,6 +23,7 @@ _KEPT = ("name", "tool_call_id", "reasoning_content")
 # Tab, line feed and carriage return are text. The others come from terminals, cut files and wrong decoders.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+_DEEPEST = 64  # of what is inside calls and tools: no schema is, and whoever walks it must come to an end
 _FOLLOWS: dict[str, tuple[str, ...]] = {
     "": ("system", "user"),
     "system": ("user",),
@@ -123,6 +124,17 @@ def _check_characters(text: str, where: str) -> None:
         raise Fault("control-character", f"{where}: control character U+{character:04X} at {control.start() + 1}")
 
 
+def _check_values(value: Any, where: str, depth: int = 0) -> None:
+    """Every text inside, keys too."""
+    if depth > _DEEPEST:
+        raise Fault("too-deep", f"{where}: nested more than {_DEEPEST} deep")
+    if isinstance(value, str):
+        _check_characters(value, where)
+    elif isinstance(value, (list, dict)):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check_values(item, where, depth + 1)
+
+
 def _is_unlearned(message: Any, number: int) -> bool:
     weight = message.get("weight", 1)
     if isinstance(weight, bool) or weight not in (0, 1, None):
@@ -148,9 +160,10 @@ def _call(call: Any, number: int) -> dict[str, Any]:
             raise Fault("bad-tools", f"turn {number}: the arguments of {function['name']} are not JSON: {exc}") from exc
     if not isinstance(arguments, dict):
         raise Fault("bad-tools", f"turn {number}: the arguments of {function['name']} are not an object")
-    _check_characters(json.dumps(arguments, ensure_ascii=False).replace("\\", ""), f"turn {number}: arguments")
     tidy: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {**({"id": call["id"]} if isinstance(call.get("id"), str) else {}), **tidy}
+    tidy = {**({"id": call["id"]} if isinstance(call.get("id"), str) else {}), **tidy}
+    _check_values(tidy, f"turn {number}: a tool call")
+    return tidy
 
 
 def _check_order(messages: list[Message]) -> None:
@@ -191,4 +204,5 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Fault("bad-tools", "'tools' is not a list of objects")
+    _check_values(tools, "'tools'")
     return tools

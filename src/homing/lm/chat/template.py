@@ -90,10 +90,17 @@ def find_template(folder: Path) -> ChatTemplate | None:
             raise DataError(f"{path} cannot be read.", why=why, fix="Fetch it again.") from exc
     names = {name: text for name in _NAMES if (text := _token(config.get(name)))}
     if (folder / TEMPLATE).is_file():
-        # Jinja files end in a newline that editors put there; transformers reads them as they are, and so do we.
-        return ChatTemplate((folder / TEMPLATE).read_text(encoding="utf-8"), names, path=str(folder / TEMPLATE))
+        return ChatTemplate(_read(folder / TEMPLATE), names, path=str(folder / TEMPLATE))
     source = _default(config.get("chat_template"))
     return ChatTemplate(source, names, path=str(path)) if source else None
+
+
+def _read(path: Path) -> str:
+    """As it is, also with the line break that editors put at its end: so does transformers."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise DataError(f"{path} cannot be read.", why=str(exc), fix="Take it as it came with the model.") from exc
 
 
 def _token(value: Any) -> str:

@@ -5,6 +5,7 @@ Its proof opens the base by transformers and the adapter by peft, so both must b
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,40 @@ from homing.lm.export.folder import write_tokenizer
 from homing.lm.export.opened import Opened
 from homing.lm.export.whole import write_json
 from homing.lm.model.lora import adapter_config, lora_tensors
+from homing.wire import names
 
-__all__ = ["ADAPTER", "ADAPTER_CONFIG", "open_with_peft", "write_adapter"]
-
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+__all__ = ["open_with_peft", "write_adapter"]
 
 
 def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
     """`base` is where the weights lie here; on the Hub the adapter names the repository instead."""
     settings = opened.model.lora
     assert settings is not None, "whoever calls has asked for an adapter"
+    if (base / names.ADAPTER).is_file():
+        raise UsageError(
+            what=f"{opened.folder} is an adapter on top of another adapter.",
+            why=f"{base} holds no whole weights, so nobody else has what this one was trained on.",
+            fix="homing export RUN --to merged",
+        )
+    save_file({name: t.contiguous() for name, t in lora_tensors(opened.model).items()}, folder / names.ADAPTER)
     run = opened.card.run
-    address = run.base.address if run is not None and run.base is not None else ""
-    named = address.removeprefix("hf:").split("@")[0] if address.startswith("hf:") else str(base)
-    save_file({name: t.contiguous() for name, t in lora_tensors(opened.model).items()}, folder / ADAPTER)
-    config = adapter_config(settings, named)
-    if address.startswith("hf:") and "@" in address:
-        config["revision"] = address.split("@")[1]
-    write_json(folder / ADAPTER_CONFIG, config)
+    repository, _, revision = _repository(opened, run.base.address if run is not None and run.base is not None else "")
+    config = adapter_config(settings, repository or str(base.resolve()))
+    if repository and revision:
+        config["revision"] = revision
+    write_json(folder / names.ADAPTER_CONFIG, config)
     write_tokenizer(opened, folder)
+
+
+def _repository(opened: Opened, address: str) -> tuple[str, str, str]:
+    """OWNER/NAME, @ and commit of the open weights that it stands beside; empty where it began with weights of ours."""
+    parts = address.removeprefix("hf:").partition("@")
+    try:
+        told = json.loads((opened.folder / names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        is_open = address.startswith("hf:") and told["base_model_name_or_path"] == parts[0]
+    except (OSError, ValueError, KeyError, TypeError):
+        is_open = False
+    return parts if is_open else ("", "", "")
 
 
 def open_with_peft(base: Path) -> Any:

@@ -125,12 +125,25 @@ def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
     lines.append(f"- data of the run: {run.data.num_train_tokens:,} tokens, manifest `{run.data.manifest_sha256[:16]}`")
     lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, {run.model.vocab_size:,} rows")
     lines.append(f"- seed {run.seed}, code {run.code_version or 'of unknown version'}")
+    if manifest is not None and manifest.lineage:
+        return ["\n".join(lines), _lineage(manifest)]
     table = ["| phase | method | steps | tokens a step | optimizer | rate |", "|---|---|---|---|---|---|"]
     for phase in run.phases:
         table.append(_phase_row(phase))
         if manifest is not None and phase.kind == manifest.phase:
             break  # later phases were planned, and are not in these weights
     return ["\n".join(lines), "\n".join(table)]
+
+
+def _lineage(manifest: CheckpointManifest) -> str:
+    """What the weights went through, first to last, as their checkpoints say."""
+    rows = ["| phase | method | steps | tokens | held-out loss | data | from |", "|---|---|---|---|---|---|---|"]
+    for stage in manifest.lineage:
+        loss = "" if stage.val_loss is None else f"{stage.val_loss:.4f}"
+        data = f"`{stage.data_sha256[:16]}`" if stage.data_sha256 else ""
+        cells = [stage.phase, stage.method, f"{stage.step:,}", f"{stage.num_tokens:,}", loss, data]
+        rows.append(f"| {' | '.join(cells)} | {stage.address or stage.run_id} |")
+    return "\n".join(rows)
 
 
 def _licence_of(run: Run) -> str:

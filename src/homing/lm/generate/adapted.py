@@ -9,19 +9,21 @@ An adapter on other weights than its own computes something, and nothing that an
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import torch
 
 from homing.errors import DataError
 from homing.lm.model import Decoder
-from homing.lm.model.lora import add_lora, check_base, load_adapter, load_base, merge
+from homing.lm.model.lora import add_lora, check_base, freeze, load_adapter, load_base, merge
 from homing.lm.open_weights import WeightFiles, find_weights, read_tensors
 from homing.lm.open_weights.files import has_weights
-from homing.wire import names
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.run import Phase, Run
 
-__all__ = ["find_base", "load_adapted", "load_with_adapter"]
+__all__ = ["find_base", "load_adapted", "load_with_adapter", "told_of_base"]
 
 
 def load_adapted(
@@ -38,10 +40,7 @@ def load_with_adapter(
 ) -> Decoder:
     """The frozen base with its adapters beside it, all in fp32."""
     assert phase.lora is not None, f"a phase of method {phase.method} has its settings"
-    found = find_weights(base or find_base(files.folder, run, phase))
-    with torch.device("meta"):
-        model = Decoder(run.model)
-    sha256 = load_base(model, read_tensors(found), storage="fp32", device=device)
+    model, sha256 = _frozen_base(base or find_base(files.folder, run, phase), run, device)
     if base_sha256:
         check_base(base_sha256, sha256)
     add_lora(model, phase.lora, seed=run.seed)
@@ -49,10 +48,37 @@ def load_with_adapter(
     return model
 
 
+def _frozen_base(folder: Path, run: Run, device: torch.device) -> tuple[Decoder, str]:
+    """The base and its hash. It may be an adapter's checkpoint itself, of the phase before: then the two together."""
+    files = find_weights(folder)
+    if (folder / names.ADAPTER).is_file():
+        then = codec.loads(Run, (folder / names.RUN).read_bytes())
+        manifest = codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes())
+        phase = next(phase for phase in then.phases if phase.kind == manifest.phase)
+        model = load_adapted(files, then, phase, told_of_base(folder)[0], device, None)
+        return model, freeze(model, "fp32")
+    with torch.device("meta"):
+        model = Decoder(run.model)
+    return model, load_base(model, read_tensors(files), storage="fp32", device=device)
+
+
+def told_of_base(checkpoint: Path) -> tuple[str, str]:
+    """The base's hash, and its folder as seen from the run directory, as the adapter's own paper says; "" unknown."""
+    try:
+        told = json.loads((checkpoint / names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return "", ""
+    if not isinstance(told, dict):
+        return "", ""
+    return str(told.get("homing_base_sha256", "")), str(told.get("homing_base_dir", ""))
+
+
 def find_base(checkpoint: Path, run: Run, phase: Phase) -> Path:
     """The folder of the weights that the phase began with; all that was looked at is named where there is none."""
     run_dir = checkpoint.parents[2] if len(checkpoint.parents) > 2 else checkpoint
-    candidates = [run_dir / phase.init_from] if phase.init_from else []
+    told = told_of_base(checkpoint)[1]
+    candidates = [(run_dir / told).resolve()] if told else []
+    candidates += [run_dir / phase.init_from] if phase.init_from else []
     before = [each.kind for each in itertools.takewhile(lambda each: each.kind != phase.kind, run.phases)]
     if before and not phase.init_from:
         steps = sorted((run_dir / names.CHECKPOINTS / before[-1]).glob("step-*"), reverse=True)

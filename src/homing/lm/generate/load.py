@@ -15,7 +15,7 @@ from pathlib import Path
 
 from homing.errors import DataError, IntegrityError
 from homing.lm.device import pick_device, pick_precision
-from homing.lm.generate.adapted import load_adapted
+from homing.lm.generate.adapted import load_adapted, told_of_base
 from homing.lm.model import Decoder, check_shape, count_params, shape_from_config
 from homing.lm.model.decoder import PRECISIONS
 from homing.lm.open_weights import WeightFiles, find_weights, load_decoder
@@ -89,7 +89,7 @@ def read_card(folder: Path) -> Card:
             )
         return Card(
             folder, run.model, run.name, manifest.phase, manifest.step, True, run.data.tokenizer_sha256, run,
-            _base_sha256(folder) or str(manifest.choices.get("base_sha256", "")),
+            told_of_base(folder)[0],
         )  # fmt: skip
     try:
         shape = shape_from_config(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
@@ -98,15 +98,6 @@ def read_card(folder: Path) -> Card:
     if manifest is None:
         return Card(folder, shape, "", "", None, False, "")
     return Card(folder, shape, manifest.run_name, manifest.phase, manifest.step, True, "")
-
-
-def _base_sha256(folder: Path) -> str:
-    """Of the weights that an adapter was trained on, as its checkpoint says."""
-    try:
-        told = json.loads((folder / names.ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    return str(told.get("homing_base_sha256", "")) if isinstance(told, dict) else ""
 
 
 def _check_present(folder: Path) -> None:
@@ -151,8 +142,8 @@ def verify_files(folder: Path, card: Card) -> None:
         return
     listed = {file.name: file for file in manifest.files}
     described_by = names.RUN if (folder / names.RUN).is_file() else CONFIG
-    weights = [names.WEIGHTS]
-    if not (folder / names.WEIGHTS).is_file():
+    weights = [name for name in (names.WEIGHTS, names.ADAPTER, names.ADAPTER_CONFIG) if (folder / name).is_file()]
+    if not weights:
         weights = [INDEX, *sorted(path.name for path in folder.glob("model-*.safetensors"))]
     problems = []
     for name in (*weights, described_by, names.TOKENIZER):

@@ -41,6 +41,12 @@ class Chat:
             )
         self.rows_per_step = phase.batch_tokens // self._context
         manifest = read_manifest(data_dir)
+        if run.data.tokenizer_sha256 and manifest.tokenizer_sha256 != run.data.tokenizer_sha256:
+            raise DataError(
+                what=f"The conversations in {data_dir} were written with another tokenizer.",
+                why=f"sha256 {manifest.tokenizer_sha256[:12]}..., and the run has {run.data.tokenizer_sha256[:12]}...",
+                fix="homing prep RUN makes them anew.",
+            )
         self._rows = self._packed(data_dir, manifest, "train", seed=run.seed)
         if not self._rows.num_rows():
             raise DataError(

@@ -54,6 +54,10 @@ class Reinforce:
             open_task(task, number, seed=run.seed, tokenizer=self.tokenizer, data_dir=data_dir, room=room)
             for number, task in enumerate(self.rl.tasks)
         ]
+        kinds = [task.kind for task in self.rl.tasks]
+        for number, asked in enumerate(self.tasks):
+            if kinds.count(asked.name) > 1:  # arithmetic_1, arithmetic_2: each has figures of its own
+                asked.name += f"_{number + 1}"
         self.order = Order([task.weight for task in self.rl.tasks], seed=run.seed)
         specials = self.tokenizer.specials
         self.stop_ids = sorted({self.tokenizer.end_of_text_id, specials.get(IM_END, self.tokenizer.end_of_text_id)})
@@ -75,6 +79,12 @@ class Reinforce:
                 what=f"{self.rl.prompts_per_step} prompts cannot be shared out among {num_ranks} cards.",
                 why="Each takes as many whole groups of samples.",
                 fix=f"Set prompts_per_step in the phase's rl to a multiple of {num_ranks}.",
+            )
+        if self.rl.graphs == "on" and device.type != "cuda":
+            raise UsageError(
+                what="There are no CUDA graphs here.",
+                why=f"graphs: on asks for them by name, and this run samples on {device.type}.",
+                fix="Set graphs: auto in the phase's rl, or off.",
             )
         if num_ranks > 1 and self.rl.updates_per_rollout > 1:
             raise UsageError(

@@ -41,7 +41,7 @@ class Asked:
         self, task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, data_dir: Path, room: int
     ) -> None:
         self.task, self._number, self._seed, self._tokenizer = task, number, seed, tokenizer
-        self.name = name
+        self.name = task.kind
         self.has_calculator = _has_calculator(task, tokenizer)
         self.num_too_long = 0
         self._room, self._data_dir = room, data_dir

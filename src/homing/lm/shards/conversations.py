@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from homing.errors import DataError, IntegrityError
 from homing.lm.shards.pack import permutation
-from homing.lm.shards.read import TokenSplit, file_sha256, open_split
+from homing.lm.shards.read import TokenSplit, file_sha256, map_file, open_split
 from homing.wire.data import DataManifest
 
 __all__ = ["IGNORED", "ConversationSplit", "Mixture", "PackedConversations", "mixture_of", "open_conversations"]
@@ -80,7 +80,7 @@ def open_conversations(
                 f"{path} is damaged.", why="Its sha256 is not the manifest's.", fix="homing prep RUN --force"
             )
         else:
-            masks.append(np.fromfile(path, dtype=np.uint8))
+            masks.append(map_file(path, np.dtype(np.uint8)))
     if problems:
         raise DataError(
             what=f"The conversations in {data_dir} cannot be used.",

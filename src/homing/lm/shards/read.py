@@ -23,7 +23,7 @@ from homing.errors import DataError, IntegrityError
 from homing.wire import codec, names
 from homing.wire.data import DataManifest, Shard
 
-__all__ = ["TokenSplit", "file_sha256", "open_split", "read_manifest"]
+__all__ = ["TokenSplit", "file_sha256", "map_file", "open_split", "read_manifest"]
 
 Tokens = NDArray[np.unsignedinteger]
 
@@ -93,7 +93,7 @@ def open_split(data_dir: Path, manifest: DataManifest, name: str, *, checks_hash
         index = np.fromfile(data_dir / shard.index_name, dtype=_INDEX_DTYPE).astype(np.int64)
         if index[0] != 0 or index[-1] != shard.num_tokens or (np.diff(index) < 0).any():
             wrong.append(f"{data_dir / shard.index_name}: its offsets do not run from 0 to {shard.num_tokens}")
-        shards.append(_map(data_dir / shard.name, dtype))
+        shards.append(map_file(data_dir / shard.name, dtype))
         document_starts.append(index[:-1] + shard_starts[-1])
         shard_starts.append(shard_starts[-1] + shard.num_tokens)
     _refuse(data_dir, wrong)
@@ -141,7 +141,7 @@ def _refuse(data_dir: Path, problems: list[str], error: type[DataError | Integri
         )
 
 
-def _map(path: Path, dtype: np.dtype[Any]) -> Tokens:
+def map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     if path.stat().st_size == 0:  # an empty file cannot be mapped; an empty shard is legal beside full ones
         return np.empty(0, dtype=dtype)
     with open(path, "rb") as file:

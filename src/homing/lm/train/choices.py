@@ -7,17 +7,18 @@ run; another device picks anew, and an event says so. What the run file sets by 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from homing.errors import RunFailed
+from homing.errors import RunFailed, UsageError
 from homing.lm.device import describe_device, is_compile_worthwhile, pick_device, pick_precision
+from homing.lm.model.backends import race_attention, race_segments
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Model, Phase, Train
 
-__all__ = ["Choices", "lower_micro_batch", "pick_choices", "set_up_device"]
+__all__ = ["Choices", "lower_micro_batch", "pick_attention", "pick_choices", "set_up_device"]
 
 _CPU_TOKENS = 4096  # at a time: larger micro-batches were no faster on two cores, and only took memory
 _GPU_TOKENS = 131072  # past this, more rows at a time fill no more of the card
@@ -28,7 +29,8 @@ class Choices:
     device: str  # in words, such as "cuda (NVIDIA H200)": reuse is for the same card only
     precision: str
     is_compiled: bool
-    attention: str
+    attention: str  # cudnn | flash | efficient | math | auto; sdpa where there is but one
+    segments: str  # attention inside of segments: mask | flex
     micro_batch: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,7 +96,8 @@ def pick_choices(
         device=describe_device(device),
         precision=precision or pick_precision(train.precision, device),
         is_compiled=is_compile_worthwhile(device) if compiled is None else bool(compiled),
-        attention="sdpa",
+        attention=str(kept.get("attention", "")) or ("sdpa" if device.type != "cuda" else ""),
+        segments=str(kept.get("segments", "")) or "mask",
         micro_batch=micro,
     )
     if not micro:
@@ -103,9 +106,44 @@ def pick_choices(
     changed = [
         f"{name} {before[name]} -> {value}"
         for name, value in asdict(choices).items()
-        if name in before and before[name] != value
+        if name in before and before[name] != value and value != ""  # picked later
     ]
     return choices, changed
+
+
+def pick_attention(
+    train: Train, phase: Phase, model: Model, device: torch.device, choices: Choices, before: dict[str, Any]
+) -> tuple[Choices, list[str]]:
+    """With the attention that this card does best, and what is to be told of how it was found. A card that is kept
+    keeps its own: another kernel in the middle of a run would be another rounding."""
+    if device.type != "cuda":
+        if train.attention not in ("auto", "math"):
+            raise UsageError(
+                what=f"train.attention: {train.attention} is for CUDA cards, and this is {describe_device(device)}.",
+                fix="Set train.attention: auto.",
+            )
+        return choices, []
+    dtype = torch.float32 if choices.precision == "fp32" else torch.bfloat16
+    told = []
+    if train.attention != "auto":
+        choices = replace(choices, attention=train.attention)
+        race = race_attention(model, device, dtype)
+        if train.attention in race.refused:
+            raise UsageError(
+                what=f"train.attention: {train.attention} does not work on {describe_device(device)}.",
+                why=race.told(),
+                fix=f"Set train.attention: auto, which takes {race.winner} here.",
+            )
+    elif not choices.attention:
+        race = race_attention(model, device, dtype)
+        choices = replace(choices, attention=race.winner)
+        told.append(f"Attention by {race.winner}: {race.told()}.")
+    has_segments = phase.kind == "rl" or (phase.data is not None and phase.data.kind == "chat")
+    if has_segments and "segments" not in before:
+        race = race_segments(model, device, dtype)
+        choices = replace(choices, segments=race.winner)
+        told.append(f"Attention inside of conversations by {race.winner}: {race.told()}.")
+    return choices, told
 
 
 def lower_micro_batch(micro_batch: int, rows_per_step: int) -> int:

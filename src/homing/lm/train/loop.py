@@ -26,11 +26,12 @@ from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.evals.samples import sample_texts, write_samples
 from homing.lm.model import lora
+from homing.lm.model.backends import use_attention
 from homing.lm.train import checkpoint
 from homing.lm.train.batch import Batch
 from homing.lm.train.build import build
 from homing.lm.train.checkpoint import TrainState
-from homing.lm.train.choices import lower_micro_batch, pick_choices
+from homing.lm.train.choices import lower_micro_batch, pick_attention, pick_choices
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.figures import Figures
 from homing.lm.train.landing import Pace, Pilot, turn_text
@@ -283,7 +284,13 @@ class _Phase:
         picked, changed = pick_choices(
             self.s.run.train, self.phase, self.s.run.model, self.s.device, self._num_rows, before
         )
-        picked, changed = self.s.ranks.agree((picked, changed))  # another card may have had more memory free
+        picked, told = pick_attention(
+            self.s.run.train, self.phase, self.s.run.model, self.s.device, picked, before
+        )
+        # Another card may have had more memory free, or a slow moment.
+        picked, changed = self.s.ranks.agree((picked, changed))
+        for text in told:
+            self._event("attention_picked", text, aloud=True)
         if changed:
             self._event("choices_changed", f"Not as in the checkpoint: {', '.join(changed)}.", aloud=True)
         self.state = dataclasses.replace(self.state, choices=picked.to_dict())
@@ -292,7 +299,11 @@ class _Phase:
         self.model.set_precision(picked.precision)
         self.model.set_recompute(self.phase.recompute)
         self.model.compile_blocks(is_on=self.is_compiled)
-        self.optimizer.compile_steps(is_on=self.is_compiled)
+        # On a CPU a compiled step of the optimizer was no faster, and took a minute to build.
+        self.optimizer.compile_steps(is_on=self.is_compiled and self.s.device.type == "cuda")
+        if self.s.device.type == "cuda":
+            use_attention(picked.attention)
+        self.model.has_flex = picked.segments == "flex"
 
     @property
     def _num_rows(self) -> int:

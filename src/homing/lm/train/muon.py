@@ -14,7 +14,6 @@ Shapes: M matrices of one shape, R rows, C columns.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Optimizer
 
-__all__ = ["POLAR_EXPRESS", "MuonGroup", "momentum_at", "orthogonalize", "product_type"]
+__all__ = ["EAGER", "POLAR_EXPRESS", "MuonGroup", "compiled_parts", "momentum_at", "orthogonalize", "product_type"]
 
 # x -> a x + b x^3 + c x^5, one after the other. They assume singular values in [0.001, 1] and lie a little inside
 # the optimal ones, so that rounding in bf16 cannot push a value out of the range where they converge.
@@ -39,6 +38,7 @@ POLAR_EXPRESS = (
 NORM_MARGIN = 1.02  # the Frobenius norm bounds the largest singular value; the rest is for rounding
 MOMENTUM_WARMUP_STEPS = 300
 EPS = 1e-7  # a gradient of zeros stays zeros
+Parts = tuple[Callable[..., Tensor], Callable[..., None]]  # of a step: `direct_` and `move_`, or what they compile to
 
 
 def orthogonalize(g_MRC: Tensor, kind: torch.dtype = torch.float32) -> Tensor:
@@ -91,9 +91,13 @@ class MuonGroup:
             kind=product_type(device),
             mine=self.ranks.share(len(named)),
         )
-        self.is_compiled = False
+        self.parts: Parts = EAGER
         # On the host, where a kernel's launch reads them: as plain numbers each change would compile everything anew.
         self._rate, self._momentum = torch.zeros((), device="cpu"), torch.zeros((), device="cpu")
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.parts is not EAGER
 
     @torch.no_grad()
     def step(self, lr_scale: float, is_good: Tensor, num_steps: int) -> None:
@@ -103,11 +107,9 @@ class MuonGroup:
         g_MRC = torch.stack([_grad(p, name) for p, name in zip(self.parameters, self.names, strict=True)]).float()
         rate: Any = self.spec.lr * lr_scale
         momentum: Any = momentum_at(self.spec, num_steps)
+        direct, move = self.parts
         if self.is_compiled:
-            direct, move = _compiled(direct_), _compiled(move_)
             rate, momentum = self._rate.fill_(rate), self._momentum.fill_(momentum)
-        else:
-            direct, move = direct_, move_
         update_MRC = self.ranks.gather(direct(self.momentum_MRC, g_MRC, is_good, momentum, self.how), len(g_MRC))
         move(self.weights_MRC, self.squares, update_MRC, is_good, rate, self.how)
 
@@ -156,11 +158,14 @@ def _evening_factor_(squares: Tensor, update_MRC: Tensor, is_good: Tensor, how: 
     return factor * (before / after.clamp(min=1e-10)).sqrt()
 
 
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+EAGER: Parts = (direct_, move_)
+
+
+def compiled_parts(**settings: Any) -> Parts:
     # One graph for each shape of matrix, and models have more of them than torch would compile by itself.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(function, dynamic=False, fullgraph=True)
+    direct, move = (torch.compile(part, dynamic=False, fullgraph=True, **settings) for part in EAGER)
+    return direct, move
 
 
 def momentum_at(spec: Optimizer, num_steps: int) -> float:

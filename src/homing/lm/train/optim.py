@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from homing.errors import DataError
 from homing.lm.model.decoder import Decoder
 from homing.lm.train.adam8 import LEAST_SIZE, Adam8Group
-from homing.lm.train.muon import MuonGroup
+from homing.lm.train.muon import EAGER, MuonGroup, compiled_parts
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Optimizer as OptimizerSpec
 
@@ -116,14 +117,17 @@ class Optimizer:
         for adam_group in self.adam:
             adam_group.step(lr_scale, self.step_count, is_good)
 
-    def compile_steps(self, *, is_on: bool = True) -> None:
+    def compile_steps(self, *, is_on: bool = True, **settings: Any) -> None:
         """Muon's steps, compiled when they are next taken. AdamW has one kernel for all its parameters as it is."""
+        parts = compiled_parts(**settings) if is_on and self.muon else EAGER
         for muon_group in self.muon:
-            muon_group.is_compiled = is_on
+            muon_group.parts = parts
 
     def rehearse(self) -> None:
         """A step that changes nothing: so that what compiles does so now, and fails now if it cannot."""
         for muon_group in self.muon:
+            if not muon_group.is_compiled:
+                continue
             for parameter in muon_group.parameters:
                 parameter.grad = torch.zeros_like(parameter)
             muon_group.step(0.0, torch.zeros_like(self.step_count), 0)

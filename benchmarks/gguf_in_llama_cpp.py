@@ -1,7 +1,7 @@
 """Whether llama.cpp reads an exported GGUF as the trainer's model: the same ids of fuzzed text, the same greedy text.
 
-    python benchmarks/llama_cpp.py --python PATH     PATH: an interpreter with llama-cpp-python installed
-    python benchmarks/llama_cpp.py --quick           fewer texts, one model; keeps no proof
+    python benchmarks/gguf_in_llama_cpp.py --python PATH     PATH: an interpreter with llama-cpp-python installed
+    python benchmarks/gguf_in_llama_cpp.py --quick           fewer texts, one model; keeps no proof
 
 ids     texts of every kind that has ever been split differently (digits, spaces, contractions, scripts, emoji, code,
         spelled specials, random characters), by llama.cpp from the F32 GGUF and by `tokenizers` from tokenizer.json
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _result import write_proof
 from safetensors.torch import save_file
 
+from _result import write_proof
 from homing.hf_config import config_of
 from homing.lm.export import Facts, Order, export
 from homing.lm.generate import generate, load_for_use
@@ -64,7 +64,7 @@ CHILD = """
 import json, sys
 from llama_cpp import Llama
 job = json.load(open(sys.argv[1]))
-model = Llama(job["gguf"], n_ctx=256, verbose=False, n_threads=2)
+model = Llama(job["gguf"], n_ctx=256, verbose=False, n_threads=1)
 ids = [model.tokenize(text.encode(), add_bos=False, special=False) for text in job["texts"]]
 with_bos = [model.tokenize(text.encode(), add_bos=True, special=False) for text in job["texts"][:20]]
 greedy = []
@@ -77,7 +77,8 @@ for prompt in job["prompts"]:
             break
     greedy.append(out)
 import llama_cpp
-json.dump({"ids": ids, "with_bos": with_bos, "greedy": greedy, "version": llama_cpp.__version__}, open(sys.argv[2], "w"))
+told = {"ids": ids, "with_bos": with_bos, "greedy": greedy, "version": llama_cpp.__version__}
+json.dump(told, open(sys.argv[2], "w"))
 """
 
 
@@ -99,7 +100,7 @@ def main() -> None:
             print(f"{kind} {split}: {figures[f'{kind} {split}']}")
     wrong = sum(each["texts_with_other_ids"] + each["prompts_with_other_text"] for each in figures.values())
     if not arguments.quick:
-        write_proof("llama_cpp", figures, passed=wrong == 0)
+        write_proof("gguf_in_llama_cpp", figures, passed=wrong == 0)
     print(f"{'PASS' if not wrong else 'FAIL'} {len(figures)} models, {num_texts} texts and {NUM_PROMPTS} prompts each")
     sys.exit(bool(wrong))
 

@@ -1,0 +1,28 @@
+"""What is copied for a checkpoint stays as it was, whatever training does next."""
+
+from __future__ import annotations
+
+import torch
+
+from homing.lm.train.snapshot import Snapshot, has_room
+
+
+def test_a_snapshot_is_not_changed_by_what_follows() -> None:
+    weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)[1:3]}
+    taken = Snapshot().take(weights=weights)["weights"]
+    weights["a"].fill_(9.0)
+    assert taken["a"].flatten().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert taken["b"].untyped_storage().nbytes() == 8  # safetensors refuses views of something larger
+
+
+def test_the_memory_of_the_one_before_is_used_again() -> None:
+    snapshot, tensors = Snapshot(), {"a": torch.zeros(5)}
+    first = snapshot.take(x=tensors)["x"]["a"]
+    assert snapshot.take(x={"a": torch.ones(5)})["x"]["a"].data_ptr() == first.data_ptr()
+    assert first.tolist() == [1.0] * 5
+    assert snapshot.take(x={"a": torch.ones(6)})["x"]["a"].shape == (6,)
+
+
+def test_a_copy_larger_than_the_memory_has_no_room() -> None:
+    assert has_room({"a": torch.zeros(10)})
+    assert not has_room({"a": torch.empty(2**50, device="meta")})
