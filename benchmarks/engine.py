@@ -180,7 +180,9 @@ def peak_row(name: str, case: Case, device: torch.device) -> dict[str, Any]:
 # -- what is timed -----------------------------------------------------------------------------------------------------
 
 
-def our_step(case: Case, device: torch.device, parts: dict[str, Any] | None = None) -> Callable[[], None]:
+def our_step(
+    case: Case, device: torch.device, parts: dict[str, Any] | None = None, *, has_compiled_optimizer: bool = True
+) -> Callable[[], None]:
     """One optimizer step as the trainer takes it. `parts` gets the optimizer's half, to be timed alone."""
     model = Decoder(case.shape)
     model.init_weights(0)
@@ -188,6 +190,7 @@ def our_step(case: Case, device: torch.device, parts: dict[str, Any] | None = No
     if device.type == "cuda":
         model.compile_blocks()
     optimizer = build_optimizer(model, spec_of(case.optimizer))
+    optimizer.compile_steps(is_on=device.type == "cuda" and has_compiled_optimizer)
     micro = batches(case, device)
 
     def update() -> None:

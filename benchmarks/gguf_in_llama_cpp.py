@@ -64,7 +64,8 @@ CHILD = """
 import json, sys
 from llama_cpp import Llama
 job = json.load(open(sys.argv[1]))
-model = Llama(job["gguf"], n_ctx=256, verbose=False, n_threads=1)
+# Its cache is F16 unless told otherwise, and then it is not F32 that is compared.
+model = Llama(job["gguf"], n_ctx=256, verbose=False, n_threads=1, type_k=0, type_v=0, flash_attn=False)
 ids = [model.tokenize(text.encode(), add_bos=False, special=False) for text in job["texts"]]
 with_bos = [model.tokenize(text.encode(), add_bos=True, special=False) for text in job["texts"][:20]]
 greedy = []

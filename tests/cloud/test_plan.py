@@ -274,3 +274,14 @@ def test_a_run_that_outlives_its_machine_says_who_goes_on_with_it(tmp_path: Path
     assert "limits.relaunches is 1" in relay_of(few, short, 2.5 * day)
     stopping = dataclasses.replace(run, cloud=dataclasses.replace(run.cloud, on_preempt="stop"))
     assert "it would end with the first" in relay_of(stopping, short, 2.5 * day)
+
+
+@pytest.mark.parametrize(("precision", "works"), [("bf16", "fp32"), ("fp8", "fp32")])
+def test_a_card_that_cannot_compute_in_the_precision_is_left_out_with_the_one_that_works(
+    precision: str, works: str
+) -> None:
+    t4 = dataclasses.replace(H100, device="T4")
+    assert f"train.precision: {works} would work there" in lack(t4, Needs(precision=precision))
+    assert lack(H100, Needs(precision=precision)) == ""
+    for fine in ("auto", "fp32", ""):
+        assert lack(t4, Needs(precision=fine)) == ""

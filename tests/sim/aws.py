@@ -1,11 +1,10 @@
 """AWS on the stage: the real adapter and the real boto3, whose requests World carries to moto and what is before it.
 
-    engine     the fake cloud's: what goes wrong, what time brings, who bills; so the days are those of other clouds
-    AwsDouble  what EC2 says: client tokens, prices, groups, images, in EC2's own XML; shown as the engine has it
+    SimAws     the line to EC2 (tests/sim/ec2.py), and its machines
+    _Clients   botocore's clients: one for a service and region serves all actors, to make one takes longer than a verb
 
 An instance is a host. Its operating system is here too, as far as money goes: `shutdown` terminates it, and its own
 timer fires whatever became of our programs, unless the machine hangs. A notice of preemption stands in the metadata.
-One botocore client for a service and region serves all actors: to make one takes longer than most verbs.
 """
 
 from __future__ import annotations
@@ -19,182 +18,33 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from moto.moto_api._internal import mock_random
 from tests.doubles import aws as double
-from tests.doubles.aws import AwsDouble
 from tests.sim.cloud import CLOUD_HOST, SimCloud
+from tests.sim.ec2 import FIRST_PORT, REGION, Ec2
 from tests.sim.host import EPOCH, Host
 from tests.sim.runpod import SimRunpod, Startup
 from tests.sim.world import SimWorld
 
 from homing.cloud.providers import aws_api, aws_market
 from homing.cloud.providers.aws import Aws
-from homing.cloud.providers.fake_cloud import FakeCloud
 from homing.cloud.providers.fake_faults import Faults
-from homing.cloud.providers.fake_things import Settings, Thing, state_of
+from homing.cloud.providers.fake_things import Settings
 from homing.cloud.startup import WORK_DIR
 from homing.wire import names
 from homing.wire.limit import PROVIDER, allowed_s, reserve_s
-from homing.world import Completed, HttpRequest, HttpResponse, NetworkError
+from homing.world import Completed, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
     from tests.sim.stage import Stage
 
 __all__ = ["ENV", "SETTINGS", "SimAws", "pace"]
 
-_REGION, _KIND = "us-east-1", "p5.4xlarge"
+_KIND = "p5.4xlarge"
 _IMDS = f"http://{CLOUD_HOST}/imds"
 _KEYS = {"AWS_ACCESS_KEY_ID": "AKIASIM", "AWS_SECRET_ACCESS_KEY": "of-the-account"}
-ENV = {**_KEYS, "AWS_REGION": _REGION}
+ENV = {**_KEYS, "AWS_REGION": REGION}
 # What the run file says.
 SETTINGS = {"instance_types": [_KIND], "ssh_from": "203.0.113.7", "metadata_url": _IMDS}
-_FIRST_PORT = 2200  # all instances have one address; the port tells them apart
-_ROUTES = {"RunInstances": "create", "TerminateInstances": "destroy", "GetConsoleOutput": "log"}
-_OFFERS = ("DescribeInstanceTypes", "DescribeInstanceTypeOfferings", "DescribeSpotPriceHistory", "GetProducts")
-_STATES = {"requested": ("pending", 0), "booting": ("pending", 0), "deleting": ("shutting-down", 32)}
-_RUNNING, _TERMINATED, _ODD = ("running", 16), ("terminated", 48), ("migrating", 99)
-_TYPES: dict[tuple[str, bytes], HttpResponse] = {}
-_REASONS = {"preempted": "Server.SpotInstanceTermination", "itself": "Client.InstanceInitiatedShutdown"}
-
-
-class Ec2(FakeCloud):
-    """The engine; what it says, `aws` says for it."""
-
-    def __init__(self, *, machines: SimAws, rate_usd_per_hour: str, seed: int, **told: Any) -> None:
-        super().__init__(machines=machines, offers=[], api_key="", seed=seed, **told)
-        self.aws = _Shown(self)
-        mock_random.seed(seed)
-        double._backend(_REGION)  # moto lays out its networks at the first question; here before any
-        self._rate = Decimal(rate_usd_per_hour)
-        self._said: dict[Any, HttpResponse] = {}
-        self.scripts: dict[str, str] = {}
-
-    def handle(self, request: HttpRequest) -> HttpResponse:
-        self.tick()
-        service, action, form = self.aws._read(request)
-        ways = self._dice.throw(_route(action, form))
-        if "lost_before" in ways:
-            raise NetworkError(f"{action}: the line was cut before it arrived")
-        if "busy" in ways:
-            return double._refusal(service, 503, "RequestLimitExceeded", "Request limit exceeded.")
-        if "error_before" in ways:
-            return double._refusal(service, 503, "Unavailable", "The service is unavailable.")
-        response = self._reply(action, form, request, ways)
-        self._save()
-        if "lost_after" in ways:
-            raise NetworkError(f"{action}: the line was cut before the answer")
-        if "error_after" in ways:
-            return double._refusal(service, 500, "InternalError", "An internal error has occurred")
-        return response
-
-    def shut_down(self, instance_id: str) -> None:
-        """Its operating system did; it was started with the word that this terminates it."""
-        thing = self._live.get(instance_id)
-        if thing is not None:
-            self._end(thing, self.now(), "itself")
-            self._plan_next()
-            self._save()
-
-    def _reply(self, action: str, form: dict[str, str], request: HttpRequest, ways: tuple[str, ...]) -> HttpResponse:
-        if action == "RunInstances":
-            if "no_capacity" in ways:
-                text = double.NO_ROOM.format(type=form["InstanceType"], zone=f"{_REGION}b")
-                return double._refusal("ec2", 500, "InsufficientInstanceCapacity", text)
-            return self._run(request, ways)
-        if action == "TerminateInstances":
-            thing = self._live.get(form["InstanceId.1"])
-            if thing is not None:
-                self._destroy(thing, ways)
-                self._plan_next()
-                return double._xml("TerminateInstances", "<instancesSet/>")
-        if action == "DescribeInstances":
-            late_s = self.faults.list_lag_s * self._dice.rng.random() if "list_late" in ways else 0.0
-            self.aws.look(self.now() - late_s, is_odd="odd_state" in ways)
-        return self._remembered(action, request)
-
-    def _remembered(self, action: str, request: HttpRequest) -> HttpResponse:
-        """moto takes milliseconds to say the same again: between two changes it is asked once."""
-        if not action.startswith(("Describe", "List", "Get")):
-            self._said.clear()
-            return self.aws.handle(request)
-        key = (action, _plain(request), self.aws.shown)
-        if action == "DescribeInstanceTypes":  # for as long as there is an EC2
-            if key[1] not in _TYPES:
-                dice = mock_random.getstate()
-                _TYPES[key[1]] = self.aws.handle(request)
-                mock_random.setstate(dice)  # the day that asks first is like every other
-            return _TYPES[key[1]]
-        if key not in self._said:
-            self._said[key] = self.aws.handle(request)
-        return self._said[key]
-
-    def _run(self, request: HttpRequest, ways: tuple[str, ...]) -> HttpResponse:
-        known = set(self.aws.lives)
-        self._said.clear()
-        response = self.aws.handle(request)
-        for instance_id in set(self.aws.lives) - known:
-            life = self.aws.lives[instance_id]
-            thing = self._add("instance", life.mark, self._rate)
-            del self._things[thing.id], self._live[thing.id]
-            thing.id = instance_id
-            self._things[instance_id] = self._live[instance_id] = thing
-            # Spot has a highest price and a root disk goes with its machine: neither way happens here.
-            self._decide_fate(thing, tuple(way for way in ways if way not in ("leaves_volume", "dearer")))
-            self._plan_next()
-        return response
-
-    def _start(self, thing: Thing) -> None:
-        self._machines.boot(thing.id, self.scripts[thing.id])  # type: ignore[attr-defined]
-        thing.is_started = self._is_changed = True
-
-    def _end(self, thing: Thing, at: float, by: str) -> None:
-        super()._end(thing, at, by)
-        self._said.clear()
-        self.aws._end(self.aws.lives[thing.id], _REASONS.get(by, "Client.UserInitiatedShutdown"))
-
-
-class _Shown(AwsDouble):
-    """EC2's words about what the engine has; no time of its own passes in it."""
-
-    def __init__(self, engine: Ec2) -> None:
-        super().__init__(engine.now, self)  # type: ignore[arg-type]
-        self._engine = engine
-        self.unseen: set[str] = set()
-        self.shown: tuple[tuple[str, str, bool], ...] = ()
-
-    def tick(self) -> None:
-        pass
-
-    def look(self, at: float, *, is_odd: bool) -> None:
-        """Each instance as it was `at` that moment; for ever, until the next look."""
-        self.unseen = set()
-        shown = []
-        for thing in [each for each in self._engine._things.values() if each.kind == "instance"]:
-            has_left = thing.ended_at is not None and at > thing.ended_at + self._engine.settings.retention_s
-            if thing.created_at > at or has_left:
-                self.unseen.add(thing.id)
-            name, code = _TERMINATED if state_of(thing, at) == "deleted" else _STATES.get(state_of(thing, at), _RUNNING)
-            if is_odd and name == "running":
-                name, code = _ODD
-            state = self._instance(self.lives[thing.id])._state
-            state.name, state.code = name, code
-            shown.append((thing.id, name, thing.id in self.unseen))
-        self.shown = tuple(shown)
-
-    def hidden(self) -> set[str]:
-        return self.unseen
-
-    # --- what it runs is started by the engine, when it has booted ---
-
-    def start(self, instance_id: str, script: str, env: dict[str, str]) -> int:
-        self._engine.scripts[instance_id] = script
-        return _FIRST_PORT + len(self._engine.scripts)
-
-    def end(self, instance_id: str) -> None:
-        pass
-
-    def log(self, instance_id: str) -> str:
-        return ""
 
 
 class SimAws(SimRunpod):
@@ -253,7 +103,7 @@ class SimAws(SimRunpod):
     # --- OpenSSH ---
 
     def ssh(self, world: SimWorld, argv: Sequence[str], timeout_s: float, stdin: str) -> Completed:
-        number = int(argv[argv.index("-p") + 1]) - _FIRST_PORT - 1
+        number = int(argv[argv.index("-p") + 1]) - FIRST_PORT - 1
         name = list(self.cloud.scripts)[number]
         return super().ssh(world, [f"root@{name}" if "@" in word else word for word in argv], timeout_s, stdin)
 
@@ -317,18 +167,6 @@ def shut_down(world: SimWorld) -> int:
 
     stage.at(stage.t + 0.5, go)
     return 0
-
-
-def _plain(request: HttpRequest) -> tuple[str, bytes]:
-    """What is asked, and where: neither signature nor date."""
-    body = b"&".join(part for part in request.body.split(b"&") if not part.startswith(b"StartTime"))
-    return double._region_of(request), body
-
-
-def _route(action: str, form: dict[str, str]) -> str:
-    if action == "DescribeInstances":
-        return "describe" if any(name.startswith("InstanceId.") for name in form) else "list"
-    return _ROUTES.get(action) or ("offers" if action in _OFFERS else "volumes")
 
 
 class _Clients:

@@ -98,7 +98,7 @@ def command(
     if out is not None:
         _write(out, document)
     talk.emit("eval/1", document)
-    _say_next(folders, out)
+    _say_next([name or str(folder) for name, folder in zip(named, folders, strict=True)], out)
 
 
 def _evaluate(
@@ -194,12 +194,12 @@ def _write(out: Path, document: dict[str, Any]) -> None:
         os.replace(aside, path)
 
 
-def _say_next(folders: list[Path], out: Path | None) -> None:
+def _say_next(models: list[str], out: Path | None) -> None:
     if out is not None:
         talk.say(f"Written: {out.with_suffix('.md')} and {out.with_suffix('.json')}")
-    if len(folders) == 1:
+    if len(models) == 1:
         talk.say(
-            f"Against another model: homing eval --compare {folders[0]} OTHER   Talk to it: homing chat {folders[0]}"
+            f"Against another model: homing eval --compare {models[0]} OTHER   Talk to it: homing chat {models[0]}"
         )
     elif out is None:
         talk.say("Keep the figures: --out report.md")

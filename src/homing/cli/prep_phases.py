@@ -8,6 +8,8 @@ prepare_phases   a folder each, below the run's data folder; what was wrong with
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bring_base", "needs_text", "prepare_phases", "take_tokenizer"]
 
+_TELL_EVERY_S = 10.0
 _TOLD = 8  # findings on the terminal; `homing data check` lists all
 _PAPERS = (names.TOKENIZER, names.TOKENIZER_CONFIG, "chat_template.jinja", "generation_config.json")
 
@@ -142,9 +145,22 @@ def _prepare_chat(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
         is_forced=is_forced,
         named=prep.named(),
     )
-    made = prepare_chat(order)
+    made = prepare_chat(order, _teller(prep.phase))
     report = {**made.report, "sources": made.manifest.settings["sources"]}
     return {**_told(prep, made.manifest, is_reused=made.is_reused), "report": report}
+
+
+def _teller(phase: str) -> Callable[[int, int], None]:
+    """A line now and then, so that no long prep is silent."""
+    told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _TELL_EVERY_S:
+            told = time.monotonic()
+            talk.say(f"{phase}: {format_bytes(done)} of {format_bytes(total)} of conversations")
+
+    return tell
 
 
 def _told(prep: PhasePrep, manifest: Any, *, is_reused: bool) -> dict[str, Any]:

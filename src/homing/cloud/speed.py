@@ -53,13 +53,19 @@ def shape_key(model: Model) -> str:
     )
 
 
+def _run_key(run: Run) -> str:
+    """Adapters beside frozen weights are half as fast again as the same shape trained whole: no figure for both."""
+    methods = sorted({phase.method for phase in run.phases} - {"full"})
+    return "-".join([shape_key(run.model), *methods])
+
+
 def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> Speed:
     """Tokens per second of this run on this offer."""
     known = _load(home)
     flops = run.sizes.flops_per_token
     peak = _peak_flops(offer)
     for entry in reversed(known["measured"]):
-        if (entry["device"], entry["num_gpus"], entry["shape"]) == (offer.device, offer.num_gpus, shape_key(run.model)):
+        if (entry["device"], entry["num_gpus"], entry["shape"]) == (offer.device, offer.num_gpus, _run_key(run)):
             rate = float(entry["tokens_per_s"])
             if peak is None or rate * flops <= peak:
                 return Speed(rate, "measured", f"measured on {offer.device} by {entry['run_id']}")
@@ -78,7 +84,7 @@ def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> S
 
 def recall(run: Run, offer: Offer, home: Home) -> dict[str, float] | None:
     """What the newest run of this shape, here and to such a store, took beside its steps; None: none was measured."""
-    wanted = (offer.device, offer.num_gpus, shape_key(run.model), offer.provider, run.store.split(":")[0])
+    wanted = (offer.device, offer.num_gpus, _run_key(run), offer.provider, run.store.split(":")[0])
     for entry in reversed(_load(home)["measured"]):
         where = (entry["device"], entry["num_gpus"], entry["shape"], entry.get("provider"), entry.get("store"))
         if where == wanted and entry.get("trip"):
@@ -106,7 +112,7 @@ def remember(
         {
             "device": offer_device,
             "num_gpus": num_gpus,
-            "shape": shape_key(run.model),
+            "shape": _run_key(run),
             "tokens_per_s": round(tokens_per_s, 1),
             "run_id": run.id,
             "at": home.world.now(),

@@ -168,8 +168,12 @@ def _list_resources(
 ) -> dict[str, list[Resource] | HomingError | OSError]:
     """Of all but those of whom `problems` says that they did not answer a moment ago."""
     silent = _silent(home, problems)
-    askable = {name: open_ for name, open_ in _askable(home, lines) if name not in silent}
-    return ask_all({name: lambda open_=open_: open_().list_resources() for name, open_ in askable.items()}, home.world)
+    questions = {
+        name: lambda open_=open_: open_().list_resources()
+        for name, open_ in _askable(home, lines)
+        if name not in silent
+    }
+    return ask_all(questions, home.world)
 
 
 def _silent(home: Home, problems: list[str]) -> set[str]:

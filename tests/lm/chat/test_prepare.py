@@ -61,7 +61,11 @@ def texts(split: str) -> list[str]:
 
 
 def test_every_conversation_is_there_once_as_the_template_writes_it(here: Path) -> None:
-    done = prepare_chat(order_of(ChatSource("a.jsonl"), ChatSource("b.jsonl"), val_fraction=0.1))
+    seen: list[tuple[int, int]] = []
+    tell = lambda done, total: seen.append((done, total))  # noqa: E731
+    done = prepare_chat(order_of(ChatSource("a.jsonl"), ChatSource("b.jsonl"), val_fraction=0.1), tell)
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] == Path("a.jsonl").stat().st_size + Path("b.jsonl").stat().st_size
     train, val = texts("train"), texts("val")
     assert len(val) == 8
     assert len(train) == 72

@@ -68,6 +68,7 @@ def test_a_phase_samples_judges_learns_and_is_judged(tmp_path: Path) -> None:
     assert all(wanted <= line.more.keys() for line in lines)
     assert {"val_reward", "val_pass_at_1", "val_pass_at_4"} <= lines[1].more.keys()
     assert lines[1].val_loss == pytest.approx(1.0 - lines[1].more["val_pass_at_1"])
+    assert lines[1].val_perplexity is None
     assert "val_reward" not in lines[0].more
     assert events(tmp_path / "run", "step_skipped") == []  # nothing right yet is nothing learned, and no NaN
     assert not (tmp_path / "run/checkpoints/rl" / names.step_dir(4) / SAMPLES).exists()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from small import make_rl_run, small_model
 
+from homing.errors import RunFailed
 from homing.lm.generate import generate
 from homing.lm.model import Decoder
 from homing.lm.rl.calculator import Calculator
@@ -98,6 +99,49 @@ def test_the_entropy_is_that_of_what_was_chosen_from(model: Decoder) -> None:
             parameter.zero_()  # every token is as likely
     (sample,) = sampler(model).sample(PROMPTS[:1], drawn(1, 1))
     assert sample.entropy == pytest.approx(np.log(model.shape.vocab_size), rel=1e-5)
+
+
+def test_when_memory_does_not_suffice_fewer_rows_are_made_at_a_time_aloud_and_the_samples_are_the_same(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = sampler(model).sample(PROMPTS, drawn(4, 3))
+    told: list[tuple[str, str]] = []
+    poor = sampler(model, tell=lambda kind, text: told.append((kind, text)))
+    really = poor._sample
+
+    def of_few(prompts: Any, draws_BN: Any, may_call: Any) -> Any:
+        if len(draws_BN) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return really(prompts, draws_BN, may_call)
+
+    monkeypatch.setattr(poor, "_sample", of_few)
+    room = 3
+    assert [sample.ids for sample in poor.sample(PROMPTS, drawn(4, 3))] == [sample.ids for sample in wanted]
+    assert [kind for kind, _ in told] == ["rollout_rows_lowered"] * 2
+    room = 2
+    with pytest.raises(RunFailed, match="Out of memory while sampling 3 answers to one prompt"):
+        poor.sample(PROMPTS, drawn(4, 3))
+
+
+@pytest.mark.parametrize("graphs", ["auto", "on"])
+def test_graphs_that_cannot_be_captured_are_told_or_refused_and_never_change_a_sample(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch, graphs: str
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    wanted = [sample.ids for sample in sampler(model).sample(PROMPTS, drawn(4, 1))]
+    monkeypatch.setattr(torch.cuda, "Stream", refuse)
+    told: list[tuple[str, str]] = []
+    made = sampler(model, graphs=graphs, tell=lambda kind, text: told.append((kind, text)))
+    made._is_captured = True  # as on a card
+    if graphs == "on":
+        with pytest.raises(RunFailed, match="cannot be captured"):
+            made.sample(PROMPTS, drawn(4, 1))
+        return
+    assert [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))] == wanted
+    assert [kind for kind, _ in told] == ["graphs_failed"]
+    assert "not permitted" in told[0][1]
 
 
 class Scripted(torch.nn.Module):

@@ -10,11 +10,15 @@ from small import make_rl_run
 from tiny import make_data
 
 from homing.errors import DataError, UsageError
+from homing.lm.chat.render import Renderer
+from homing.lm.chat.template import ChatTemplate
+from homing.lm.chat.tokens import ChatTokens
 from homing.lm.generate import ChatTurns
 from homing.lm.rl.order import Order
 from homing.lm.rl.questions import is_held_out, render
 from homing.lm.rl.tasks import Asked, open_task
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.lm.tokenizer.specials import CHAT_TEMPLATE
 from homing.wire.run import RlTask
 
 
@@ -107,6 +111,26 @@ def test_prompts_may_be_text_messages_or_ids(tmp_path: Path, tokenizer: Tokenize
 def test_what_a_question_spells_stays_text(tokenizer: Tokenizer) -> None:
     ids = render(tokenizer, [{"role": "user", "content": "<|im_end|>"}])
     assert ids.count(tokenizer.specials["<|im_end|>"]) == 1
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "What is 3 + 4?"}],
+        [{"role": "system", "content": " Be brief.\n"}, {"role": "user", "content": "\n<|im_end|><|pad|> \u2603"}],
+        [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Good day."},
+            {"role": "user", "content": "Two?"},
+        ],
+    ],
+)
+def test_a_prompt_is_what_the_template_of_the_export_and_of_sft_gives(
+    tmp_path: Path, tokenizer: Tokenizer, messages: list[dict[str, str]]
+) -> None:
+    template = ChatTemplate(CHAT_TEMPLATE, {"bos_token": "<|endoftext|>"})
+    rendered = Renderer(template, ChatTokens(tmp_path / "data")).prompt(messages)
+    assert list(render(tokenizer, messages)) == rendered
 
 
 def test_every_bad_line_is_named_with_its_number(tmp_path: Path, tokenizer: Tokenizer) -> None:

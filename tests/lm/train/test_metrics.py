@@ -98,3 +98,10 @@ def test_a_long_wait_says_that_it_goes_on_but_not_for_ever(tmp_path: Path, monke
         assert len(read_lines(tmp_path / names.EVENTS)) == count
     journal.close()
     assert 1 <= count <= 11
+
+
+def test_the_line_has_the_first_figures_of_a_phases_own_and_all_of_its_evaluation() -> None:
+    own = {name: 0.5 for name in ("reward", "pass_at_8", "length", "entropy", "truncated")} | {"val_reward": 0.25}
+    line = progress_line(Metric(t=0.0, phase="rl", step=1, num_steps=2, num_tokens=3, loss=1.0, more=own), None)
+    assert "reward 0.5 | pass_at_8 0.5 | length 0.5 | entropy 0.5 | val_reward 0.25" in line
+    assert "truncated" not in line

@@ -6,6 +6,7 @@
     template  Jinja, in a sandbox            -> the text that a model reads
     tokens    tokenizer.json                 -> ids of plain text, and of the markers apart from it
     render    conversation + template        -> ids and mask; text that spells a marker stays text
+    turns     a conversation that grows      -> the prompt for its next answer
     doctor    files                          -> what is kept, cut and skipped, line by line
     order     what is wanted                 -> checked, and told apart from what was done before
     prepare   conversations                  -> shards (ids, mask, index) and a manifest, whole or absent

@@ -9,7 +9,7 @@ fits, or not at all, and each is counted. Without a renderer (no tokenizer yet) 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -75,6 +75,7 @@ class Doctor:
     files: list[FileReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    tell: Callable[[int], None] = lambda num_bytes: None  # how much of the file has been read, now and then
     _seen: dict[str, dict[bytes, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
     _held_out: dict[bytes, str] = field(default_factory=dict)
 
@@ -97,6 +98,7 @@ class Doctor:
                 wellformed = self._wellformed(values_of(reading), report)
                 while some := list(islice(wellformed, _AT_ONCE)):
                     yield from self._fitting(some, report)
+                    self.tell(reading.num_bytes_read)
             except BrokenFile as exc:
                 self._tell(report, exc.line, Fault("broken-file", exc.what.split(": ", 1)[-1]), "stops")
                 raise

@@ -116,9 +116,9 @@ def _write_all(
 
     def examine(file: Any, side: str) -> Iterator[Kept]:
         nonlocal done
+        doctor.tell = lambda num_bytes: tell(done + num_bytes, inputs.num_bytes)
         yield from doctor.examine(file, side)
         done += file.num_bytes
-        tell(done, inputs.num_bytes)
 
     for file in inputs.validation:
         for kept in examine(file, "val"):

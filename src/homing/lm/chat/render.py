@@ -246,7 +246,9 @@ def _broken_values(value: Any, breaker: str, tokens: ChatTokens, *, keeps_own: b
 def _break(text: str, breaker: str, tokens: ChatTokens, keeps_own: bool) -> str:
     parts, at = [], 0
     for first, last in tokens.markers_in(text):
-        if keeps_own and text[first:last] not in tokens.specials:
+        marker = text[first:last]
+        # Some vocabularies have runs of spaces among their added tokens: those are words like others.
+        if marker not in tokens.specials and (keeps_own or marker.isspace()):
             continue
         parts += [text[at : first + 1], breaker]
         at = first + 1

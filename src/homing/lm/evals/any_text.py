@@ -93,9 +93,8 @@ def measure_text(
     sums = _Sums(tokenizer.token_bytes())
     documents = islice(text.documents(), at_most or None)
     rows = sums.rows(documents, tokenizer, context, stride)
-    for number, scored in enumerate(score_rows(model, rows), 1):
+    for scored in score_rows(model, rows, tell=tell):
         sums.add(scored.nats)
-        tell(f"{number:,} windows, {sums.num_tokens:,} tokens")
     if not sums.num_tokens:
         raise DataError(
             what=f"There is nothing to measure in {text.name}.", why="It has no text.", fix="Name other text: --text"

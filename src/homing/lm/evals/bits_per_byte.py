@@ -33,8 +33,12 @@ class Evaluation:
     num_tokens: int
     more: dict[str, float] = field(default_factory=dict)  # what this phase alone has, by its name in metrics.jsonl
 
+    is_in_nats: bool = True  # False: a loss of another kind, which has no perplexity
+
     @property
     def perplexity(self) -> float:
+        if not self.is_in_nats:
+            return math.nan
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 

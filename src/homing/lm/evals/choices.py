@@ -35,10 +35,7 @@ def measure_choices(
     made = [[pair_row(tokenizer, *pair, context=model.shape.context) for pair in item.pairs] for item in items]
     _check_ends(task, items, made, model.shape.context)
     rows = [pair.row for pairs in made for pair in pairs]
-    scored: list[Scored] = []
-    for one in score_rows(model, rows, wants_likeliest=task.form == "cloze"):
-        scored.append(one)
-        tell(f"{len(scored):,} of {len(rows):,} ends")
+    scored = list(score_rows(model, rows, wants_likeliest=task.form == "cloze", tell=tell))
     scores = (_cloze_scores if task.form == "cloze" else _choice_scores)(items, scored)
     num_cut = sum(pair.num_cut > 0 for pairs in made for pair in pairs)
     notes = [f"{num_cut} beginnings were longer than the context and lost their first words."] if num_cut else []

@@ -73,10 +73,9 @@ def _sums(model: Decoder, tokenizer: Tokenizer, kept: list[Kept], tell: Callable
     examples = [(number, example) for number, one in enumerate(kept) for example in one.examples]
     rows = (Row(example.ids.tolist(), example.mask) for _, example in examples)
     sums = np.zeros((len(kept), 4))
-    for done, (scored, (number, example)) in enumerate(zip(score_rows(model, rows), examples, strict=True), 1):
+    for scored, (number, example) in zip(score_rows(model, rows, tell=tell), examples, strict=True):
         sizes = bytes_of[example.ids[1:][example.mask[1:]]]
         sums[number] += [scored.nats.sum(), len(scored.nats), scored.nats[sizes > 0].sum(), sizes.sum()]
-        tell(f"{done:,} of {len(examples):,} conversations")
     return sums
 
 

@@ -10,7 +10,7 @@ Shapes: B rows, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -61,12 +61,14 @@ def windows(ids: Sequence[int], context: int, stride: int) -> Iterator[Row]:
 
 @torch.no_grad()
 def score_rows(
-    model: Decoder, rows: Iterable[Row], *, wants_likeliest: bool = False, tokens_at_a_time: int = 0
-) -> Iterator[Scored]:
+    model: Decoder, rows: Iterable[Row], *, wants_likeliest: bool = False, tokens_at_a_time: int = 0,
+    tell: Callable[[str], None] = lambda done: None,
+) -> Iterator[Scored]:  # fmt: skip
+    """`tell` hears after each batch how far it is: on a slow machine many batches come before the first row is out."""
     most = tokens_at_a_time or TOKENS_AT_A_TIME.get(model.device.type, _TOKENS_ELSEWHERE)
     if wants_likeliest:
         most = min(most, max(1, _LOGITS_AT_A_TIME // model.shape.vocab_size))
-    coming = iter(rows)
+    coming, num_done = iter(rows), 0
     while waiting := _take(coming, most * _BATCHES_WAITING):
         order = sorted(range(len(waiting)), key=lambda number: len(waiting[number].ids))
         scored: list[Scored | None] = [None] * len(waiting)
@@ -74,6 +76,8 @@ def score_rows(
             batch = _score([waiting[number] for number in numbers], model, wants_likeliest)
             for number, one in zip(numbers, batch, strict=True):
                 scored[number] = one
+            num_done += sum(len(one.nats) for one in batch)
+            tell(f"{num_done:,} tokens")
         yield from (one for one in scored if one is not None)
 
 

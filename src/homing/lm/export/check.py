@@ -94,6 +94,8 @@ def prove(
     """Raises IntegrityError at the first thing that is not the same."""
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
     theirs = (open_theirs or _open)(folder)
     with torch.no_grad():
         logits_RTV = theirs(input_ids=expected.ids_RT).logits.float()[..., : expected.vocab_size]

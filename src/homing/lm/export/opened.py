@@ -47,9 +47,8 @@ class Opened:
     @property
     def is_chat(self) -> bool:
         """Whether it was taught to answer. Of somebody's weights the template says so: base models have none."""
-        if self.card.run is None or self.card.run.base is not None:
-            return self.template is not None
-        return self.card.phase in CHAT_PHASES and self.template is not None
+        is_foreign = not self.card.phase or (self.card.run is not None and self.card.run.base is not None)
+        return self.template is not None and (is_foreign or self.card.phase in CHAT_PHASES)
 
     @property
     def stored_dtype(self) -> torch.dtype:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import UsageError
+from homing.lm.generate.load import EXPORT
 
 __all__ = ["RECORD", "new_folder", "read_record", "write_json"]
 
-RECORD = "export.json"  # in every export: what it is, what it was made from, how it was checked
+RECORD = EXPORT  # in every export: what it is, what it was made from, how it was checked
 
 
 @contextlib.contextmanager

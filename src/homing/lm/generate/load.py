@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from homing.errors import DataError, IntegrityError
 from homing.lm.device import pick_device, pick_precision
@@ -29,6 +30,7 @@ from homing.wire.run import Model, Phase, Run
 __all__ = ["Card", "load_for_use", "read_card", "read_manifest", "verify_files"]
 
 CONFIG = "config.json"
+EXPORT = "export.json"  # beside every export of ours
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,18 @@ def read_card(folder: Path) -> Card:
     except (OSError, ValueError, RecursionError) as exc:
         raise DataError(what=f"{folder / CONFIG} cannot be read.", why=str(exc), fix="Fetch the folder again.") from exc
     if manifest is None:
-        return Card(folder, shape, "", "", None, False, "")
+        told = _told_by_export(folder)
+        return Card(folder, shape, str(told.get("name", "")), str(told.get("phase", "")), told.get("step"), False, "")
     return Card(folder, shape, manifest.run_name, manifest.phase, manifest.step, True, "")
+
+
+def _told_by_export(folder: Path) -> dict[str, Any]:
+    """What our own export says of itself: whether it was taught to answer cannot be seen in the weights."""
+    try:
+        told = json.loads((folder / EXPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _check_present(folder: Path) -> None:

@@ -177,7 +177,9 @@ class Reinforce:
                 [pass_at_k(len(group), n, min(k, len(group))) for n, group in zip(passed, groups, strict=True)]
             ),
         }
-        return Evaluation(loss=self.rl.pass_reward - reward, bits_per_byte=None, num_tokens=num_tokens, more=more)
+        return Evaluation(
+            loss=self.rl.pass_reward - reward, bits_per_byte=None, num_tokens=num_tokens, more=more, is_in_nats=False
+        )
 
 
 class RlBatches:

@@ -36,8 +36,7 @@ class Decoding:
         rows = len(cache.places_B)
         self._ids_B = torch.zeros(rows, dtype=torch.int64, device=model.device)
         self._draws_B = torch.zeros(rows, dtype=torch.int64, device=model.device)
-        # One pool of memory for all graphs: what one of them leaves there is read before another one runs.
-        self._pool = torch.cuda.graph_pool_handle() if is_captured else None
+        self._pool: tuple[int, int] | None = None
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
 
     def step(self, ids_B: Tensor, places_B: Tensor, draws_B: Tensor, *, furthest: int) -> tuple[Tensor, Tensor]:
@@ -77,6 +76,8 @@ class Decoding:
                     self._compute()
             torch.cuda.current_stream().wait_stream(stream)
             self.cache.embedded_B1D = kept  # reading the same token at the same place again changes nothing else
+            # One pool of memory for all graphs: what one of them leaves there is read before another one runs.
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             # Only what this thread does is captured; another one may be copying a checkpoint off the card.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

@@ -43,13 +43,11 @@ def summary(graded: Sequence[Graded], group_size: int, *, pass_reward: float) ->
     right = [sum(reward >= pass_reward for reward in group) for group in known]
     figures = {
         "reward": _mean(rewards),
-        "pass_at_1": _mean(
-            [pass_at_k(len(group), number, 1) for group, number in zip(known, right, strict=True) if group]
-        ),
         f"pass_at_{group_size}": _mean([float(number > 0) for number in right]),
-        "reward_std": _mean([_deviation(group) for group in known if group]),
         "length": _mean([float(one.length) for one in graded]),
         "entropy": _mean([one.entropy for one in graded]),
+        "pass_at_1": _mean([number / len(group) for group, number in zip(known, right, strict=True) if group]),
+        "reward_std": _mean([_deviation(group) for group in known if group]),
         "equal_groups": _mean([float(len(set(group)) < 2) for group in known]),
         "truncated": _mean([float(not one.is_ended) for one in graded]),
         "empty": _mean([float(one.is_empty) for one in graded]),

@@ -462,6 +462,12 @@ class _Phase:
                 fix="Lower the learning rate (phases.0.lr) or raise its warm-up; checkpoints before this are good.",
             )
 
+    @property
+    def _flops_per_token(self) -> float:
+        """Weights that stand still have no gradient of their own: a third less of what products take."""
+        sizes = self.s.run.sizes
+        return sizes.flops_per_token - (2 * sizes.num_matmul_params if self.model.lora is not None else 0)
+
     def _log(self, figures: Figures, num_tokens: int, seconds: float, eta_s: float | None) -> None:
         rate = num_tokens / seconds if num_tokens and seconds > 0 else None
         peak = peak_flops(self.s.device)
@@ -476,7 +482,7 @@ class _Phase:
             lr=self.phase.optimizer.lr * self.scale,
             grad_norm=finite(figures.norm),
             tokens_per_s=rate,
-            mfu=rate * self.s.run.sizes.flops_per_token / peak if rate and peak else None,
+            mfu=rate * self._flops_per_token / peak if rate and peak else None,
             step_s=self.phase.batch_tokens / rate if rate else None,
             memory_bytes=torch.cuda.max_memory_allocated() if self.s.device.type == "cuda" else None,
             val_loss=finite(val.loss) if val else None,

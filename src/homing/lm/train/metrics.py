@@ -29,6 +29,7 @@ __all__ = ["Journal", "SilentJournal", "finite", "progress_line"]
 # is the truth, and whoever watches for a stall should see it.
 _STILL_EVERY_S = 30.0
 _STILL_FOR_S = 1800.0
+_MOST_OWN = 4  # figures of a phase's own that the line on the terminal has room for
 
 
 class Journal:
@@ -156,7 +157,9 @@ def progress_line(metric: Metric, eta_s: float | None) -> str:
     if metric.val_loss is not None:
         bits = "" if metric.val_bits_per_byte is None else f" ({metric.val_bits_per_byte:.3f} bits/byte)"
         parts.append(f"val {metric.val_loss:.3f}{bits}")
-    parts += [f"{name} {value:.3g}" for name, value in metric.more.items()]
+    # The most telling come first; the rest is in metrics.jsonl.
+    own = [name for name in metric.more if not name.startswith("val_")][:_MOST_OWN]
+    parts += [f"{name} {metric.more[name]:.3g}" for name in [*own, *(n for n in metric.more if n.startswith("val_"))]]
     if eta_s is not None:
         parts.append(f"eta {format_duration(eta_s)}")
     return " | ".join(parts)

@@ -38,7 +38,7 @@ POLAR_EXPRESS = (
 NORM_MARGIN = 1.02  # the Frobenius norm bounds the largest singular value; the rest is for rounding
 MOMENTUM_WARMUP_STEPS = 300
 EPS = 1e-7  # a gradient of zeros stays zeros
-Parts = tuple[Callable[..., Tensor], Callable[..., None]]  # of a step: `direct_` and `move_`, or what they compile to
+Parts = tuple[Callable[..., Any], Callable[..., Any]]  # of a step: `direct_` and `move_`, or what they compile to
 
 
 def orthogonalize(g_MRC: Tensor, kind: torch.dtype = torch.float32) -> Tensor:

@@ -1,0 +1,35 @@
+"""What is picked for a device, and what is refused there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from homing.errors import UsageError
+from homing.lm.train.choices import pick_attention, pick_choices
+from homing.wire.run import Run
+
+CPU = torch.device("cpu")
+
+
+def test_an_attention_for_cards_is_refused_on_a_processor(tiny_run: Run) -> None:
+    train = dataclasses.replace(tiny_run.train, attention="flash")
+    picked, _ = pick_choices(train, tiny_run.phases[0], tiny_run.model, CPU, 8, {})
+    with pytest.raises(UsageError, match=r"train.attention: flash is for CUDA cards"):
+        pick_attention(train, tiny_run.phases[0], tiny_run.model, CPU, picked, {})
+
+
+def test_a_processor_has_one_attention_and_tells_nothing(tiny_run: Run) -> None:
+    picked, changed = pick_choices(tiny_run.train, tiny_run.phases[0], tiny_run.model, CPU, 8, {})
+    assert pick_attention(tiny_run.train, tiny_run.phases[0], tiny_run.model, CPU, picked, {}) == (picked, [])
+    assert (picked.attention, picked.segments, changed) == ("sdpa", "mask", [])
+
+
+def test_a_choice_of_another_card_is_not_kept(tiny_run: Run) -> None:
+    before = {"device": "cuda (NVIDIA H200)", "attention": "cudnn", "segments": "flex", "micro_batch": 4}
+    picked, changed = pick_choices(tiny_run.train, tiny_run.phases[0], tiny_run.model, CPU, 8, before)
+    assert picked.attention == "sdpa"
+    assert "attention cudnn -> sdpa" in changed
+    assert "segments flex -> mask" in changed
