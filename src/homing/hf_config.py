@@ -44,7 +44,7 @@ def model_of(config: Any) -> Model:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"its rope parameters are not an object but {type(rope).__name__}")
-    problems = [*_refusals(config, arch), *_rope_refusals(rope)]
+    problems = [*_refusals(config, arch), *_rope_refusals(rope, arch)]
     problems += [f"{key} is missing." for key in _NEEDED if key not in config]
     if problems:
         raise DataError(
@@ -80,11 +80,11 @@ def _refusals(config: dict[str, Any], arch: str) -> list[str]:
     return problems
 
 
-def _rope_refusals(rope: dict[str, Any]) -> list[str]:
+def _rope_refusals(rope: dict[str, Any], arch: str) -> list[str]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return []
-    if kind != "llama3":
+    if kind != "llama3" or arch == SWIFT:
         return [f"rope of type {kind!r} is not known here; plain and llama3 are."]
     numbers = {name: rope.get(name) for name in _LLAMA3}
     wrong = [name for name, n in numbers.items() if not isinstance(n, (int, float)) or not 0 < n < math.inf]

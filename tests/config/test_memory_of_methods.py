@@ -33,14 +33,18 @@ def bytes_of(tensors: list[torch.Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def trained(method: str, settings: Lora | None, states: str = "fp32") -> tuple[Decoder, dict[str, int]]:
-    """One real step on the CPU, and what it left in memory."""
+def built(method: str, settings: Lora | None) -> Decoder:
     model = Decoder(SMALL)
     model.init_weights(0)
     if settings:
         lora.freeze(model, lora.storage_for(method, "bf16"))
         lora.add_lora(model, settings, seed=0)
-    model.set_precision("bf16")
+    return model.set_precision("bf16")
+
+
+def trained(method: str, settings: Lora | None, states: str = "fp32") -> tuple[Decoder, dict[str, int]]:
+    """One real step on the CPU, and what it left in memory."""
+    model = built(method, settings)
     optimizer = build_optimizer(model, dataclasses.replace(ADAM, states=states))
     tokens = torch.randint(1024, (1, 65), generator=torch.Generator().manual_seed(0))
     model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
@@ -77,8 +81,7 @@ def test_activations_are_those_that_a_forward_keeps(method: str, settings: Lora 
     not: the plan is within a third, and computing again saves what it says."""
     kept_by = {}
     for recompute in ("none", "half", "all"):
-        model, _ = trained(method, settings)
-        model.set_recompute(recompute)
+        model = built(method, settings).set_recompute(recompute)
         own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
         kept: dict[int, int] = {}
 
@@ -91,7 +94,7 @@ def test_activations_are_those_that_a_forward_keeps(method: str, settings: Lora 
         tokens = torch.randint(1024, (4, 65), generator=torch.Generator().manual_seed(0))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             hidden = model._hidden(tokens[:, :-1], None, None, None)
-        hidden.sum().backward()
+        del hidden
         planned = memory_of(SMALL, "adamw", precision="bf16", method=method, lora=settings, recompute=recompute)
         kept_by[recompute] = (sum(kept.values()), 4 * planned.activations_per_row + planned.copies)
     for recompute in ("none", "half"):

@@ -3,7 +3,7 @@
 --text FILE...                         any text
 --chat FILE.jsonl                      held-out conversations
 --task FILE.jsonl | gsm8k[:FILE] | arithmetic[:DIFFICULTY] | spelling[:DIFFICULTY]
-(none of them)                         the text that the run held out
+(none of them)                         what the run held out: its text, or the conversations of its phase
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from homing.config import home
 from homing.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from homing.lm.evals.any_text import Text
     from homing.lm.evals.measure import What
     from homing.lm.evals.task_file import TaskFile
     from homing.lm.generate import Card
@@ -78,8 +77,9 @@ def _gsm8k_of(card: Card) -> str:
     )
 
 
-def _held_out(card: Card) -> Text:
+def _held_out(card: Card) -> What:
     from homing.lm.evals.any_text import has_data, held_out_text
+    from homing.lm.evals.measure import Chats
 
     if card.run is None:
         raise UsageError(
@@ -87,6 +87,11 @@ def _held_out(card: Card) -> Text:
             why="It is no checkpoint of a run here, so there is no held-out text to take by default.",
             fix="Name some: --text FILE, --task FILE.jsonl or --chat FILE.jsonl",
         )
+    phase = next((phase for phase in card.run.phases if phase.kind == card.phase), None)
+    if phase is not None and phase.data is not None and phase.data.kind == "chat" and phase.data.num_val_tokens:
+        for folder in _places(card, phase.data.dir):
+            if has_data(folder, phase.data.manifest_sha256):
+                return Chats([card.run.name], folder)
     folders = _data_dirs(card)
     for folder in folders:
         if has_data(folder, card.run.data.manifest_sha256):
@@ -101,8 +106,13 @@ def _held_out(card: Card) -> Text:
 def _data_dirs(card: Card) -> list[Path]:
     """Where a run's data may lie: at home in the folder of prep, on a machine in the run directory."""
     assert card.run is not None, "only a run has data"
-    named = Path(card.run.data.dir).expanduser()
+    return [*_places(card, card.run.data.dir), Path("data", card.run.name)]
+
+
+def _places(card: Card, folder: str) -> list[Path]:
+    assert card.run is not None, "only a run has data"
+    named = Path(folder).expanduser()
     if named.is_absolute():
-        return [named, Path("data", card.run.name)]
+        return [named]
     above = [parent / named for parent in card.folder.absolute().parents[:3]]
-    return [*above, home() / "runs" / card.run.id / named, Path("data", card.run.name)]
+    return [*above, home() / "runs" / card.run.id / named]

@@ -89,7 +89,7 @@ def shrink(source: Source, run: Run, *, keeps_vocabulary: bool) -> None:
             ("phases", number, "steps"): steps,
             **_shrunk_batch(number, phase.rl, context),
             ("phases", number, "micro_batch"): 0,
-            ("phases", number, "warmup_steps"): max(1, steps // 20),
+            ("phases", number, "warmup_steps"): min(max(1, steps // 20), steps - 1),
             ("phases", number, "eval"): {"every": max(1, steps // 4)} | ({} if phase.rl else {"tokens": 16 * context}),
             ("phases", number, "checkpoint"): {"every": max(1, steps // 2), "keep_last": 2},
         }

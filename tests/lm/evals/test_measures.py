@@ -13,8 +13,11 @@ import torch
 from tests.cli.trained import make_checkpoint
 from tests.lm.tiny import make_data
 
+from homing.cli.eval_sets import open_sets
 from homing.errors import DataError, UsageError
 from homing.lm.chat.messages import Conversation
+from homing.lm.chat.order import ChatOrder, ChatSource
+from homing.lm.chat.prepare import prepare_chat
 from homing.lm.chat.render import Renderer
 from homing.lm.chat.template import find_template
 from homing.lm.chat.tokens import ChatTokens
@@ -22,13 +25,15 @@ from homing.lm.evals.answers import Asking, made_up, measure_answers
 from homing.lm.evals.any_text import STRETCH_BYTES, Text, held_out_text, measure_text, text_in_files
 from homing.lm.evals.choices import measure_choices, pair_row
 from homing.lm.evals.compare import compare
-from homing.lm.evals.conversations import measure_conversations
+from homing.lm.evals.conversations import measure_conversations, measure_held_out
 from homing.lm.evals.measure import Chats, How, Subject, load_subject, measure
 from homing.lm.evals.result import Measured, Score, share
 from homing.lm.evals.task_file import Choice, Open, TaskFile, read_task
-from homing.lm.generate import generate
+from homing.lm.generate import Card, generate
 from homing.lm.model import Decoder
+from homing.lm.shards.read import file_sha256
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, SPECIALS
+from homing.wire.run import PhaseData
 
 WORDS = "the cat sat on a mat and the dog ran home to eat red fish at night. "
 
@@ -155,6 +160,37 @@ def test_a_faulty_conversation_stops_it_with_its_line(subject: Subject, tmp_path
     with pytest.raises(DataError) as refused:
         measure_conversations(subject.model, subject.tokenizer, [str(path)], subject.card.folder)
     assert f"{path}:3:" in refused.value.why
+
+
+def test_what_prep_held_out_of_conversations_has_the_same_figures_as_the_file_itself(
+    subject: Subject, tmp_path: Path
+) -> None:
+    learned = chat_file(tmp_path / "learned.jsonl", *(f"dog {n}" for n in range(20)))
+    path = chat_file(tmp_path / "chat.jsonl", "cat", "red fish", "a mat")
+    order = ChatOrder(
+        dir=tmp_path / "sft", chat=[ChatSource(learned)], validation=[path], tokenizer=subject.card.folder, context=96
+    )
+    prepare_chat(order)
+    folder = subject.card.folder
+    asked = measure_conversations(subject.model, subject.tokenizer, [path], folder)
+    held_out = measure_held_out(subject.model, subject.tokenizer, tmp_path / "sft", "tiny", folder)
+    for name in ("nats_per_token", "bits_per_byte"):
+        assert score(held_out, name).value == pytest.approx(score(asked, name).value, rel=1e-6)
+    assert held_out.counts["conversations"] == 3
+    (chosen,) = open_sets(with_chats(subject, tmp_path / "sft"), [], [], [], text_field="text", at_most=0)
+    assert chosen == Chats(["tiny"], tmp_path / "sft")
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
+    with pytest.raises(DataError, match="not in the tokens"):
+        measure_held_out(subject.model, subject.tokenizer, tmp_path / "sft", "tiny", folder)
+
+
+def with_chats(subject: Subject, data_dir: Path) -> Card:
+    """The same checkpoint as one of a phase on conversations."""
+    run = subject.card.run
+    assert run is not None
+    data = PhaseData("chat", str(data_dir), file_sha256(data_dir / "manifest.json"), 1, 1)
+    phases = [dataclasses.replace(run.phases[0], kind="sft", data=data)]
+    return dataclasses.replace(subject.card, phase="sft", run=dataclasses.replace(run, phases=phases))
 
 
 # -- choices ---------------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tests.lm.tiny import make_data, make_run
+from torch import Tensor
 
 from homing.hf_config import config_of
 from homing.lm.model import Decoder, count_params
-from homing.lm.model.lora import adapter_config, add_lora, freeze, lora_tensors
+from homing.lm.model.lora import adapter_config, add_lora, freeze, lora_tensors, merge
 from homing.lm.tokenizer.files import build_tokenizer_json, write_extras
 from homing.lm.tokenizer.specials import SPECIALS
 from homing.lm.tokenizer.train import learn_merges
@@ -22,7 +23,7 @@ from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, FileHash
 from homing.wire.run import Lora, Run
 
-__all__ = ["SHAPES", "make_adapter", "make_checkpoint", "seal", "write_tokenizer"]
+__all__ = ["SHAPES", "make_adapter", "make_adapter_on", "make_checkpoint", "seal", "write_tokenizer"]
 
 WORDS = "the cat sat on a mat and the dog ran home to eat red fish at night, don't it? 12345 übel 日本 👍\n"
 SHAPES: dict[str, dict[str, Any]] = {
@@ -100,9 +101,28 @@ def make_adapter(folder: Path, base: Path, kind: str = "qwen2", **lora: Any) -> 
     """A checkpoint of method lora on the weights in `base`; returns the adapted model."""
     model = make_checkpoint(base, kind)
     make_checkpoint(folder, kind)
-    settings = Lora(**{"rank": 4, "alpha": 8.0, **lora})
+    sha256 = _adapt(model, Lora(**{"rank": 4, "alpha": 8.0, **lora}), folder, "sft", init_from=str(base))
+    _write_adapter(model, folder, "sft", {"homing_base_sha256": sha256})
+    return model.eval()
+
+
+@torch.no_grad()
+def make_adapter_on(first: Decoder, folder: Path, base_dir: str) -> Tensor:
+    """The checkpoint of a phase of rl with an adapter on top of `first`; returns logits of the two together."""
+    make_checkpoint(folder, first.shape.arch, phase="rl")
+    merge(first)
+    sha256 = _adapt(first, Lora(rank=2, alpha=4.0), folder, "rl")
+    seen_from_run = str(Path("checkpoints/rl") / base_dir)
+    _write_adapter(first, folder, "rl", {"homing_base_sha256": sha256, "homing_base_dir": seen_from_run})
+    ids = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(4))
+    logits: Tensor = first.eval()(ids)
+    return logits
+
+
+def _adapt(model: Decoder, settings: Lora, folder: Path, kind: str, **phase_keys: Any) -> str:
+    """Freezes the model and puts adapters that do something beside it; the base's hash."""
     run = codec.loads(Run, (folder / names.RUN).read_bytes())
-    phase = dataclasses.replace(run.phases[0], method="lora", lora=settings, init_from=str(base))
+    phase = dataclasses.replace(run.phases[0], kind=kind, method="lora", lora=settings, **phase_keys)
     sha256 = freeze(model, "fp32")
     add_lora(model, settings, seed=run.seed)
     with torch.no_grad():
@@ -111,10 +131,13 @@ def make_adapter(folder: Path, base: Path, kind: str = "qwen2", **lora: Any) -> 
                 tensor.mul_(1.1)
             else:
                 tensor.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(number))
+    _papers(folder, dataclasses.replace(run, phases=[phase]))
+    return sha256
+
+
+def _write_adapter(model: Decoder, folder: Path, kind: str, told: dict[str, str]) -> None:
+    assert model.lora is not None
     (folder / names.WEIGHTS).unlink()
     save_file(model.weights_for_disk(), folder / names.ADAPTER)
-    told = {**adapter_config(settings, str(base)), "homing_base_sha256": sha256}
-    (folder / names.ADAPTER_CONFIG).write_text(json.dumps(told))
-    _papers(folder, dataclasses.replace(run, phases=[phase]))
-    seal(folder, "sft")
-    return model.eval()
+    (folder / names.ADAPTER_CONFIG).write_text(json.dumps({**adapter_config(model.lora, "base"), **told}))
+    seal(folder, kind)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lm.export.folders import make_adapter
+from tests.lm.export.folders import make_adapter, make_adapter_on
 
-from homing.errors import DataError, IntegrityError
+from homing.errors import DataError, IntegrityError, UsageError
 from homing.lm.export import Facts, Order, export
 from homing.lm.generate import load_for_use
 from homing.lm.model import Decoder
@@ -76,3 +76,17 @@ def test_an_adapter_is_never_put_on_other_weights(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="weights it was trained on are not here") as caught:
         load_for_use(tmp_path / "c", "cpu")
     assert "--base" in caught.value.fix
+
+
+def test_an_adapter_on_top_of_another_is_used_and_merged_but_not_given_away_alone(tmp_path: Path) -> None:
+    first = make_adapter(tmp_path / "run" / "checkpoints" / "sft" / "step-00000012", tmp_path / "base")
+    expected = make_adapter_on(first, tmp_path / "run" / "checkpoints" / "rl" / "step-00000012", "../sft/step-00000012")
+    second = tmp_path / "run" / "checkpoints" / "rl" / "step-00000012"
+    model, _ = load_for_use(second, "cpu")
+    torch.testing.assert_close(logits(model), expected, atol=1e-3, rtol=0)
+    made = export(order(second, tmp_path / "merged", "merged"))
+    assert made.proof is not None
+    with pytest.raises(UsageError, match="on top of another") as caught:
+        export(order(second, tmp_path / "alone", "adapter"))
+    assert "--to merged" in caught.value.fix
+    assert not (tmp_path / "alone").exists()

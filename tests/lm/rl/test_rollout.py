@@ -144,6 +144,20 @@ def test_graphs_that_cannot_be_captured_are_told_or_refused_and_never_change_a_s
     assert "not permitted" in told[0][1]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_card_a_captured_step_gives_what_plain_calls_give(tmp_path: Path, family: str) -> None:
+    model = small_model(make_rl_run(tmp_path / "data"), **FAMILIES[family]).to("cuda").set_precision("bf16")
+    plain, captured = sampler(model, graphs="off"), sampler(model, graphs="on")
+    for turn in range(2):  # the second one runs graphs that the first one captured, on other weights
+        wanted = [sample.ids for sample in plain.sample(PROMPTS, drawn(4, 3))]
+        assert [sample.ids for sample in captured.sample(PROMPTS, drawn(4, 3))] == wanted, turn
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.neg_()
+
+
 class Scripted(torch.nn.Module):
     """Says what it was told to, row by row, whatever it reads: a model with the likeliest token known."""
 

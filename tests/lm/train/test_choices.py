@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from homing.errors import UsageError
-from homing.lm.train.choices import pick_attention, pick_choices
+from homing.lm.train.choices import memory_warning, pick_attention, pick_choices
 from homing.wire.run import Run
 
 CPU = torch.device("cpu")
@@ -33,3 +33,10 @@ def test_a_choice_of_another_card_is_not_kept(tiny_run: Run) -> None:
     assert picked.attention == "sdpa"
     assert "attention cudnn -> sdpa" in changed
     assert "segments flex -> mask" in changed
+
+
+def test_a_card_that_is_nearly_full_after_the_first_step_is_warned_of_with_what_to_change() -> None:
+    assert memory_warning(20 * 2**30, 24 * 2**30) == ""
+    text = memory_warning(int(23.5 * 2**30), 24 * 2**30)
+    assert "23.5 of 24.0 GiB" in text
+    assert "micro_batch" in text

@@ -1,6 +1,7 @@
 """Loss on held-out conversations: nats of what the assistant says, read through the model's own chat template.
 
     file -> the data doctor -> ids and mask (`lm/chat`) -> nats of the masked tokens -> sums over conversations
+    shards that prep held out -> ids and mask           -> the same, for the tokenizer that they were made with
 
 The tokens that count are those that SFT learns from: the assistant's words and the marker that ends its turn. A line
 that the doctor finds fault with stops the measure, with its number; what is merely too long is cut, and counted.
@@ -16,17 +17,20 @@ from pathlib import Path
 import numpy as np
 
 from homing.errors import DataError
-from homing.lm.chat.doctor import Doctor, Kept
+from homing.lm.chat.doctor import Doctor
 from homing.lm.chat.render import Renderer, need_template
 from homing.lm.chat.template import find_template
 from homing.lm.chat.tokens import ChatTokens
 from homing.lm.evals.likelihood import Row, score_rows
 from homing.lm.evals.result import Measured, Score, joint_sha256
 from homing.lm.model import Decoder
+from homing.lm.shards.conversations import open_conversations
+from homing.lm.shards.read import file_sha256, read_manifest
 from homing.lm.text.find import find_sources
 from homing.lm.tokenizer import Tokenizer
+from homing.wire import names
 
-__all__ = ["measure_conversations"]
+__all__ = ["measure_conversations", "measure_held_out"]
 
 _MOST_TOLD = 20
 
@@ -48,35 +52,59 @@ def measure_conversations(
             why=f"{', '.join(patterns)}: not one answer fits the context of {model.shape.context:,} tokens.",
             fix="Name other conversations: --chat FILE.jsonl",
         )
-    sums = _sums(model, tokenizer, kept, tell)
-    nats, tokens, text_nats, num_bytes = sums.T
-    what = f"{len(kept):,} conversations"
-    scores = [
-        Score("nats_per_token", nats, tokens, what, by_tokenizer=True),
-        Score("perplexity", nats, tokens, what, is_exp=True, by_tokenizer=True, is_compared=False),
-        Score("bits_per_byte", text_nats / math.log(2), num_bytes, what),
-    ]
+    rows = [[Row(example.ids.tolist(), example.mask) for example in one.examples] for one in kept]
+    scores, num_tokens = _scores(model, tokenizer, rows, tell)
     num_cut = sum(file.num_cut for file in doctor.files)
     num_skipped = sum(file.num_skipped for file in doctor.files)
     notes = [f"{num_cut} conversations were cut at the last answer that fits."] if num_cut else []
     notes += [f"{num_skipped} lines were left out: twice there, or not one answer fits."] if num_skipped else []
-    counts = {"conversations": len(kept), "tokens": int(tokens.sum()), "cut": num_cut, "skipped": num_skipped}
+    counts = {"conversations": len(kept), "tokens": num_tokens, "cut": num_cut, "skipped": num_skipped}
     name = ", ".join(Path(source.path).name for source in sources)
     sha256s = [file.sha256 for file in doctor.files]
     sha256 = sha256s[0] if len(sha256s) == 1 else joint_sha256(sha256s)
     return Measured(name, "conversations", scores, counts, sha256, {"at_most": at_most}, notes)
 
 
-def _sums(model: Decoder, tokenizer: Tokenizer, kept: list[Kept], tell: Callable[[str], None]) -> np.ndarray:
-    """Of each conversation: nats, tokens, nats of those that are text, bytes."""
+def measure_held_out(
+    model: Decoder, tokenizer: Tokenizer, data_dir: Path, run_name: str, folder: Path,
+    *, at_most: int = 0, tell: Callable[[str], None] = lambda done: None,
+) -> Measured:  # fmt: skip
+    """The conversations that prep held out for a phase, as they lie in its shards."""
+    manifest = read_manifest(data_dir)
+    if manifest.tokenizer_sha256 != file_sha256(folder / names.TOKENIZER):
+        raise DataError(
+            what=f"The conversations held out for {run_name} are not in the tokens of {folder}.",
+            why=f"{data_dir} was prepared with another tokenizer.",
+            fix="Name the conversations themselves: --chat FILE.jsonl",
+        )
+    split = open_conversations(data_dir, manifest, "val")
+    count = min(at_most or len(split.lengths), len(split.lengths))
+    read = (split.read(number) for number in range(count))
+    rows = [[Row(ids.tolist(), mask.astype(bool) & (np.arange(len(mask)) > 0))] for ids, mask in read]
+    scores, num_tokens = _scores(model, tokenizer, rows, tell)
+    sha256 = joint_sha256(shard.sha256 for shard in manifest.splits["val"].shards)
+    counts = {"conversations": count, "tokens": num_tokens}
+    return Measured(f"conversations held out for {run_name}", "conversations", scores, counts, sha256)
+
+
+def _scores(
+    model: Decoder, tokenizer: Tokenizer, conversations: list[list[Row]], tell: Callable[[str], None]
+) -> tuple[list[Score], int]:
+    """Also how many tokens the assistant says. A conversation may be several rows, one for each answer."""
     bytes_of = np.array(tokenizer.token_bytes(), dtype=np.int64)
-    examples = [(number, example) for number, one in enumerate(kept) for example in one.examples]
-    rows = (Row(example.ids.tolist(), example.mask) for _, example in examples)
-    sums = np.zeros((len(kept), 4))
-    for scored, (number, example) in zip(score_rows(model, rows, tell=tell), examples, strict=True):
-        sizes = bytes_of[example.ids[1:][example.mask[1:]]]
+    rows = [(number, row) for number, each in enumerate(conversations) for row in each]
+    sums = np.zeros((len(conversations), 4))  # nats, tokens, nats of those that are text, bytes
+    for scored, (number, row) in zip(score_rows(model, (row for _, row in rows), tell=tell), rows, strict=True):
+        sizes = bytes_of[np.array(row.ids)[row.is_target]]
         sums[number] += [scored.nats.sum(), len(scored.nats), scored.nats[sizes > 0].sum(), sizes.sum()]
-    return sums
+    nats, tokens, text_nats, num_bytes = sums.T
+    what = f"{len(conversations):,} conversations"
+    scores = [
+        Score("nats_per_token", nats, tokens, what, by_tokenizer=True),
+        Score("perplexity", nats, tokens, what, is_exp=True, by_tokenizer=True, is_compared=False),
+        Score("bits_per_byte", text_nats / math.log(2), num_bytes, what),
+    ]
+    return scores, int(tokens.sum())
 
 
 def _refuse_faults(doctor: Doctor) -> None:

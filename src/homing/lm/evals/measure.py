@@ -13,7 +13,7 @@ from pathlib import Path
 from homing.lm.evals.answers import Asking, measure_answers
 from homing.lm.evals.any_text import Text, measure_text
 from homing.lm.evals.choices import measure_choices
-from homing.lm.evals.conversations import measure_conversations
+from homing.lm.evals.conversations import measure_conversations, measure_held_out
 from homing.lm.evals.result import Measured
 from homing.lm.evals.task_file import TaskFile
 from homing.lm.generate import Card, load_for_use, read_card
@@ -25,7 +25,10 @@ __all__ = ["Chats", "How", "Subject", "What", "load_subject", "measure"]
 
 @dataclass(frozen=True)
 class Chats:
+    """In files; or, of a run whose phase is on conversations, what prep held out in `data_dir`."""
+
     patterns: list[str]
+    data_dir: Path | None = None
 
     @property
     def name(self) -> str:
@@ -58,6 +61,8 @@ def measure(subject: Subject, what: What, how: How, *, tell: Callable[[str], Non
     model, tokenizer, folder = subject.model, subject.tokenizer, subject.card.folder
     if isinstance(what, Text):
         return measure_text(model, tokenizer, what, window=how.window, at_most=how.at_most, tell=tell)
+    if isinstance(what, Chats) and what.data_dir is not None:
+        return measure_held_out(model, tokenizer, what.data_dir, what.name, folder, at_most=how.at_most, tell=tell)
     if isinstance(what, Chats):
         return measure_conversations(model, tokenizer, what.patterns, folder, at_most=how.at_most, tell=tell)
     if what.form in ("choices", "cloze"):

@@ -10,6 +10,7 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class Decoding:
         rows = len(cache.places_B)
         self._ids_B = torch.zeros(rows, dtype=torch.int64, device=model.device)
         self._draws_B = torch.zeros(rows, dtype=torch.int64, device=model.device)
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
 
     def step(self, ids_B: Tensor, places_B: Tensor, draws_B: Tensor, *, furthest: int) -> tuple[Tensor, Tensor]:

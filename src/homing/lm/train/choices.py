@@ -18,9 +18,10 @@ from homing.lm.model.backends import race_attention, race_segments
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Model, Phase, Train
 
-__all__ = ["Choices", "lower_micro_batch", "pick_attention", "pick_choices", "set_up_device"]
+__all__ = ["Choices", "lower_micro_batch", "memory_warning", "pick_attention", "pick_choices", "set_up_device"]
 
 _CPU_TOKENS = 4096  # at a time: larger micro-batches were no faster on two cores, and only took memory
+_NEAR_LIMIT = 0.95  # of a card's memory
 _GPU_TOKENS = 131072  # past this, more rows at a time fill no more of the card
 
 
@@ -144,6 +145,17 @@ def pick_attention(
         choices = replace(choices, segments=race.winner)
         told.append(f"Attention inside of conversations by {race.winner}: {race.told()}.")
     return choices, told
+
+
+def memory_warning(peak_bytes: int, total_bytes: int) -> str:
+    """After the first step, which has had everything in memory at once: what is nearly full may not survive a longer
+    row or a neighbour. "" where there is room."""
+    if peak_bytes < _NEAR_LIMIT * total_bytes:
+        return ""
+    return (
+        f"warning: {peak_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB of the card were used by the first step. "
+        "A smaller micro_batch or recompute: half in the phase leaves room."
+    )
 
 
 def lower_micro_batch(micro_batch: int, rows_per_step: int) -> int:

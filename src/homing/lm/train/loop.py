@@ -31,7 +31,7 @@ from homing.lm.train import checkpoint
 from homing.lm.train.batch import Batch
 from homing.lm.train.build import build
 from homing.lm.train.checkpoint import TrainState
-from homing.lm.train.choices import lower_micro_batch, pick_attention, pick_choices
+from homing.lm.train.choices import lower_micro_batch, memory_warning, pick_attention, pick_choices
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.figures import Figures
 from homing.lm.train.landing import Pace, Pilot, turn_text
@@ -324,6 +324,10 @@ class _Phase:
                 self._event("compile_finished", f"Compiled in {format_duration(took)}.", aloud=True, seconds=took)
         else:
             result = self.step(batch)
+        if self.s.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.s.device).total_memory
+            if text := memory_warning(torch.cuda.max_memory_reserved(self.s.device), total):
+                self._event("memory_near_limit", text, aloud=True)
         since_start = time.monotonic() - self.s.wishes.started
         self._event("first_step", f"First step {format_duration(since_start)} after the start.", seconds=since_start)
         return result
@@ -344,7 +348,7 @@ class _Phase:
                 why=problem,
                 fix=f"Set micro_batch: {lower} in the phase (the batch stays the same), or 0 to let homing pick."
                 if self.micro_batch > 1
-                else "Lower model.context or the model's size, or take a card with more memory.",
+                else "Set recompute: all in the phase, lower model.context, or take a card with more memory.",
             )
         if self.s.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,0 +1,120 @@
+"""Chains of phases in the run file: what each becomes, which are chosen, and what is refused before anything is rented."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homing.config import Loaded
+from homing.errors import Mistake
+from homing.hf_config import config_of
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
+
+Load = Callable[..., Loaded]
+Mistakes = Callable[..., list[Mistake]]
+
+RUN = """\
+name: base
+data: {text: [text.txt]}
+model: {layers: 2, width: 64, heads: 2, context: 128}
+phases:
+  - {kind: pretrain, steps: 10, batch_tokens: 1024}
+  - {kind: mid, batch_tokens: 1024, data: {text: [more.txt]}}
+  - {kind: sft, batch_tokens: 1024, data: {chat: [{path: a.jsonl, repeat: 3}, b.jsonl]}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def texts(folder: Path) -> None:
+    for name in ("text.txt", "more.txt", "a.jsonl", "b.jsonl"):
+        (folder / name).write_text("moss grows on stones\n" * 400)
+
+
+def trained(run_dir: Path, loaded: Loaded, kind: str, step: int = 10) -> Path:
+    """A final checkpoint as a phase leaves it, as far as the run file looks at it."""
+    folder = run_dir / names.CHECKPOINTS / kind / names.step_dir(step)
+    folder.mkdir(parents=True)
+    manifest = CheckpointManifest("base", "base-1", kind, step, 0, True, "", 1, [])
+    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+    (folder / "config.json").write_text(json.dumps(config_of(loaded.run.model)))
+    (folder / names.WEIGHTS).write_bytes(b"")
+    return folder
+
+
+def test_a_phase_has_data_length_and_rates_of_its_own(load: Load) -> None:
+    loaded = load(RUN)
+    pretrain, mid, sft = loaded.run.phases
+    assert [phase.data.kind if phase.data else "" for phase in loaded.run.phases] == ["", "text", "chat"]
+    assert [prep.dir.name for prep in loaded.phase_preps] == ["mid", "sft"]
+    assert [(source.path, source.repeat) for source in loaded.phase_preps[1].chat] == [("a.jsonl", 3), ("b.jsonl", 1)]
+    assert pretrain.optimizer.lr > mid.optimizer.lr > sft.optimizer.lr, "what is learned is not to be unlearned"
+    assert (mid.optimizer.weight_decay, sft.optimizer.weight_decay) == (0.1, 0.0)
+    assert sft.num_steps > mid.num_steps > 0, "three epochs and one where no length is given"
+    assert not loaded.is_prepared
+
+
+def test_some_phases_start_from_the_newest_final_checkpoint_of_the_one_before(
+    load: Load, homing_home: Path
+) -> None:
+    whole = load(RUN)
+    trained(homing_home / "runs/base-20260101-000000-aaaa", whole, "mid")
+    newest = trained(homing_home / "runs/base-20260202-000000-bbbb", whole, "mid")
+    loaded = load(RUN, "train.only=sft")
+    assert [phase.kind for phase in loaded.run.phases] == ["sft"]
+    assert loaded.run.phases[0].init_from == str(newest)
+    assert loaded.run.origin["phases.0.init_from"] == "found at home"
+    assert loaded.run.origin["phases.0.kind"].startswith("run file")
+    assert [prep.phase for prep in loaded.phase_preps] == ["sft"]
+
+
+def test_without_one_it_is_said_where_was_looked_and_an_unknown_phase_lists_the_valid_ones(mistakes: Mistakes) -> None:
+    (missing,) = mistakes(RUN, "train.only=sft")
+    assert "no trained mid or pretrain of base is here" in missing.problem
+    found = mistakes(RUN, "train.only=mid+stf")
+    assert any("Did you mean sft? This run has pretrain, mid, sft" in mistake.suggestion for mistake in found)
+
+
+def test_weights_of_another_model_are_refused_with_both(load: Load, mistakes: Mistakes, tmp_path: Path) -> None:
+    folder = trained(tmp_path / "other", load(RUN), "pretrain")
+    (wrong,) = mistakes(RUN, "model.layers=3", f"phases.1.init_from={folder}")
+    assert "num_layers 2 there, 3 here" in wrong.problem
+    (wrong,) = mistakes(RUN, "tokenizer.vocab_size=1024", f"phases.1.init_from={folder}")
+    assert "vocab_size 32768 there, 1024 here" in wrong.problem
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("phases.0.data.chat=a.jsonl", "pretraining reads text"),
+        ("phases.2.data.text=more.txt", "there is text and chat"),
+        ("phases.1.lora.rank=8", "has no effect with method: full"),
+        ("phases.1.rl.kl=0.1", "has no effect in a phase of kind mid"),
+        ("phases.0.method=lora", "needs trained weights to stand beside"),
+        ("phases.2.states=int8", "is about AdamW's moments"),
+        ("model.from=nowhere", "no open weights"),
+    ],
+)
+def test_what_has_no_effect_or_no_meaning_is_refused(mistakes: Mistakes, change: str, words: str) -> None:
+    assert any(words in found.problem for found in mistakes(RUN, change)), mistakes(RUN, change)
+
+
+def test_adapters_take_adamw_and_know_their_matrices(load: Load, mistakes: Mistakes) -> None:
+    lora = load(RUN, "phases.2.method=lora", "phases.2.lora.targets=[v_proj, q]").run.phases[2]
+    assert lora.optimizer.kind == "adamw"
+    assert lora.lora is not None
+    assert (lora.lora.targets, lora.lora.alpha) == (["q", "v"], 32.0)
+    (wrong,) = mistakes(RUN, "phases.2.method=lora", "phases.2.lora.targets=[gat]")
+    assert "Did you mean gate?" in wrong.suggestion
+
+
+def test_the_smoke_profile_shrinks_every_phase(load: Load) -> None:
+    rl = RUN + "  - {kind: rl, steps: 500, rl: {tasks: [{kind: arithmetic}], answer_tokens: 64}}\n"
+    loaded = load(rl, is_smoke=True)
+    assert [phase.kind for phase in loaded.run.phases] == ["pretrain", "mid", "sft", "rl"]
+    last = loaded.run.phases[3].rl
+    assert last is not None
+    assert (last.prompts_per_step, last.max_new_tokens) == (4, 16)

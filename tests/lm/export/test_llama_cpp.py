@@ -1,0 +1,21 @@
+"""The comparison with llama.cpp is by hand; where llama.cpp is absent it says how to get it, and fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gguf_in_llama_cpp.py"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama-cpp-python is here: run the script itself")
+def test_without_llama_cpp_it_fails_with_what_to_install() -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT), "--quick"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("FAIL")
+    assert "pip install llama-cpp-python" in done.stdout
