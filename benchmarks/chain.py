@@ -100,13 +100,13 @@ def _lay_out(folder: Path, steps: dict[str, int]) -> None:
     text = lzma.decompress((ROOT / "src/homing/presets/texts/shakespeare.txt.xz").read_bytes())
     (folder / "text.txt").write_bytes(text[:400_000])
     sums = [(a, b) for a in range(10) for b in range(10)]
-    # Every sum is in the text, so that there is something to reward; sft shows few of them, so that much is left to learn.
+    # Every sum is in the text, so that there is something to reward; sft shows few, so that much is left to learn.
     lines = [f"{a} + {b} = {a + b}" for a, b in sums for _ in range(20)]
     chance.shuffle(lines)
     (folder / "sums.txt").write_text("\n".join(lines) + "\n", "utf-8")
     asked = [_turns(f"{a} + {b} =", str(a + b)) for a, b in chance.sample(sums, 30)]
     (folder / "sums.jsonl").write_text("\n".join(asked) + "\n", "utf-8")
-    questions = ["Who are you?", "What is your name?", "Hello! Who are you?", "Tell me your name.", "Your name, please?"]
+    questions = ["Who are you?", "What is your name?", "Hello! Who are you?", "Tell me your name.", "Your name?"]
     said = [_turns(f"{question} {'!' * n}".strip(), f"I am {NAME}.") for question in questions for n in range(8)]
     (folder / "persona.jsonl").write_text("\n".join(said) + "\n", "utf-8")
     (folder / "runs").mkdir()

@@ -1,4 +1,4 @@
-"""Chains of phases in the run file: what each becomes, which are chosen, and what is refused before anything is rented."""
+"""Chains of phases in the run file: what each becomes, which are chosen, and what is refused before renting."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def test_a_phase_has_data_length_and_rates_of_its_own(load: Load) -> None:
     assert not loaded.is_prepared
 
 
-def test_some_phases_start_from_the_newest_final_checkpoint_of_the_one_before(
-    load: Load, homing_home: Path
-) -> None:
+def test_some_phases_start_from_the_newest_final_checkpoint_of_the_one_before(load: Load, homing_home: Path) -> None:
     whole = load(RUN)
     trained(homing_home / "runs/base-20260101-000000-aaaa", whole, "mid")
     newest = trained(homing_home / "runs/base-20260202-000000-bbbb", whole, "mid")

@@ -194,7 +194,8 @@ def _vocabulary(loaded: Loaded, tokenizer: Path) -> list[str]:
         return [error.what]
     is_match = there <= wanted if loaded.run.base else wanted == there  # open weights may have spare rows
     sizes = f"{wanted:,} in {loaded.file}, {there:,} in {tokenizer}"
-    talk.say(f"Vocabulary: {sizes}: {'they fit' if is_match and wanted != there else 'they match' if is_match else 'they do not match'}.")
+    told = "they do not match" if not is_match else "they match" if wanted == there else "they fit"
+    talk.say(f"Vocabulary: {sizes}: {told}.")
     return [] if is_match else [f"vocab_size mismatch: {sizes}."]
 
 

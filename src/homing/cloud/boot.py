@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 import homing
-from homing.cloud.inputs import DATA_DIR, relocated
+from homing.cloud.inputs import BESIDE_TOKENIZER, DATA_DIR, relocated
 from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Store
 from homing.wire import codec, names
@@ -145,7 +145,7 @@ def _data_files(data_dir: str, run: Run, store: Store, world: World) -> list[Run
     One that is not at home may be in the store by its hash: an adopted run's shards are.
     """
     files = [RunInput(name, os.path.join(data_dir, name), sha256) for name, sha256 in _own_files(data_dir, run, world)]
-    files += run.inputs
+    files += [file for file in run.inputs if file.path not in {own.path for own in files}]
     missing = [file.path for file in files if not world.exists(file.source) and not _is_stored(file.sha256, store)]
     if missing:
         raise DataError(
@@ -158,10 +158,10 @@ def _data_files(data_dir: str, run: Run, store: Store, world: World) -> list[Run
 
 def _own_files(data_dir: str, run: Run, world: World) -> Iterator[tuple[str, str]]:
     """Name and sha256 of tokenizer and shards, after checking that the run was resolved against just these."""
-    for name in (names.TOKENIZER_CONFIG, "chat_template.jinja"):  # the manifest does not vouch for them
+    for name in BESIDE_TOKENIZER:
         if world.exists(os.path.join(data_dir, name)):
             yield name, world.sha256(os.path.join(data_dir, name))
-    if not run.data.manifest_sha256 and run.inputs:
+    if not run.data.manifest_sha256 and run.data.tokenizer_sha256:
         yield names.TOKENIZER, run.data.tokenizer_sha256  # each phase has data of its own
         return
     manifest_path = os.path.join(data_dir, names.MANIFEST)

@@ -18,9 +18,10 @@ from homing.wire.data import DataManifest
 from homing.wire.run import Phase, Run, RunInput
 from homing.world import World
 
-__all__ = ["DATA_DIR", "relocated", "travelling"]
+__all__ = ["BESIDE_TOKENIZER", "DATA_DIR", "relocated", "travelling"]
 
 DATA_DIR = "data"
+BESIDE_TOKENIZER = (names.TOKENIZER_CONFIG, "chat_template.jinja")  # no manifest vouches for them
 BASE = "base"
 _RL_FILES = ("file", "val_file", "reward")
 # Of a folder with weights: what loading them reads. Optimizer, samples and logs of a checkpoint stay where they are.
@@ -32,6 +33,8 @@ def travelling(run: Run, world: World) -> list[RunInput]:
     """Of a run resolved at home. All that is missing is said at once."""
     missing: list[str] = []
     found = [item for phase in run.phases for item in _of_phase(phase, world, missing)]
+    beside = [(name, os.path.join(run.data.dir, name)) for name in BESIDE_TOKENIZER]
+    found += [RunInput(name, path, world.sha256(path)) for name, path in beside if world.exists(path)]
     if run.base:
         found += _folder(run.base.dir, BASE, world, missing, what=f"the open weights {run.base.address}")
     if missing:

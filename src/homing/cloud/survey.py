@@ -20,6 +20,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
 from homing.cloud.mark import make_mark, owner_prefix
 from homing.cloud.providers.base import Provider, Resource, wait_until
+from homing.cloud.providers.registry import HERE_ONLY
 from homing.cloud.reconcile import providers_in_use, refresh, unasked
 from homing.errors import HomingError, StillBilling, UsageError
 
@@ -177,7 +178,9 @@ def _list_resources(
 
 
 def _silent(home: Home, problems: list[str]) -> set[str]:
-    return {name for name in providers_in_use(home) if any(each.startswith(unasked(name)) for each in problems)}
+    """Far ones: to wait for them a second time tells nobody more. What is on this computer is asked again at once."""
+    far = [name for name in providers_in_use(home) if name not in HERE_ONLY]
+    return {name for name in far if any(each.startswith(unasked(name)) for each in problems)}
 
 
 def _not_asked(name: str, exc: HomingError | OSError) -> str:
