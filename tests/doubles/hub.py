@@ -327,7 +327,7 @@ def _place(path: str) -> tuple[str, str, str]:
 def _card_faults(card: str) -> dict[str, Any]:
     """The Hub reads the front matter of a README before it takes it; a licence must be one that it lists."""
     front = card.split("---")[1].splitlines() if card.startswith("---") else []
-    licences = [line.partition(":")[2].strip(" \"") for line in front if line.startswith("license:")]
+    licences = [line.partition(":")[2].strip(' "') for line in front if line.startswith("license:")]
     faults = [f'"license" must be one of [apache-2.0, mit, ...], not {one}' for one in licences if one not in LICENCES]
     return {"errors": [{"message": fault} for fault in faults], "warnings": []}
 

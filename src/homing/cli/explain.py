@@ -42,13 +42,13 @@ def command(
 
 
 def _section(key: str) -> str | None:
+    """A section by its path, with or without the numbers of what is listed in it: phases.0.data.chat."""
     from homing.config.keys import sections
 
-    plain = key.replace("[", ".").replace("]", "").rstrip(".:")
-    plain = ".".join("N" if part.isdigit() else part for part in plain.split("."))
-    if plain == "phases" or (plain.startswith("phases.") and not plain.startswith("phases.N")):
-        plain = plain.replace("phases", "phases.N", 1)
-    return plain if plain and plain in sections() else None
+    parts = [part for part in key.replace("[", ".").replace("]", "").rstrip(".:").split(".") if part]
+    plain = ".".join(part for part in parts if not part.isdigit() and part != "N")
+    by_name = {name.replace(".N", ""): name for name in sections() if name}
+    return by_name.get(plain)
 
 
 def _by_other_name(key: str) -> list[Any]:
