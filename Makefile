@@ -31,6 +31,9 @@ prove: $(VENV)/.ready-test
 	@echo "== proofs and benchmarks; figures go to benchmarks/proofs"
 	$(BIN)/python -m pytest -m prove -n 0 || test $$? -eq 5
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	for cloud in runpod shadeform aws modal; do \
+	  echo "== simulate.py on $$cloud"; $(BIN)/python benchmarks/simulate.py --provider $$cloud || exit 1; \
+	done
 
 setup: $(VENV)/.ready-test
 

@@ -81,9 +81,9 @@ class _PiecewiseLoss(torch.autograd.Function):
     ) -> Tensor:
         # A head that stands still, under adapters, is spared a gradient of its own size and a third of the work.
         has_dhead = ctx.needs_input_grad[1]
-        loss, dh_ND, dhead_PD = _loss_and_gradients(
-            h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead
-        )
+        # An op of ours loads the whole compiler at its first call: seconds that a CPU, which needs none, is spared.
+        compute = _loss_and_gradients if h_ND.is_cuda or torch.compiler.is_compiling() else _compute
+        loss, dh_ND, dhead_PD = compute(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead)
         ctx.save_for_backward(dh_ND, dhead_PD if has_dhead else None)
         return loss
 
@@ -94,8 +94,7 @@ class _PiecewiseLoss(torch.autograd.Function):
         return (dh_ND * dloss).to(dh_ND.dtype), dhead_PD, None, None, None, None, None
 
 
-@torch.library.custom_op("homing::loss_and_gradients", mutates_args=())
-def _loss_and_gradients(
+def _compute(
     h_ND: Tensor,
     head_PD: Tensor,
     targets_N: Tensor,
@@ -127,6 +126,9 @@ def _loss_and_gradients(
         if has_dhead:
             _add_product(dhead_PD, dlogits_nP.t(), h_nD)
     return loss / count, dh_ND, dhead_PD
+
+
+_loss_and_gradients = torch.library.custom_op("homing::loss_and_gradients", mutates_args=())(_compute)
 
 
 @_loss_and_gradients.register_fake

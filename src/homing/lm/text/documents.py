@@ -145,7 +145,12 @@ def _json_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
         if not isinstance(text, str):
             names = ", ".join(list(value)[:8]) or "none"
             got = f"no field {cuts.text_field!r}" if text is None else f"field {cuts.text_field!r} is not text"
-            raise _bad_line(path, number, f"{got}; fields there: {names}", "Name the field: data.text_field, or --text-field in homing eval")
+            raise _bad_line(
+                path,
+                number,
+                f"{got}; fields there: {names}",
+                "Name the field: data.text_field, or --text-field in homing eval",
+            )
         try:
             document = text.encode()
         except UnicodeEncodeError as exc:

@@ -284,9 +284,7 @@ class _Phase:
         picked, changed = pick_choices(
             self.s.run.train, self.phase, self.s.run.model, self.s.device, self._num_rows, before
         )
-        picked, told = pick_attention(
-            self.s.run.train, self.phase, self.s.run.model, self.s.device, picked, before
-        )
+        picked, told = pick_attention(self.s.run.train, self.phase, self.s.run.model, self.s.device, picked, before)
         # Another card may have had more memory free, or a slow moment.
         picked, changed = self.s.ranks.agree((picked, changed))
         for text in told:
