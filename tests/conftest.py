@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,8 @@ def _environment_of_its_own() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+    if "boto3" in sys.modules:  # it remembers the keys that it found first
+        sys.modules["boto3"].DEFAULT_SESSION = None  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -71,14 +72,12 @@ def test_the_lock_has_what_the_store_needs() -> None:
 
 
 def test_what_is_not_installed_here_is_named_as_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.metadata.distribution
+    real = importlib.metadata.distributions
 
-    def without(name: str) -> importlib.metadata.Distribution:
-        if name in ("torch", "rustbpe"):
-            raise importlib.metadata.PackageNotFoundError(name)
-        return real(name)
+    def without(name: str) -> Iterable[importlib.metadata.Distribution]:
+        return [] if name in ("torch", "rustbpe") else real(name=name)
 
-    monkeypatch.setattr(importlib.metadata, "distribution", without)
+    monkeypatch.setattr(importlib.metadata, "distributions", without)
     found = bundle.lock("file:/x")
     assert found.torch == "torch>=2.11,<2.14"
     assert "rustbpe>=0.1" in found.lines
@@ -114,3 +113,11 @@ def test_a_tree_with_changes_is_refused_only_when_asked_for() -> None:
 
 def test_an_installed_package_inside_somebodys_repository_has_no_commit() -> None:
     assert bundle.tree_state(Git(" M other.py\n", is_known=False)) == ("", [])
+
+
+def test_what_setuptools_keeps_for_itself_does_not_travel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    vendored = tmp_path / "setuptools/_vendor"
+    (vendored / "tomli-2.4.0.dist-info").mkdir(parents=True)
+    (vendored / "tomli-2.4.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: tomli\nVersion: 2.4.0\n")
+    monkeypatch.syspath_prepend(str(vendored))
+    assert not any(line.startswith("tomli==") for line in bundle.lock("hf:me/x").lines)

@@ -96,9 +96,8 @@ def lock(store: str) -> Lock:
 
 def _collect(name: str, extras: set[str], found: dict[str, str], loose: set[str]) -> None:
     """Walks the requirements of what is installed. CUDA's own packages belong to torch, which comes apart."""
-    try:
-        distribution = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
+    distribution = _installed(name)
+    if distribution is None:
         return
     key = _plain(name)
     if key in found and not extras:
@@ -112,7 +111,7 @@ def _collect(name: str, extras: set[str], found: dict[str, str], loose: set[str]
         if wanted is None or not _applies(condition, extras):
             continue
         inner = {part.strip() for part in (wanted[2] or "").split(",") if part.strip()}
-        if _is_installed(wanted[1]):
+        if _installed(wanted[1]) is not None:
             _collect(wanted[1], inner, found, loose)
         elif name == "homing":
             loose.add(requirement)
@@ -124,12 +123,10 @@ def _applies(condition: str, extras: set[str]) -> bool:
     return not named or bool(set(named) & extras)
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+def _installed(name: str) -> importlib.metadata.Distribution | None:
+    """Installed for everybody: what setuptools keeps for itself is on the path once somebody has imported it."""
+    found = importlib.metadata.distributions(name=name)
+    return next((each for each in found if "_vendor" not in str(each.locate_file(""))), None)
 
 
 def _plain(name: str) -> str:
