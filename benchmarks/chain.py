@@ -44,17 +44,18 @@ model: {{arch: qwen3, layers: 2, width: 96, heads: 4, ffn_width: 256, context: 1
 phases:
   - {{kind: pretrain, steps: {pretrain}, batch_tokens: 2048}}
   - {{kind: mid, steps: {mid}, batch_tokens: 2048, data: {{text: [sums.txt]}}}}
-  - {{kind: sft, steps: {sft}, batch_tokens: 2048, lr: 0.01, data: {{chat: [persona.jsonl, sums.jsonl]}}}}
+  - {{kind: sft, steps: {sft}, batch_tokens: 2048, lr: 0.01,
+     data: {{chat: [{{path: persona.jsonl, repeat: 2}}, sums.jsonl]}}}}
   - kind: rl
     steps: {rl}
     optimizer: adamw
-    lr: 1e-3
+    lr: 5e-4
     rl: {{tasks: [{{kind: arithmetic}}], prompts_per_step: 16, samples_per_prompt: 8, answer_tokens: 4,
          eval_prompts: 16, eval_samples: 4}}
 train: {{device: cpu, threads: 1, log_every: 1}}
 sample: {{tokens: 20}}
 """
-STEPS = {"pretrain": 150, "mid": 60, "sft": 160, "rl": 150}
+STEPS = {"pretrain": 150, "mid": 60, "sft": 65, "rl": 300}
 QUICK = {"pretrain": 4, "mid": 2, "sft": 4, "rl": 2}
 
 
@@ -100,11 +101,11 @@ def _lay_out(folder: Path, steps: dict[str, int]) -> None:
     text = lzma.decompress((ROOT / "src/homing/presets/texts/shakespeare.txt.xz").read_bytes())
     (folder / "text.txt").write_bytes(text[:400_000])
     sums = [(a, b) for a in range(10) for b in range(10)]
-    # Every sum is in the text, so that there is something to reward; sft shows few, so that much is left to learn.
+    # Every sum is there, so that there is something to reward; few steps of sft leave most of them to be learned.
     lines = [f"{a} + {b} = {a + b}" for a, b in sums for _ in range(20)]
     chance.shuffle(lines)
     (folder / "sums.txt").write_text("\n".join(lines) + "\n", "utf-8")
-    asked = [_turns(f"{a} + {b} =", str(a + b)) for a, b in chance.sample(sums, 30)]
+    asked = [_turns(f"{a} + {b} =", str(a + b)) for a, b in sums]
     (folder / "sums.jsonl").write_text("\n".join(asked) + "\n", "utf-8")
     questions = ["Who are you?", "What is your name?", "Hello! Who are you?", "Tell me your name.", "Your name?"]
     said = [_turns(f"{question} {'!' * n}".strip(), f"I am {NAME}.") for question in questions for n in range(8)]
