@@ -35,7 +35,6 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _result import RESULTS, write_result
-from homing.config.memory import memory_of
 from homing.lm.model import Decoder, config_json, lora, nf4
 from homing.lm.model.segments import can_flex
 from homing.lm.train.optim import build_optimizer, clip_gradients
@@ -131,6 +130,11 @@ def our_figures(
 def least(where: Where, method: str, model: Decoder, optimizer: Any) -> dict[str, Any]:
     """One row at a time, everything computed again."""
     row = {"rows": 1, "recompute": "all", **timed(where, our_step(where, model, optimizer, 1, "all"), 1)}
+    if importlib.util.find_spec("pydantic") is None:
+        print(f"{method:<6} least {told(row)}; no plan beside it, as pydantic is not installed here")
+        return row
+    from homing.config.memory import memory_of
+
     plan = memory_of(where.shape, "adamw", precision="bf16", method=method, lora=SETTINGS, recompute="all")
     row["planned_bytes"] = plan.peak(1) - plan.cuda
     print(f"{method:<6} least {told(row)}; planned {row['planned_bytes'] / 1e9:.2f} GB without CUDA itself")
