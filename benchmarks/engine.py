@@ -59,12 +59,13 @@ D20 = stock(20, 1280, 10, 3456, 2048, 32768, "qwen3")
 TWO_B = stock(24, 2560, 40, 6912, 2048, 32000)
 SWIFT = Model("swift", "swift", 12, 768, 6, 6, 128, 3072, 2048, 32768, is_tied=False, rope_base=1e5)
 CASES = {
-    "d12": Case(D12, 32, 4, "muon", must=0.52),
-    "d12-swift": Case(SWIFT, 32, 4, "muon"),
+    # 524,288 tokens a step: what the dial gives depth 12, and half of what it gives depth 20.
+    "d12": Case(D12, 32, 8, "muon", must=0.52),
+    "d12-swift": Case(SWIFT, 32, 8, "muon"),
     "124m": Case(stock(12, 768, 12, 2048, 1024, 50304), 64, 4, "adamw", must=500_000, has_peer=True),
     "cs336": Case(stock(6, 512, 8, 1344, 1024, 10000), 128, 4, "adamw", must=2_000_000, has_peer=True),
-    "d20": Case(D20, 32, 2, "muon", must=0.56),
-    "d20-fp8": Case(D20, 32, 2, "muon", "fp8", must=0.65),
+    "d20": Case(D20, 32, 8, "muon", must=0.56),
+    "d20-fp8": Case(D20, 32, 8, "muon", "fp8", must=0.65),
     "2b": Case(TWO_B, 16, 2, "adamw", must=40_000),
     "2b-fp8": Case(TWO_B, 16, 2, "adamw", "fp8", must=46_000),
 }

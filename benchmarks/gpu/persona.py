@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from _result import RESULTS, write_result
 from homing.lm.generate import ChatTurns, generate, load_for_use
 
-ANSWER_TOKENS, TEMPERATURE, TOP_K = 160, 0.7, 40
+ANSWER_TOKENS = 160
+SAMPLING: dict[str, Any] = {"temperature": 0.7, "top_k": 40}
 # Each list is one conversation.
 QUESTIONS = (
     ["Who are you?", "Who made you?"],
@@ -91,12 +92,9 @@ def talk(checkpoint: Path) -> list[list[dict[str, str]]]:
         turns = ChatTurns(tokenizer)
         said = []
         for question in conversation:
-            ids = list(
-                generate(
-                    model, turns.ask(question), num_tokens=ANSWER_TOKENS, temperature=TEMPERATURE, top_k=TOP_K, seed=0,
-                    stop_ids=turns.stop_ids,
-                )  # fmt: skip
-            )
+            prompt = turns.ask(question)
+            picked = generate(model, prompt, num_tokens=ANSWER_TOKENS, stop_ids=turns.stop_ids, seed=0, **SAMPLING)
+            ids = list(picked)
             turns.answered(ids)
             said.append({"asked": question, "answered": tokenizer.decode(ids)})
         told.append(said)

@@ -38,3 +38,16 @@ def test_the_figures_in_the_readme_are_those_of_the_file_it_names() -> None:
     ):
         assert number in shown, f"{number} is in the file and not in the README"
     assert figures["sample"].strip().splitlines()[0] in shown
+
+
+def test_the_talk_with_the_persona_is_shown_as_it_came() -> None:
+    figures = json.loads((ROOT / "benchmarks/results/persona.json").read_text(encoding="utf-8"))["figures"]
+    shown = (ROOT / "docs/persona.md").read_text(encoding="utf-8").split("<!-- figures: persona -->")[1]
+    shown = shown.split("<!-- end of figures -->")[0]
+    for kind, row in figures["phases"].items():
+        held_out = [loss for _, loss in row["val_losses"]]
+        numbers = f"{row['first_loss']:.3f}, {row['last_loss']:.3f} | {held_out[0]:.3f}, {held_out[-1]:.3f}"
+        assert f"| {kind} | {row['steps']} | {row['tokens_per_s']:,} | {numbers} | {min(held_out):.3f} |" in shown
+    turns = [turn for conversation in figures["transcript"] for turn in conversation]
+    talk = "\n\n".join(f"> {turn['asked']}\n{turn['answered'].strip()}" for turn in turns)
+    assert talk in shown

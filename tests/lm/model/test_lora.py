@@ -204,6 +204,19 @@ def test_products_side_by_side_equal_products_one_by_one() -> None:
             torch.testing.assert_close(left, right)
 
 
+def test_weights_that_read_the_same_are_slices_of_one_until_they_are_moved() -> None:
+    mlp = adapted().model.layers[0].mlp
+    gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
+    assert gate.together is not None and gate.together.shape == (2 * TINY.ffn_width, TINY.width)
+    assert up.dense.data_ptr() == gate.together[TINY.ffn_width :].data_ptr()
+    mlp.to("cpu")
+    assert gate.together is not None, "nothing was moved"
+    mlp.to(torch.float64)
+    assert gate.together is None
+    four_bits = adapted(storage="nf4").model.layers[0].mlp.gate_proj.weight
+    assert four_bits.together is None
+
+
 def test_biases_of_trained_layers_ride_along_in_the_joined_product() -> None:
     attention: Any = built().model.layers[0].self_attn
     x = torch.randn(2, 5, TINY.width)

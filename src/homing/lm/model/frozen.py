@@ -2,9 +2,9 @@
 
     y = x W^T + b + scale * drop(x) A^T B^T        W: fp32, bf16 or NF4, never with a gradient; A, B: trained
 
-Several layers that read the same x are done at once, each writing its columns of one y. Backward reads W again, in NF4
-dequantising it once more, so between the two nothing is kept but x and the narrow x A^T. The op is opaque to
-torch.compile, which plans what is around it.
+Several layers that read the same x are done at once, each writing its columns of one y, and where their weights lie
+together in one product. Backward reads W again, in NF4 dequantising it once more, so between the two nothing is kept
+but x and the narrow x A^T. The op is opaque to torch.compile, which plans what is around it.
 
 Dropout draws from a generator that is seeded anew by (seed, step, row, layer): nothing is carried along, so a resumed
 run, and a block computed a second time for its gradients, drop the same numbers.
@@ -14,7 +14,7 @@ Shapes: N tokens, D inputs, F outputs of all layers side by side, R rank times t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,16 @@ from torch import Tensor, nn
 
 from homing.lm.model.nf4 import Nf4, dequantize, quantize
 
-__all__ = ["STORAGES", "Adapter", "DropoutClock", "FrozenLinear", "FrozenWeight", "adapted_product", "row_norms"]
+__all__ = [
+    "STORAGES",
+    "Adapter",
+    "DropoutClock",
+    "FrozenLinear",
+    "FrozenWeight",
+    "adapted_product",
+    "lay_together",
+    "row_norms",
+]
 
 STORAGES = {"fp32": torch.float32, "bf16": torch.bfloat16, "nf4": torch.uint8}
 
@@ -35,6 +44,7 @@ class FrozenWeight(nn.Module):
         super().__init__()
         self.shape = (num_out, num_in)
         self.parts: list[str] = []
+        self.together: Tensor | None = None  # this one and those after it, where `lay_together` put them
 
     @torch.no_grad()
     def fill(self, weight: Tensor, storage: str, device: torch.device) -> FrozenWeight:
@@ -47,11 +57,31 @@ class FrozenWeight(nn.Module):
         self.parts = list(stored)
         return self
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenWeight:
+        """What was moved is a slice no longer."""
+        before = [tensor.data_ptr() for tensor in self.tensors()]
+        super()._apply(fn, recurse)
+        if before != [tensor.data_ptr() for tensor in self.tensors()]:
+            self.together = None
+        return self
+
     def tensors(self) -> list[Tensor]:
         return [getattr(self, name) for name in self.parts]
 
     def dense_weight(self, dtype: torch.dtype) -> Tensor:
         return _dense(self.tensors(), self.shape, dtype)
+
+
+@torch.no_grad()
+def lay_together(weights: Sequence[FrozenWeight]) -> None:
+    """Weights that read the same x into one tensor, of which each is then a slice. Not those in NF4, which are made
+    dense one at a time."""
+    if any(len(weight.parts) > 1 for weight in weights):
+        return
+    together = torch.cat([tensor for weight in weights for tensor in weight.tensors()])
+    for weight, rows in zip(weights, together.split([weight.shape[0] for weight in weights]), strict=True):
+        setattr(weight, weight.parts[0], rows)
+    weights[0].together = together
 
 
 class DropoutClock:
@@ -103,7 +133,7 @@ class _Plan:
 
     widths: tuple[int, ...]  # outputs of each layer
     has_adapter: tuple[bool, ...]
-    num_parts: int  # tensors of one stored weight: 1, or 4 in NF4
+    num_parts: int  # tensors of one stored weight: 1, or 4 in NF4; 0: all weights are one tensor
     has_bias: bool
     scale: float
     dropout: float
@@ -116,15 +146,20 @@ def adapted_product(
     trained = [adapter for adapter in adapters if adapter is not None]
     has_dora = any(adapter.magnitude is not None for adapter in trained)
     is_training = torch.is_grad_enabled()
+    widths = tuple(weight.shape[0] for weight in weights)
+    together = weights[0].together
+    is_one = together is not None and together.shape[0] == sum(widths)
     plan = _Plan(
-        widths=tuple(weight.shape[0] for weight in weights),
+        widths=widths,
         has_adapter=tuple(adapter is not None for adapter in adapters),
-        num_parts=len(weights[0].parts),
+        num_parts=0 if is_one else len(weights[0].parts),
         has_bias=biases[0] is not None and not has_dora,
         scale=trained[0].scale if trained else 1.0,
         dropout=trained[0].dropout if trained and is_training else 0.0,
     )
     stored = [tensor for weight in weights for tensor in weight.tensors()]
+    if is_one and together is not None:
+        stored = [together]
     if plan.has_bias:
         stored += [bias for bias in biases if bias is not None]
     a_RD, b_Fr, key = None, None, None
@@ -199,18 +234,22 @@ def _product(
     x_ND = x.reshape(-1, x.shape[-1])
     y_NF = x.new_empty(len(x_ND), sum(widths))
     h_NR = x.new_empty(len(x_ND), 0) if a_RD is None else _narrow(x_ND, a_RD, key, dropout)
-    for part in _parts(widths, has_adapter):
+    # What is narrow first: a wide product adds to what lies there for nothing, a narrow one would read all of y again.
+    is_begun = has_bias or b_Fr is not None
+    for part in _parts(widths, has_adapter) if is_begun else ():
         y_Nf = y_NF[:, part.columns]
-        weight_fD = _dense(stored[part.number * num_parts :][:num_parts], (part.width, x.shape[-1]), x.dtype)
-        if has_bias:
-            bias_f = stored[len(widths) * num_parts + part.number].to(x.dtype)
-            torch.addmm(bias_f, x_ND, weight_fD.t(), out=y_Nf)
-        else:
-            torch.mm(x_ND, weight_fD.t(), out=y_Nf)
+        bias_f = stored[len(stored) - len(widths) + part.number].to(x.dtype) if has_bias else None
+        if part.adapter is None or b_Fr is None:
+            y_Nf.zero_() if bias_f is None else y_Nf.copy_(bias_f)
+            continue
+        b_fr = b_Fr[part.trained_rows]
+        h_Nr, beta = h_NR[:, part.narrow(b_fr.shape[1])], 0 if bias_f is None else 1
+        torch.addmm(y_Nf if bias_f is None else bias_f, h_Nr, b_fr.t(), beta=beta, alpha=scale, out=y_Nf)
+    for columns, tensors, width in _products(stored, widths, num_parts):
+        y_Nf = y_NF[:, columns]
+        weight_fD = _dense(tensors, (width, x.shape[-1]), x.dtype)
+        torch.addmm(y_Nf, x_ND, weight_fD.t(), beta=1 if is_begun else 0, out=y_Nf)
         del weight_fD  # in NF4 it was made for this product alone
-        if part.adapter is not None and b_Fr is not None:
-            b_fr = b_Fr[part.trained_rows]
-            y_Nf.addmm_(_of_adapter(h_NR, part.adapter, b_fr.shape[1]), b_fr.t(), alpha=scale)
     return y_NF.view(*x.shape[:-1], -1), h_NR
 
 
@@ -234,27 +273,24 @@ def _product_backward(
     num_in = _num_in(stored, widths, num_parts)
     dx_ND = dy.new_empty(len(dy_NF), num_in) if needs_dx else dy.new_empty(0)
     da_RD, db_Fr = (dy.new_empty(0) if t is None else torch.empty_like(t) for t in (a_RD, b_Fr))
-    for part in _parts(widths, has_adapter):
-        dy_Nf = dy_NF[:, part.columns]
-        if needs_dx:
-            weight_fD = _dense(stored[part.number * num_parts :][:num_parts], (part.width, num_in), dy.dtype)
-            torch.mm(dy_Nf, weight_fD, out=dx_ND) if part.number == 0 else dx_ND.addmm_(dy_Nf, weight_fD)
-            del weight_fD
-    for part in _parts(widths, has_adapter):
-        if part.adapter is None or a_RD is None or b_Fr is None or x is None:
-            continue
-        dy_Nf, rank = dy_NF[:, part.columns], b_Fr.shape[1]
-        rows = slice(part.adapter * rank, (part.adapter + 1) * rank)
-        dh_Nr = (dy_Nf @ b_Fr[part.trained_rows]).mul_(scale)
-        db_Fr[part.trained_rows] = (dy_Nf.t() @ h_NR[:, rows]).mul_(scale)
-        x_ND = x.reshape(-1, num_in)
-        if key is None:
-            da_RD[rows] = dh_Nr.t() @ x_ND
-            dx_ND.addmm_(dh_Nr, a_RD[rows]) if needs_dx else None
-        else:
-            kept_ND = _kept(x_ND, key, part.adapter, dropout)
-            da_RD[rows] = dh_Nr.t() @ (x_ND * kept_ND)
-            dx_ND.add_((dh_Nr @ a_RD[rows]).mul_(kept_ND)) if needs_dx else None
+    is_begun = False
+    if a_RD is not None and b_Fr is not None and x is not None:
+        dh_NR = torch.empty_like(h_NR)
+        for part in _parts(widths, has_adapter):
+            if part.adapter is None:
+                continue
+            dy_Nf, columns = dy_NF[:, part.columns], part.narrow(b_Fr.shape[1])
+            torch.mm(dy_Nf, b_Fr[part.trained_rows], out=dh_NR[:, columns])
+            torch.mm(dy_Nf.t(), h_NR[:, columns], out=db_Fr[part.trained_rows])
+        dh_NR.mul_(scale)
+        db_Fr.mul_(scale)
+        _narrow_backward(x.reshape(-1, num_in), a_RD, dh_NR, key, dropout, da_RD, dx_ND if needs_dx else None)
+        is_begun = True
+    for columns, tensors, width in _products(stored, widths, num_parts) if needs_dx else ():
+        weight_fD = _dense(tensors, (width, num_in), dy.dtype)
+        dx_ND.addmm_(dy_NF[:, columns], weight_fD, beta=1 if is_begun else 0)
+        is_begun = True
+        del weight_fD
     return dx_ND.view(*dy.shape[:-1], num_in) if needs_dx else dx_ND, da_RD, db_Fr
 
 
@@ -291,6 +327,11 @@ class _Part:
     adapter: int | None  # its number among the adapters
     trained_rows: slice  # of B
 
+    def narrow(self, rank: int) -> slice:
+        """The columns of h that are its adapter's."""
+        assert self.adapter is not None, "it has no adapter"
+        return slice(self.adapter * rank, (self.adapter + 1) * rank)
+
 
 def _parts(widths: list[int], has_adapter: list[bool]) -> list[_Part]:
     parts, start, row, adapter = [], 0, 0, 0
@@ -302,6 +343,17 @@ def _parts(widths: list[int], has_adapter: list[bool]) -> list[_Part]:
     return parts
 
 
+def _products(stored: list[Tensor], widths: list[int], num_parts: int) -> Iterator[tuple[slice, list[Tensor], int]]:
+    """Columns of y, what is stored of their weight, and how many they are."""
+    if not num_parts:
+        yield slice(0, sum(widths)), stored[:1], sum(widths)
+        return
+    start = 0
+    for number, width in enumerate(widths):
+        yield slice(start, start + width), stored[number * num_parts :][:num_parts], width
+        start += width
+
+
 def _narrow(x_ND: Tensor, a_RD: Tensor, key: Tensor | None, dropout: float) -> Tensor:
     if key is None:
         return x_ND @ a_RD.t()
@@ -309,8 +361,24 @@ def _narrow(x_ND: Tensor, a_RD: Tensor, key: Tensor | None, dropout: float) -> T
     return torch.cat([(x_ND * _kept(x_ND, key, n, dropout)) @ a.t() for n, a in enumerate(adapters)], dim=1)
 
 
-def _of_adapter(h_NR: Tensor, adapter: int, rank: int) -> Tensor:
-    return h_NR[:, adapter * rank : (adapter + 1) * rank]
+def _narrow_backward(
+    x_ND: Tensor, a_RD: Tensor, dh_NR: Tensor, key: Tensor | None, dropout: float, da_RD: Tensor, dx_ND: Tensor | None
+) -> None:
+    """Writes A's gradient, and where x wants one what it gets through A; the weights' share comes on top."""
+    if key is None:
+        torch.mm(dh_NR.t(), x_ND, out=da_RD)
+        if dx_ND is not None:
+            torch.mm(dh_NR, a_RD, out=dx_ND)
+        return
+    num_adapters = len(key) - 1
+    rank = len(a_RD) // num_adapters
+    for adapter in range(num_adapters):
+        rows = slice(adapter * rank, (adapter + 1) * rank)
+        kept_ND = _kept(x_ND, key, adapter, dropout)
+        torch.mm(dh_NR[:, rows].t(), x_ND * kept_ND, out=da_RD[rows])
+        if dx_ND is not None:
+            through = (dh_NR[:, rows] @ a_RD[rows]).mul_(kept_ND)
+            dx_ND.copy_(through) if adapter == 0 else dx_ND.add_(through)
 
 
 def _kept(x_ND: Tensor, key: Tensor, adapter: int, dropout: float) -> Tensor:
@@ -325,7 +393,7 @@ def _dense(parts: list[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> T
 
 
 def _num_in(stored: list[Tensor], widths: list[int], num_parts: int) -> int:
-    return stored[0].shape[1] if num_parts == 1 else 2 * stored[0].numel() // widths[0]
+    return stored[0].shape[1] if num_parts <= 1 else 2 * stored[0].numel() // widths[0]
 
 
 def _mix(*numbers: int) -> int:

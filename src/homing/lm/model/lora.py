@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from homing.errors import DataError, IntegrityError, UsageError
-from homing.lm.model.frozen import STORAGES, Adapter, DropoutClock, FrozenLinear, row_norms
+from homing.lm.model.frozen import STORAGES, Adapter, DropoutClock, FrozenLinear, lay_together, row_norms
 from homing.lm.model.layers import Linear
 from homing.lm.model.nf4 import dequantize_path
 from homing.wire.run import Lora
@@ -109,6 +109,10 @@ def load_base(
             why="\n".join(sorted(problems)[:12]),
             fix="Use the run.json or config.json that lies beside these weights.",
         )
+    for block in model.model.layers:
+        attention, mlp = block.self_attn, block.mlp
+        lay_together([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+        lay_together([mlp.gate_proj.weight, mlp.up_proj.weight])
     model.base_storage = storage
     model.model.rope.to(device)
     listed = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
