@@ -1,0 +1,344 @@
+"""How well a recipe learns in a given time: bits per byte on held-out text, families and optimizers side by side.
+
+    python benchmarks/gpu/quality.py --write-recipes FILE           at home: what homing itself would do, as records
+    PYTHONPATH=src python benchmarks/gpu/quality.py --recipes FILE --seconds 300 --seeds 0,1 \\
+        --run swift --run "stock lr=0.02" --run nanochat --peer DIR [--out FILE]
+
+A run is a recipe with changes: fields of its optimizer, `decay` (share of the steps), `batch` (tokens), `precision`. It
+learns from the text that the machine has (`corpus`), the same rows in the same order for all. How many steps fit into
+the seconds is measured first, then everything begins anew; compiling and evaluating are not counted. `nanochat` is its
+own model, optimizer and schedule (karpathy/nanochat, its folder as --peer; nothing of it is kept here), with the batch
+it would take itself unless one is given.
+
+Each run is a row of results/quality.json beside those that are there already, with its curve. --quick: toy sizes on any
+machine, nothing kept. Passes when every loss is finite and fell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from corpus import prepare
+
+from _result import RESULTS, write_result
+from homing.lm.evals.bits_per_byte import evaluate
+from homing.lm.model import Decoder
+from homing.lm.phases.pretrain import Pretrain
+from homing.lm.shards.read import open_split, read_manifest
+from homing.lm.tokenizer import load_tokenizer
+from homing.lm.train.optim import build_optimizer, clip_gradients
+from homing.lm.train.schedule import lr_scale
+from homing.wire import codec, names
+from homing.wire.run import Model, Optimizer, Run
+
+DATA = Path("/tmp/homing-corpus")
+VOCAB, MOST_BYTES = 32768, 420_000_000
+ROWS = 32  # at a time
+WARM, PROBED = 3, 6
+EVAL_ROWS = 32
+POINTS = 60  # of a curve
+TOKENS_AT_HOME = "160M"  # about five minutes of an H200
+AT_HOME = {
+    "stock": {},
+    "swift": {"model.family": "swift"},
+    "stock-adamw": {"phases.0.optimizer": "adamw"},
+    "toy": {"model.depth": "2", "model.context": "128", "phases.0.tokens": "200k", "tokenizer.vocab_size": "512"},
+}
+B_REF, DECAY, WEIGHT_DECAY, WARMUP = 2**19, 0.65, 0.28, 40  # nanochat's
+
+
+@dataclasses.dataclass
+class Trial:
+    """One model in training: `step(number of the step, of how many, ids, targets)` -> loss; `judge` -> nats, bits."""
+
+    step: Callable[[int, int, Tensor, Tensor], Tensor]
+    judge: Callable[[], tuple[float, float]]
+    begin: Callable[[int], None]  # anew, from a seed
+    batch_tokens: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write-recipes", type=Path)
+    parser.add_argument("--recipes", type=Path)
+    parser.add_argument("--run", action="append", default=[])
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--peer", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.write_recipes:
+        write_recipes(arguments.write_recipes)
+        return 0
+    torch.set_float32_matmul_precision("high")
+    if arguments.quick:
+        with tempfile.TemporaryDirectory(prefix="homing-quality-") as folder:
+            return quick(Path(folder))
+    if arguments.peer:
+        sys.path.insert(0, str(arguments.peer))
+    prepare(DATA, vocab_size=VOCAB, most_bytes=MOST_BYTES)
+    runs = read_recipes(arguments.recipes)
+    rows = kept_rows()
+    for seed in (int(number) for number in arguments.seeds.split(",")):
+        for told in arguments.run:
+            row = measure(told, runs, DATA, seed, arguments.seconds)
+            rows = [old for old in rows if key(old) != key(row)] + [row]
+            write_result("quality", {"rows": rows}, passed=all(is_good(each) for each in rows))
+            if arguments.out:
+                shutil.copyfile(RESULTS / "quality.json", arguments.out)
+    passed = all(is_good(row) for row in rows)
+    print(f"{'PASS' if passed else 'FAIL'} {len(rows)} runs")
+    return 0 if passed else 1
+
+
+def measure(told: str, runs: dict[str, Run], data: Path, seed: int, seconds: float) -> dict[str, Any]:
+    name, *changes = told.split()
+    changed = dict(change.split("=", 1) for change in changes)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    base = runs["stock" if name == "nanochat" else name]
+    make = nanochat if name == "nanochat" else ours
+    trial = make(base, data, device, changed)
+    work = feed_of(base, data, trial.batch_tokens)
+    trial.begin(seed)
+    with work.open_batches(None, first_row=0, device=device) as batches:  # type: ignore[arg-type]
+        times = [clock(trial, number, batches.next(), device) for number in range(1 + WARM + PROBED)]
+    first_s, step_s = times[0], statistics.median(times[1 + WARM :])
+    num_steps = max(10, int(seconds / step_s))
+    trial.begin(seed)
+    curve, losses, began = [], [], now(device)
+    with work.open_batches(None, first_row=0, device=device) as batches:  # type: ignore[arg-type]
+        for number in range(num_steps):
+            losses.append(trial.step(number, num_steps, *pair(batches.next())))
+            if len(losses) == max(1, num_steps // POINTS) or number + 1 == num_steps:
+                curve.append([number + 1, now(device) - began, float(torch.stack(losses).mean())])
+                losses = []
+    took_s = now(device) - began
+    nats, bits = trial.judge()
+    row = {
+        "run": told, "seed": seed, "asked_s": seconds, "seconds": round(took_s, 1), "steps": num_steps,
+        "batch_tokens": trial.batch_tokens, "tokens_per_s": round(num_steps * trial.batch_tokens / took_s),
+        "epochs": round(num_steps * trial.batch_tokens / read_manifest(data).splits["train"].num_tokens, 3),
+        "first_step_s": round(first_s, 1), "val_loss": nats, "val_bits_per_byte": bits, "curve": curve,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+    }  # fmt: skip
+    shown = {name: value for name, value in row.items() if name != "curve"}
+    print(f"{shown} {[round(loss, 3) for *_, loss in curve[:: max(1, len(curve) // 8)]]}", flush=True)
+    torch._dynamo.reset()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return row
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["run"], row["seed"], row["asked_s"], row["device"]
+
+
+def is_good(row: dict[str, Any]) -> bool:
+    losses = [loss for *_, loss in row["curve"]]
+    return all(math.isfinite(loss) for loss in [*losses, row["val_loss"]]) and losses[-1] < losses[0]
+
+
+def kept_rows() -> list[dict[str, Any]]:
+    path = RESULTS / "quality.json"
+    if not path.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["figures"]["rows"]
+    return rows
+
+
+# -- ours --------------------------------------------------------------------------------------------------------------
+
+
+def ours(base: Run, data: Path, device: torch.device, changed: dict[str, str]) -> Trial:
+    phase = base.phases[0]
+    batch_tokens = int(changed.pop("batch", phase.batch_tokens))
+    precision = changed.pop("precision", "bf16" if device.type == "cuda" else "fp32")
+    decay = float(changed.pop("decay", phase.schedule.decay_steps / phase.num_steps))
+    spec = changed_optimizer(phase.optimizer, changed)
+    model = Decoder(base.model)
+    model.to(device).set_precision(precision)
+    model.compile_blocks(is_on=device.type == "cuda")
+    kept: dict[str, Any] = {}
+
+    def begin(seed: int) -> None:
+        model.init_weights(seed)
+        kept["optimizer"] = build_optimizer(model, spec)
+        kept["optimizer"].compile_steps(is_on=device.type == "cuda")
+
+    def step(number: int, of: int, ids: Tensor, targets: Tensor) -> Tensor:
+        warmup = max(1, round(of * phase.schedule.warmup_steps / phase.num_steps))
+        schedule = dataclasses.replace(phase.schedule, warmup_steps=warmup, decay_steps=round(decay * of))
+        total = backward_in_pieces(lambda a, b: model.loss(a, b), ids, targets)
+        norm = clip_gradients(model, spec.clip)
+        is_good = torch.isfinite(total) & torch.isfinite(norm)
+        kept["optimizer"].step(lr_scale(schedule, number, of), is_good, num_steps=number)
+        kept["optimizer"].zero_grad()
+        return total
+
+    return Trial(step, lambda: judged(model, data), begin, batch_tokens)
+
+
+def changed_optimizer(spec: Optimizer, changed: dict[str, str]) -> Optimizer:
+    values: dict[str, Any] = {}
+    for name, text in changed.items():
+        before = getattr(spec, name)  # a name that is none is an error
+        values[name] = text == "true" if isinstance(before, bool) else type(before)(text)
+    return dataclasses.replace(spec, **values)
+
+
+# -- nanochat, as scripts/base_train.py drives it ----------------------------------------------------------------------
+
+
+def nanochat(base: Run, data: Path, device: torch.device, changed: dict[str, str]) -> Trial:
+    from nanochat.gpt import GPT, GPTConfig
+
+    shape, batch_tokens = base.model, int(changed.get("batch", B_REF))
+    config = GPTConfig(
+        sequence_len=shape.context, vocab_size=shape.vocab_size, n_layer=shape.num_layers, n_head=shape.num_heads,
+        n_kv_head=shape.num_kv_heads, n_embd=shape.width, window_pattern="L",
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = GPT(config)
+    model.to_empty(device=device)
+    compiled = torch.compile(model, dynamic=False)
+    scale = (batch_tokens / B_REF) ** 0.5
+    kept: dict[str, Any] = {}
+
+    def begin(seed: int) -> None:
+        torch.manual_seed(seed)
+        model.init_weights()
+        kept["optimizer"] = model.setup_optimizer(
+            unembedding_lr=0.008 * scale, embedding_lr=0.3 * scale, scalar_lr=0.5 * scale, matrix_lr=0.02 * scale,
+            weight_decay=WEIGHT_DECAY * scale,
+        )  # fmt: skip
+
+    def step(number: int, of: int, ids: Tensor, targets: Tensor) -> Tensor:
+        total = backward_in_pieces(compiled, ids, targets)
+        decay_steps = round(DECAY * of)
+        since = max(0, number - (of - decay_steps)) / max(1, decay_steps)
+        rate = min((number + 1) / WARMUP, 1.0 if number <= of - decay_steps else 1.0 - 0.95 * since)
+        momentum = 0.85 + 0.12 * number / 400 if number < 400 else 0.97 - 0.07 * since
+        for group in kept["optimizer"].param_groups:
+            group["lr"] = group["initial_lr"] * rate
+            if group["kind"] == "muon":
+                group["momentum"] = momentum
+                group["weight_decay"] = WEIGHT_DECAY * scale * 0.5 * (1 + math.cos(math.pi * number / of))
+        kept["optimizer"].step()
+        model.zero_grad(set_to_none=True)
+        return total
+
+    return Trial(step, lambda: judged(Judged(model, shape, device), data), begin, batch_tokens)
+
+
+class Judged:
+    """What `evaluate` asks of a model."""
+
+    def __init__(self, model: Any, shape: Model, device: torch.device) -> None:
+        self.model, self.shape, self.device = model, shape, device
+
+    def token_losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        # -1 is what it ignores.
+        targets_BT = torch.where(targets_BT < 0, -1, targets_BT)
+        losses: Tensor = self.model(ids_BT, targets_BT, loss_reduction="none")
+        return losses.view(targets_BT.shape).float()
+
+
+# -- common to both ----------------------------------------------------------------------------------------------------
+
+
+def backward_in_pieces(loss_of: Callable[[Tensor, Tensor], Tensor], ids: Tensor, targets: Tensor) -> Tensor:
+    pieces = list(zip(ids.split(ROWS), targets.split(ROWS), strict=True))
+    total = torch.zeros((), device=ids.device)
+    for some_ids, some_targets in pieces:
+        loss = loss_of(some_ids, some_targets) / len(pieces)
+        loss.backward()
+        total = total + loss.detach()
+    return total
+
+
+def judged(model: Any, data: Path) -> tuple[float, float]:
+    manifest = read_manifest(data)
+    found = evaluate(
+        model, open_split(data, manifest, "val"), token_bytes=load_tokenizer(data / names.TOKENIZER).token_bytes(),
+        num_tokens=0, rows_at_a_time=EVAL_ROWS,
+    )  # fmt: skip
+    assert found.bits_per_byte is not None
+    return found.loss, found.bits_per_byte
+
+
+def feed_of(base: Run, data: Path, batch_tokens: int) -> Pretrain:
+    return Pretrain(base, dataclasses.replace(base.phases[0], batch_tokens=batch_tokens), data)
+
+
+def pair(batch: Any) -> tuple[Tensor, Tensor]:
+    return batch.ids_RT, batch.targets_RT
+
+
+def now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def clock(trial: Trial, number: int, batch: Any, device: torch.device) -> float:
+    began = now(device)
+    trial.step(number, 1000, *pair(batch))
+    return now(device) - began
+
+
+# -- recipes -----------------------------------------------------------------------------------------------------------
+
+
+def write_recipes(path: Path) -> None:
+    """Resolved by the run file's own rules, which need packages that a card's machine may lack."""
+    from homing.config import load_run
+
+    made = {}
+    with tempfile.TemporaryDirectory(prefix="homing-recipes-") as folder:
+        file = Path(folder) / "recipe.yaml"
+        (Path(folder) / "text.txt").write_text("Nothing of this is read.\n", encoding="utf-8")
+        file.write_text(
+            f"name: recipe\ndata: {{text: [{folder}/text.txt]}}\nmodel: {{depth: 12}}\n"
+            f"phases: [{{kind: pretrain, tokens: {TOKENS_AT_HOME}}}]\n",
+            encoding="utf-8",
+        )
+        for name, sets in AT_HOME.items():
+            loaded = load_run(str(file), [f"{key}={value}" for key, value in sets.items()])
+            made[name] = json.loads(codec.dumps(loaded.run))
+    path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+def read_recipes(path: Path) -> dict[str, Run]:
+    return {name: codec.loads(Run, json.dumps(run)) for name, run in json.loads(path.read_text("utf-8")).items()}
+
+
+def quick(folder: Path) -> int:
+    write_recipes(folder / "recipes.json")
+    runs = read_recipes(folder / "recipes.json")
+    here = str(Path(__file__).resolve().parents[2])
+    prepare(folder / "data", (f"{here}/docs", f"{here}/src"), vocab_size=512, most_bytes=300_000)
+    rows = [measure(told, runs, folder / "data", 0, 2.0) for told in ("toy batch=2048", "toy batch=2048 lr=0.02")]
+    passed = all(is_good(row) for row in rows)
+    print(f"{'PASS' if passed else 'FAIL'} two toys, {rows[0]['val_bits_per_byte']:.3f} bits a byte")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
