@@ -1,7 +1,7 @@
 """Whether llama.cpp reads an exported GGUF as the trainer's model: the same ids of fuzzed text, the same greedy text.
 
-    python benchmarks/gguf_in_llama_cpp.py --python PATH     PATH: an interpreter with llama-cpp-python installed
-    python benchmarks/gguf_in_llama_cpp.py --quick           fewer texts, one model; keeps no proof
+    LLAMA_PYTHON=PATH python benchmarks/gguf_in_llama_cpp.py     PATH: an interpreter with llama-cpp-python installed
+    LLAMA_PYTHON=PATH python benchmarks/gguf_in_llama_cpp.py --quick     fewer texts, one model; keeps no proof
 
 ids     texts of every kind that has ever been split differently (digits, spaces, contractions, scripts, emoji, code,
         spelled specials, random characters), by llama.cpp from the F32 GGUF and by `tokenizers` from tokenizer.json
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -85,11 +86,12 @@ json.dump(told, open(sys.argv[2], "w"))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", default=sys.executable, help="an interpreter with llama-cpp-python")
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    if subprocess.run([arguments.python, "-c", "import llama_cpp"], capture_output=True).returncode:
-        print(f"FAIL {arguments.python} has no llama-cpp-python: pip install llama-cpp-python, and name it by --python")
+    # From the environment: an argument would stand in the proof, and it is a path of this machine.
+    python = os.environ.get("LLAMA_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import llama_cpp"], capture_output=True).returncode:
+        print(f"FAIL {python} has no llama-cpp-python: pip install llama-cpp-python, and name it by LLAMA_PYTHON")
         sys.exit(1)
     kinds = ["qwen3"] if arguments.quick else ["llama", "llama-3.1", "qwen2", "qwen3", "qwen3-tied"]
     num_texts = 300 if arguments.quick else 5000
@@ -97,7 +99,7 @@ def main() -> None:
     for kind in kinds:
         for split in ("gpt4", "gpt2"):
             with tempfile.TemporaryDirectory() as folder:
-                figures[f"{kind} {split}"] = compare(Path(folder), kind, split, num_texts, arguments.python)
+                figures[f"{kind} {split}"] = compare(Path(folder), kind, split, num_texts, python)
             print(f"{kind} {split}: {figures[f'{kind} {split}']}")
     wrong = sum(each["texts_with_other_ids"] + each["prompts_with_other_text"] for each in figures.values())
     if not arguments.quick:
