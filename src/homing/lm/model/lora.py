@@ -69,6 +69,7 @@ TARGETS = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+_READ_THE_SAME = (("q", "k", "v"), ("gate", "up"))
 _PEFT_PREFIX = "base_model.model."
 
 
@@ -109,10 +110,9 @@ def load_base(
             why="\n".join(sorted(problems)[:12]),
             fix="Use the run.json or config.json that lies beside these weights.",
         )
-    for block in model.model.layers:
-        attention, mlp = block.self_attn, block.mlp
-        lay_together([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
-        lay_together([mlp.gate_proj.weight, mlp.up_proj.weight])
+    for number in range(model.shape.num_layers if model.shape.family == "stock" else 0):
+        for group in _READ_THE_SAME:
+            lay_together([_frozen_layer(model, number, target).weight for target in group])
     model.base_storage = storage
     model.model.rope.to(device)
     listed = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
@@ -324,11 +324,14 @@ def _targets(model: Decoder, targets: Iterable[str]) -> list[tuple[str, FrozenLi
     found = []
     for number in range(model.shape.num_layers):
         for target in _expand(targets):
-            name = f"model.layers.{number}.{TARGETS[target]}"
-            layer = model.get_submodule(name)
-            assert isinstance(layer, FrozenLinear), "freeze the model or load its base before adding adapters"
-            found.append((name, layer))
+            found.append((f"model.layers.{number}.{TARGETS[target]}", _frozen_layer(model, number, target)))
     return found
+
+
+def _frozen_layer(model: Decoder, number: int, target: str) -> FrozenLinear:
+    layer = model.get_submodule(f"model.layers.{number}.{TARGETS[target]}")
+    assert isinstance(layer, FrozenLinear), "freeze the model or load its base before adding adapters"
+    return layer
 
 
 def _drawn(name: str, rank: int, num_in: int, seed: int) -> Tensor:
