@@ -177,7 +177,8 @@ def _calibrate(folder: Path, parallel: int) -> None:
     trip = {part: max(known[part] for known, _, _ in seen) for part in seen[0][0]}
     trip["push_bytes_per_s"] = min(known["push_bytes_per_s"] for known, _, _ in seen)
     document = seen[0][2]
-    document["measured"][-1] |= {"trip": trip, "tokens_per_s": min(speed for _, speed, _ in seen)}
+    slowest = min(speed for _, speed, _ in seen)
+    document["measured"][-1] |= {"trip": trip, "tokens_per_s": slowest, "phases": {"pretrain": slowest}}
     (folder / FILE).write_text(json.dumps(document))
 
 

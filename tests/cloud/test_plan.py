@@ -13,13 +13,18 @@ from tests.cloud.rig import make_run
 from tests.doubles.shop import Shop, open_shops
 from tests.doubles.shop import offer as shop_offer
 
-from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.plan import Plan, make_plan, needs_of, relay_of
 from homing.cloud.providers.base import Needs, Offer, lack
 from homing.cloud.speed import FILE, estimate, remember
+from homing.cloud.timing import timing_of
+from homing.cloud.watch import remember_speed
 from homing.errors import NoOffer
-from homing.wire.run import Cloud, Limits
+from homing.store import FileStore, run_key
+from homing.wire import codec, names
+from homing.wire.event import Metric
+from homing.wire.run import Cloud, Limits, Rl, RlTask
 from homing.world import Completed, World
 
 H100 = Offer("runpod", "h100", "H100", 1, 16, 80 * 2**30, Decimal("2.49"))
@@ -92,7 +97,45 @@ def test_no_figure_above_a_cards_peak_is_shown_or_kept(plain: Home, tmp_path: Pa
     plain.world.mkdir(plain.path)
     measured = [{**forged, "shape": shape_key(run.model)}]
     (plain.path / FILE).write_text(json.dumps({"measured": measured, "probes": {}}))
-    assert estimate(run, H100, plain).source == "assumed"
+    assert estimate(run, H100, plain).source == "modelled"
+
+
+def test_each_phase_of_a_run_that_came_home_has_a_speed_of_its_own(plain: Home, tmp_path: Path) -> None:
+    run = dataclasses.replace(make_run(tmp_path), id="moss-1")
+    first = run.phases[0]
+    chat = dataclasses.replace(first, kind="sft")
+    asked = dataclasses.replace(first, kind="rl", rl=Rl([RlTask("arithmetic")]))
+    run = dataclasses.replace(run, phases=[first, chat, asked])
+    (offer,) = plain.provider("local").offers(Needs())
+    guessed = estimate(run, offer, plain)
+    assert guessed.phases["rl"].tokens_per_s < guessed.phases["sft"].tokens_per_s == guessed.tokens_per_s
+    remember(run, offer.device, 0, {"pretrain": 5000.0, "rl": 40.0}, plain)
+    known = estimate(run, offer, plain)
+    assert (known.tokens_per_s, known.phases["rl"].tokens_per_s) == (5000.0, 40.0)
+    assert known.source == "assumed", "nothing is known of its sft"
+    assert "sft: assumed" in known.text
+    assert "rl: measured on" in known.text
+    timing = timing_of(run, offer, known, plain)
+    assert timing.step_s(asked) == pytest.approx(asked.batch_tokens / 40.0)
+
+
+def test_what_came_home_is_remembered_phase_by_phase(plain: Home, tmp_path: Path) -> None:
+    """A chain's phases have speeds of their own, and of a phase with hardly a line nothing is believed."""
+    run = dataclasses.replace(make_run(tmp_path), id="moss-1")
+    kinds = ("pretrain", "sft", "rl")
+    run = dataclasses.replace(run, phases=[dataclasses.replace(run.phases[0], kind=kind) for kind in kinds])
+    folder, store = plain.run_dir(run.id), FileStore(str(tmp_path / "store"), World())
+    folder.mkdir(parents=True)
+    (folder / names.RUN).write_text(codec.dumps(run))
+    (folder / LAUNCH_NOTE).write_text(json.dumps({"offer": {"device": "EPYC", "num_gpus": 0, "provider": "local"}}))
+    seen = [("pretrain", 900.0), ("pretrain", 1000.0), ("pretrain", 1100.0), ("sft", 7.0)] + [("rl", 30.0)] * 4
+    lines = [Metric(t=0.0, phase=kind, step=1, num_steps=9, num_tokens=1, tokens_per_s=rate) for kind, rate in seen]
+    store.put_bytes(run_key(run.id, names.METRICS), "".join(codec.dumps(line) + "\n" for line in lines).encode())
+    plain.ledger.adopt(LedgerLine("m-1", run.id, "moss", 1, "local", "x", "0.36", None, 0.0, "i", 0.0, 60.0))
+    remember_speed(plain, RunRow(run.id, "moss", "done", 0.0, f"file:{tmp_path}/store", ""), store)
+    (entry,) = json.loads((plain.path / FILE).read_text())["measured"]
+    assert entry["phases"] == {"pretrain": 1000.0, "rl": 30.0}
+    assert entry["tokens_per_s"] == 1000.0
 
 
 def test_a_schedule_longer_than_its_limits_is_warned_of_with_time_and_dollars(plain: Home, tmp_path: Path) -> None:

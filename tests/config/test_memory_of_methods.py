@@ -1,18 +1,27 @@
-"""The memory plan of full, lora and qlora against the bytes of real tensors, and the shape that people ask about."""
+"""The memory plan of full, lora, qlora and rl against the bytes of real tensors, and against peaks on a card.
+
+The peaks were measured on one H200 with torch 2.11 by benchmarks/gpu/lora.py and rl.py: `max_memory_allocated`, without
+what CUDA takes for itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from homing.config.load import load_run, preset_dir
-from homing.config.memory import adapter_params, fits, memory_of
+from homing.config.memory import SAMPLED_LOGIT_BYTES, adapter_params, fits, memory_of, training_memory
+from homing.config.rollouts import prompt_tokens, row_tokens, rows_at_a_time
 from homing.gpus import GPUS
 from homing.lm.model import Decoder, lora
+from homing.lm.model.row_cache import RowCache
+from homing.lm.rl.draws import draws
+from homing.lm.rl.rollout import Sampler
 from homing.lm.train.optim import build_optimizer
-from homing.wire.run import Lora, Model, Optimizer
+from homing.wire.run import Lora, Model, Optimizer, Rl, RlTask
 
 QWEN_7B = Model("stock", "qwen2", 28, 3584, 28, 4, 128, 18944, 2048, 152064, False, rope_base=1e6)
 SMALL = Model("stock", "qwen2", 4, 256, 8, 2, 32, 704, 64, 1024, False)
@@ -27,6 +36,34 @@ def test_qwen_7b_fits_where_it_is_said_to() -> None:
     assert memory_of(QWEN_7B, "adamw", precision="bf16", method="lora", lora=ALL, recompute="all").peak(1) < 20e9
     assert memory_of(QWEN_7B, "adamw", precision="bf16", method="qlora", lora=ALL, recompute="all").peak(1) < 9e9
     assert memory_of(QWEN_7B, "adamw", precision="bf16").peak(1) > 130e9, "full training needs another machine"
+
+
+@pytest.mark.parametrize(
+    ("method", "recompute", "rows", "measured"),
+    [
+        ("lora", "all", 1, 16.93e9),
+        ("qlora", "all", 1, 7.22e9),
+        ("lora", "none", 8, 93.91e9),
+        ("qlora", "none", 8, 84.20e9),
+    ],
+)
+def test_adapters_beside_seven_billion_take_what_they_took_on_a_card(
+    method: str, recompute: str, rows: int, measured: float
+) -> None:
+    memory = memory_of(QWEN_7B, "adamw", precision="bf16", method=method, lora=ALL, recompute=recompute)
+    assert 0.95 <= (memory.peak(rows) - memory.cuda) / measured <= 1.1
+
+
+def test_a_step_of_rl_takes_what_it_took_on_a_card() -> None:
+    """16 prompts x 16 samples x 256 new tokens in rows of 640, 64 of them at a time in backward: 60.1 GiB."""
+    d20 = Model("stock", "qwen3", 20, 1280, 10, 10, 128, 3456, 2048, 32768, False)
+    rl = Rl([RlTask("gsm8k", file="train.jsonl")], max_new_tokens=256)
+    known = memory_of(d20, "muon", precision="bf16", rl=rl, prompt=640 - 256)
+    assert 0.95 <= (known.peak(64) - known.cuda) / (60.1 * 2**30) <= 1.1
+    assert memory_of(d20, "muon", precision="bf16", rl=rl).peak(64) == pytest.approx(known.peak(64), rel=0.01)
+    own = dataclasses.replace(rl, tasks=[RlTask("prompts", file="own.jsonl")])
+    assert row_tokens(d20, own) == 2048, "one's own prompts may fill the context"
+    assert memory_of(d20, "muon", precision="bf16", rl=own).rollout > 3 * known.rollout
 
 
 def bytes_of(tensors: list[torch.Tensor]) -> int:
@@ -115,3 +152,58 @@ def test_what_does_not_fit_is_told_to_compute_again_first_and_then_to_take_four_
     assert by_name["RTX4090"].lower == "phases.0.recompute to all"
     small = dataclasses.replace(GPUS["RTX4090"], memory_gib=12)
     assert fits(run, gpus={"small": small})[0].lower == "phases.0.method to qlora"
+
+
+def sampled(rl: Rl, precision: str, prompts: list[list[int]]) -> Sampler:
+    """A real sampler on the CPU, after one set of samples."""
+    model = Decoder(SMALL)
+    model.init_weights(0)
+    model.set_precision(precision)
+    sampler = Sampler(
+        model, stop_ids=[0], calculator=None, max_new_tokens=rl.max_new_tokens, temperature=1.0, top_k=0
+    )  # fmt: skip
+    rows = len(prompts) * rl.samples_per_prompt
+    sampler.sample(prompts, np.stack([draws(rl.max_new_tokens, "x", n) for n in range(rows)]))
+    return sampler
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_caches_of_rollouts_are_the_bytes_of_real_tensors(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[RowCache] = []
+    monkeypatch.setattr("homing.lm.rl.rollout.RowCache", lambda *a, **k: made.append(RowCache(*a, **k)) or made[-1])
+    rl = Rl([RlTask("arithmetic")], prompts_per_step=3, samples_per_prompt=2, max_new_tokens=5)
+    sampler = sampled(rl, precision, [[7] * 20, [8] * 3, [9] * 11])
+    planned = memory_of(SMALL, "adamw", precision=precision, rl=rl, prompt=20)
+    (cache,) = made
+    assert planned.rollout - SAMPLED_LOGIT_BYTES * 6 * 1024 == bytes_of([cache.keys_LBGSK, cache.values_LBGSK])
+    copied = [] if sampler._reader is sampler.model else list(sampler._reader.parameters())
+    assert planned.lean == bytes_of(copied)
+    pulled = memory_of(SMALL, "adamw", precision=precision, rl=dataclasses.replace(rl, kl=0.1), prompt=20)
+    assert pulled.lean - planned.lean == bytes_of(list(sampler._reader.parameters())), "the weights at the start too"
+
+
+def test_buffers_that_no_graph_keeps_are_not_there_in_backward_and_fewer_rows_need_less() -> None:
+    rl = Rl([RlTask("arithmetic")], prompts_per_step=16, samples_per_prompt=16, max_new_tokens=40)
+    kept = memory_of(SMALL, "adamw", precision="bf16", rl=rl)
+    passing = memory_of(SMALL, "adamw", precision="bf16", rl=dataclasses.replace(rl, graphs="off"))
+    assert kept.always - passing.always == kept.rollout
+    assert passing.peak(1) == passing.always + passing.rollout + passing.passing
+    few = dataclasses.replace(rl, rollout_rows=70)
+    assert rows_at_a_time(few) == 64, "whole groups"
+    assert memory_of(SMALL, "adamw", precision="bf16", rl=few).rollout == kept.rollout / 4
+
+
+def test_a_card_too_small_for_all_samples_at_once_is_told_how_many_it_can_hold() -> None:
+    base = load_run(str(preset_dir() / "1b.yaml")).run
+    rl = Rl([RlTask("prompts", file="own.jsonl")], prompts_per_step=32, samples_per_prompt=16, max_new_tokens=256)
+    phase = dataclasses.replace(base.phases[0], kind="rl", rl=rl, micro_batch=0)
+    run = dataclasses.replace(base, phases=[phase], train=dataclasses.replace(base.train, precision="auto"))
+    by_name = {fit.gpu.name: fit for fit in fits(run)}
+    lower = by_name["A100"].lower
+    assert lower.startswith("phases.0.rl.rollout_rows to ")
+    fewer = dataclasses.replace(phase, rl=dataclasses.replace(rl, rollout_rows=int(lower.split()[-1])))
+    (again,) = fits(dataclasses.replace(run, phases=[fewer]), gpus={"A100": GPUS["A100"]})
+    assert again.is_fitting
+    assert prompt_tokens(run.model, rl) == run.model.context - 256
+    assert (rl.prompts_per_step * rl.samples_per_prompt) % again.most_rows == 0
+    assert training_memory(run, fewer).peak(again.most_rows) <= again.usable_bytes

@@ -110,6 +110,8 @@ def test_secrets_are_refused_and_never_printed(mistakes: Mistakes) -> None:
 def test_the_same_kind_of_phase_twice_is_refused(mistakes: Mistakes) -> None:
     (found,) = mistakes(BASE + "  - steps: 5\n    batch_tokens: 256\n")
     assert found.key == "phases.1.kind"
+    assert "a folder named for the kind" in found.problem
+    assert "init_from: models/base" in found.suggestion
 
 
 def test_a_file_whose_own_name_cannot_be_a_run_needs_one(mistakes: Mistakes) -> None:

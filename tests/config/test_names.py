@@ -27,6 +27,11 @@ from homing.config.names import FOREIGN, looks_like_secret_key, looks_like_secre
         (("model", "Width"), "model.width"),
         (("lr",), "phases.0.lr"),
         (("phases", 0, "depth"), "model.depth"),
+        (("phases", 1, "data", "test_fraction"), "phases.1.data.val_fraction"),
+        (("test_fraction",), "--smoke"),
+        (("data", "test-size"), "data.val_fraction"),
+        (("test_mode",), "--smoke"),
+        (("train", "testMode"), "--smoke"),
     ],
 )  # fmt: skip
 def test_names_from_other_trainers_and_other_sections_are_answered_with_ours(

@@ -82,6 +82,25 @@ def test_weights_of_another_model_are_refused_with_both(load: Load, mistakes: Mi
     assert "num_layers 2 there, 3 here" in wrong.problem
     (wrong,) = mistakes(RUN, "tokenizer.vocab_size=1024", f"phases.1.init_from={folder}")
     assert "vocab_size 32768 there, 1024 here" in wrong.problem
+    assert "tokenizer.vocab_size" in wrong.suggestion
+
+
+def test_a_run_that_reads_no_text_has_the_vocabulary_of_the_checkpoint_that_it_begins_with(
+    load: Load, mistakes: Mistakes, tmp_path: Path
+) -> None:
+    folder = trained(tmp_path / "first", load(RUN, "tokenizer.vocab_size=512"), "rl")
+    vocab = {str(number): number for number in range(512)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
+    second = RUN.split("phases:")[0].replace("data: {text: [text.txt]}\n", "")
+    rl = "rl: {tasks: [{kind: arithmetic}], answer_tokens: 16}"
+    second += f"phases:\n  - {{kind: rl, steps: 5, init_from: {folder}, {rl}}}\n"
+    loaded = load(second)
+    assert loaded.run.model.vocab_size == 512
+    assert loaded.run.origin["model.vocab_size"].startswith("init_from: ")
+    (wrong,) = mistakes(second, "tokenizer.vocab_size=1024")
+    assert "vocab_size 512 there, 1024 here" in wrong.problem
+    (folder / "tokenizer.json").write_text("[]")
+    assert any("is not a tokenizer that can be used" in wrong.problem for wrong in mistakes(second))
 
 
 @pytest.mark.parametrize(

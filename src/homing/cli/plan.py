@@ -21,7 +21,7 @@ from homing.config import Loaded, load_run, newest_run
 from homing.units import format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
 
-__all__ = ["command"]
+__all__ = ["command", "suggested_limit"]
 
 _LEFT_OUT = 5  # said one by one
 
@@ -52,6 +52,15 @@ def command(
     _show(plan, loaded, now)
 
 
+def suggested_limit(plan: Plan) -> str:
+    """Half as much again as the plan, for a probe or an assumption may be off by that; and, where no limit is set yet,
+    not below the worst case that stands beside it. A machine that costs nothing needs a limit all the same."""
+    best = plan.best
+    has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
+    enough = max(best.cost_usd * 3 / 2, best.minimum_usd * 2, best.worst_usd if has_worst else Decimal(0))
+    return usd(enough or Decimal(1)).removeprefix("$").replace(",", "")
+
+
 def _show(plan: Plan, loaded: Loaded, now: float) -> None:
     run = plan.run
     rows = [
@@ -73,7 +82,7 @@ def _show(plan: Plan, loaded: Loaded, now: float) -> None:
     _say_left_out(plan)
     say_problems([*loaded.warnings, *plan.warnings])
     talk.say(f"\n{_recommendation(plan)}")
-    talk.say(f"Next: homing launch {run.name} --spend-limit {_suggested(plan)}")
+    talk.say(f"Next: homing launch {run.name} --spend-limit {suggested_limit(plan)}")
 
 
 def _recommendation(plan: Plan) -> str:
@@ -145,18 +154,6 @@ def _row(plan: Plan, row: OfferPlan, now: float) -> list[str]:
 
 def _device(offer: Offer) -> str:
     return f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
-
-
-def _suggested(plan: Plan) -> str:
-    """Half as much again as the plan, for a probe or an assumption may be off by that; and, where no limit is set yet,
-    not below the worst case that stands beside it."""
-    best = plan.offers[0]
-    has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
-    return (
-        usd(max(best.cost_usd * 3 / 2, best.minimum_usd * 2, best.worst_usd if has_worst else Decimal(0)))
-        .removeprefix("$")
-        .replace(",", "")
-    )
 
 
 def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:

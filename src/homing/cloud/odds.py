@@ -76,5 +76,5 @@ def _between_saves_s(run: Run, timing: Timing) -> float:
 
 def _gap_s(phase: Phase, timing: Timing) -> float:
     steps = min(phase.save_every or phase.num_steps, phase.num_steps)
-    by_steps_s = steps * phase.batch_tokens / timing.tokens_per_s
+    by_steps_s = steps * timing.step_s(phase)
     return min(by_steps_s, phase.save_every_s) if phase.save_every_s else by_steps_s

@@ -19,6 +19,7 @@ from homing.cloud.offers import LeftOut, find_offers
 from homing.cloud.providers.base import Needs, Offer
 from homing.cloud.speed import Speed, estimate
 from homing.cloud.timing import Timing, checkpoint_bytes, timing_of
+from homing.config.flops import flops_of_step
 from homing.config.memory import training_memory
 from homing.errors import NoOffer
 from homing.store.price import kept
@@ -113,7 +114,7 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
         offers=rows,
         num_tokens=num_tokens,
         num_steps=sum(phase.num_steps for phase in run.phases),
-        flops=num_tokens * run.sizes.flops_per_token,
+        flops=sum(phase.num_steps * flops_of_step(run, phase) for phase in run.phases),
         checkpoint_bytes=checkpoint_bytes(run),
         kept_bytes=_kept_bytes(run),
         warnings=[*found.problems, *_warnings(run, rows[0])],

@@ -1,8 +1,10 @@
-"""How fast a machine trains a shape, and how we know.
+"""How fast a machine trains each phase of a run, and how we know.
 
-    measured   a run of the same shape on the same device, kept in $HOMING_HOME/speed.json
+    measured   a run of the same shape on the same device, kept in $HOMING_HOME/speed.json; or a benchmark of that shape
+               on that card, in the table that ships with the package (see `measured`)
     probed     this processor multiplied matrices for a moment, in a process of its own, because torch lives there
-    assumed    the data sheet's peak and a usual share of it, said as such
+    modelled   from what was measured on other shapes and cards, with the peak and bandwidth of this one
+    assumed    a usual share of what such a machine can do, said as such
 
 No figure above the device's peak is ever given out.
 """
@@ -10,21 +12,26 @@ No figure above the device's peak is ever given out.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from homing.cloud import measured
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Offer
-from homing.gpus import find_gpu
-from homing.wire.run import Model, Run
+from homing.config.flops import flops_of_step, flops_of_token
+from homing.gpus import Gpu, find_gpu
+from homing.wire.run import Model, Phase, Run
 
-__all__ = ["Speed", "estimate", "recall", "remember", "shape_key"]
+__all__ = ["FORWARD_SHARE", "Pace", "Speed", "estimate", "recall", "remember", "shape_key"]
 
 FILE = "speed.json"
-GPU_SHARE = 0.35  # of the bf16 peak: what a compiled decoder of ordinary width reaches on one card
 CPU_SHARE = 0.35  # of bare matrix products: what an eager training step of a small decoder reaches
 FLOPS_PER_CORE = 8e9  # fp32, where nothing could be asked: an ordinary core of the last ten years
 PROBE_TIMEOUT_S = 60.0
+FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, in smaller batches
+SAMPLED_SHARE = 4.0  # without a card: a token of rl is first sampled, one after the other, and then trained on
+SOURCES = ("measured", "probed", "modelled", "assumed")  # the surest first
 
 # Prints FLOP/s of fp32 products at a size that stays in cache, as a small decoder's do.
 _PROBE = """
@@ -40,10 +47,21 @@ print(best)
 
 
 @dataclass(frozen=True)
-class Speed:
+class Pace:
+    """Of one phase: tokens of its batches, and of its evaluations. In rl those are sampled, and sampling is in both."""
+
     tokens_per_s: float
-    source: str  # measured | probed | assumed
-    text: str  # where the figure comes from, for people
+    eval_tokens_per_s: float
+    source: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Speed:
+    tokens_per_s: float  # of the first phase
+    source: str  # of SOURCES; of several phases that which is least sure
+    text: str  # where the figures come from, for people
+    phases: Mapping[str, Pace] = field(default_factory=dict)  # by kind; those that are not here go at tokens_per_s
 
 
 def shape_key(model: Model) -> str:
@@ -60,26 +78,87 @@ def _run_key(run: Run) -> str:
 
 
 def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> Speed:
-    """Tokens per second of this run on this offer."""
+    """Tokens per second of each phase of this run on this offer."""
     known = _load(home)
-    flops = run.sizes.flops_per_token
-    peak = _peak_flops(offer)
+    paces = {phase.kind: _pace(run, phase, offer, home, known, may_probe=may_probe) for phase in run.phases}
+    texts = list(dict.fromkeys(pace.text for pace in paces.values()))
+    told = texts if len(texts) == 1 else [f"{kind}: {pace.text}" for kind, pace in paces.items()]
+    return Speed(
+        tokens_per_s=paces[run.phases[0].kind].tokens_per_s,
+        source=max((pace.source for pace in paces.values()), key=SOURCES.index),
+        text="; ".join(told),
+        phases=paces,
+    )
+
+
+def _pace(run: Run, phase: Phase, offer: Offer, home: Home, known: dict[str, Any], *, may_probe: bool) -> Pace:
+    gpu = find_gpu(offer.device) if offer.num_gpus else None
     for entry in reversed(known["measured"]):
         if (entry["device"], entry["num_gpus"], entry["shape"]) == (offer.device, offer.num_gpus, _run_key(run)):
-            rate = float(entry["tokens_per_s"])
-            if peak is None or rate * flops <= peak:
-                return Speed(rate, "measured", f"measured on {offer.device} by {entry['run_id']}")
-    if peak is not None:
-        text = f"assumed: {GPU_SHARE:.0%} of the peak of {offer.num_gpus}x {offer.device}"
-        return Speed(peak * GPU_SHARE / flops, "assumed", text)
+            rate = _rate_of(entry, phase)
+            if rate and _is_possible(run, phase, rate, gpu, offer.num_gpus):
+                return _even_pace(phase, rate, "measured", f"measured on {offer.device} by {entry['run_id']}")
+    if gpu is not None:
+        return _pace_on_card(run, phase, gpu, offer.num_gpus)
     is_here = may_probe and offer.provider == "local" and not offer.num_gpus
     probed = _probe(offer, home, known) if is_here else None
     if probed is not None:
         text = f"probed: {probed / 1e9:.0f} GFLOP/s in matrix products here, {CPU_SHARE:.0%} of it assumed in training"
-        return Speed(probed * CPU_SHARE / flops, "probed", text)
-    guess = FLOPS_PER_CORE * max(1, offer.num_cores)
+        return _pace_on_processor(run, phase, probed, "probed", text)
     text = f"assumed: {FLOPS_PER_CORE / 1e9:.0f} GFLOP/s per core, {CPU_SHARE:.0%} of it in training"
-    return Speed(guess * CPU_SHARE / flops, "assumed", text)
+    return _pace_on_processor(run, phase, FLOPS_PER_CORE * max(1, offer.num_cores), "assumed", text)
+
+
+def _rate_of(entry: dict[str, Any], phase: Phase) -> float | None:
+    """Of this phase in a run that was measured; None where it had none. Earlier entries have one figure for all."""
+    by_phase = entry.get("phases")
+    if by_phase is not None:
+        return float(by_phase[phase.kind]) if phase.kind in by_phase else None
+    return float(entry["tokens_per_s"]) / (SAMPLED_SHARE if phase.rl else 1.0)
+
+
+def _even_pace(phase: Phase, rate: float, source: str, text: str) -> Pace:
+    return Pace(rate, rate / (1.0 if phase.rl else FORWARD_SHARE), source, text)
+
+
+def _pace_on_processor(run: Run, phase: Phase, flops_per_s: float, source: str, text: str) -> Pace:
+    rate = (
+        flops_per_s
+        * CPU_SHARE
+        / (SAMPLED_SHARE * run.sizes.flops_per_token if phase.rl else flops_of_token(run, phase))
+    )
+    return _even_pace(phase, rate, source, text)
+
+
+def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int) -> Pace:
+    table = measured.load_table()
+    row = measured.find_row(table, gpu.name, run, phase)
+    if row is not None and _is_possible(run, phase, row.tokens_per_s, gpu, 1):
+        text = f"measured on one {gpu.name} ({row.source})"
+        if num_gpus > 1:
+            return _even_pace(
+                phase, num_gpus * row.tokens_per_s, "modelled", f"modelled: {num_gpus} times what was {text}"
+            )
+        return _even_pace(phase, row.tokens_per_s, "measured", text)
+    seen = f"from what was measured on {', '.join(table.cards)}"
+    if phase.rl is not None:
+        # Prompts are shared out among the cards; reading the weights for each new token is not.
+        step_s = measured.rl_step_s(table, gpu, run, phase, num_gpus)
+        eval_s = measured.rl_eval_s(table, gpu, run, phase.rl)
+        eval_tokens = phase.rl.eval_prompts * phase.rl.eval_samples * phase.rl.max_new_tokens
+        text = f"modelled: {step_s:.1f} s a step of rl on {num_gpus}x {gpu.name}, {seen}"
+        return Pace(phase.batch_tokens / step_s, eval_tokens / eval_s, "modelled", text)
+    rate = num_gpus * measured.tokens_per_s(table, gpu, run, phase)
+    share = rate * flops_of_token(run, phase) / (num_gpus * gpu.peak_flops(run.train.precision))
+    return _even_pace(phase, rate, "modelled", f"modelled: {share:.0%} of the peak of {num_gpus}x {gpu.name}, {seen}")
+
+
+def _is_possible(run: Run, phase: Phase, rate: float, gpu: Gpu | None, num_gpus: int) -> bool:
+    """Whether such a card could do it at all; where nothing is known of it, yes."""
+    if gpu is None:
+        return True
+    flops = flops_of_step(run, phase) / max(1, phase.batch_tokens)
+    return rate * flops <= gpu.peak_flops(run.train.precision) * num_gpus
 
 
 def recall(run: Run, offer: Offer, home: Home) -> dict[str, float] | None:
@@ -96,15 +175,23 @@ def remember(
     run: Run,
     offer_device: str,
     num_gpus: int,
-    tokens_per_s: float,
+    tokens_per_s: float | Mapping[str, float],
     home: Home,
     *,
     provider: str = "",
     trip: dict[str, float] | None = None,
 ) -> None:
-    """After a run: one entry per run, the newest last. What no card can do is not believed."""
+    """After a run: one entry per run, the newest last. What no card can do is not believed. One figure is that of every
+    phase."""
     gpu = find_gpu(offer_device) if num_gpus else None
-    if tokens_per_s <= 0 or (gpu and tokens_per_s * run.sizes.flops_per_token > gpu.bf16_tflops * 1e12 * num_gpus):
+    by_kind = {phase.kind: phase for phase in run.phases}
+    rates = tokens_per_s if isinstance(tokens_per_s, Mapping) else dict.fromkeys(by_kind, tokens_per_s)
+    believed = {
+        kind: round(rate, 1)
+        for kind, rate in rates.items()
+        if kind in by_kind and rate > 0 and _is_possible(run, by_kind[kind], rate, gpu, num_gpus)
+    }
+    if not believed:
         return
     known = _load(home)
     known["measured"] = [entry for entry in known["measured"] if entry["run_id"] != run.id]
@@ -113,7 +200,8 @@ def remember(
             "device": offer_device,
             "num_gpus": num_gpus,
             "shape": _run_key(run),
-            "tokens_per_s": round(tokens_per_s, 1),
+            "tokens_per_s": next(iter(believed.values())),
+            "phases": believed,
             "run_id": run.id,
             "at": home.world.now(),
             "provider": provider,
@@ -122,11 +210,6 @@ def remember(
         }
     )
     _save(home, known)
-
-
-def _peak_flops(offer: Offer) -> float | None:
-    gpu = find_gpu(offer.device) if offer.num_gpus else None
-    return gpu.bf16_tflops * 1e12 * offer.num_gpus if gpu else None
 
 
 def _probe(offer: Offer, home: Home, known: dict[str, Any]) -> float | None:

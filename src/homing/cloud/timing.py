@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Offer
-from homing.cloud.speed import Speed, recall
+from homing.cloud.speed import FORWARD_SHARE, Pace, Speed, recall
 from homing.config.memory import training_memory
 from homing.units import format_bytes, format_duration
 from homing.wire.event import Event, Outcome
@@ -35,8 +35,6 @@ _DISK_BYTES_PER_S = 50e6  # a save with its fsync and reading back
 _BYTES_PER_TOKEN = 4  # of a shard, at most
 _BYTES_PER_WEIGHT = 4  # at most
 
-_FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, in smaller batches
-_SAMPLED_SHARE = 4.0  # a token of rl is first sampled, one after the other, and then trained on
 _FINISH_DOUBT, _FINISH_SPARE_S = 1.25, 5.0  # what the trainer keeps back for its last evaluation, save and sample
 _MEASURED_DOUBT, _DOUBT = 1.5, 2.0  # on speeds and times: the same machine on another day; a guess
 _LEAST_STEPS = 20  # to measure the pace of a run and to have something to decay
@@ -57,12 +55,13 @@ class Trip:
 class Timing:
     arrive_s: float
     start_s: float
-    tokens_per_s: float
+    tokens_per_s: float  # of the first phase
     save_s: float
     push_s: float  # a checkpoint to the store
     home_s: float
     doubt: float  # by how much it may be slower than this
     text: str
+    paces: dict[str, Pace] = field(default_factory=dict)  # by kind of phase; those that are not here: tokens_per_s
 
     def whole_s(self, run: Run) -> float:
         """As planned, from create to gone."""
@@ -95,22 +94,24 @@ class Timing:
     def _steps_s(self, phase: Phase, num_steps: int) -> float:
         num_evals = num_steps // phase.eval_every if phase.eval_every else 0
         num_saves = num_steps // phase.save_every if phase.save_every else 0
-        trained = num_steps * self._step_s(phase)
+        trained = num_steps * self.step_s(phase)
         return trained + num_evals * self._eval_s(phase) + num_saves * self.save_s
 
-    def _step_s(self, phase: Phase) -> float:
-        return phase.batch_tokens * (_SAMPLED_SHARE if phase.rl else 1.0) / self.tokens_per_s
+    def step_s(self, phase: Phase) -> float:
+        return phase.batch_tokens / self._pace(phase).tokens_per_s
 
     def _eval_s(self, phase: Phase) -> float:
-        share = _SAMPLED_SHARE if phase.rl else _FORWARD_SHARE
-        return phase.eval_tokens * share / self.tokens_per_s
+        return phase.eval_tokens / self._pace(phase).eval_tokens_per_s
+
+    def _pace(self, phase: Phase) -> Pace:
+        return self.paces.get(phase.kind) or Pace(self.tokens_per_s, self.tokens_per_s / FORWARD_SHARE)
 
     def _finish_s(self, run: Run) -> float:
         return sum(self._finish_phase_s(phase) for phase in run.phases)
 
     def _finish_phase_s(self, phase: Phase) -> float:
         """Its last evaluation, save and sample; a sample is about a step."""
-        seconds = self._eval_s(phase) + self.save_s + self._step_s(phase)
+        seconds = self._eval_s(phase) + self.save_s + self.step_s(phase)
         return _FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S
 
     def _with_reserve(self, work_s: float) -> float:
@@ -152,6 +153,7 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
         home_s=trip.home_s * (_MEASURED_DOUBT if known is not None else 1.0),
         doubt=_MEASURED_DOUBT if is_measured else _DOUBT,
         text=text,
+        paces=dict(speed.phases),
     )
 
 

@@ -80,10 +80,14 @@ def remember_speed(home: Home, run: RunRow, store: Store) -> None:
         resolved = codec.loads(Run, home.world.read(folder / names.RUN))
         offer = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
         metrics = Tail(store, run_key(run.id, names.METRICS)).documents(Metric)
-        speeds = sorted(metric.tokens_per_s for metric in metrics if metric.tokens_per_s)
-        if len(speeds) >= 3:
-            speed, trip = speeds[len(speeds) // 2], _trip(home, run, store)
-            remember(resolved, offer["device"], offer["num_gpus"], speed, home, provider=offer["provider"], trip=trip)
+        speeds: dict[str, list[float]] = {}
+        for metric in metrics:
+            if metric.tokens_per_s:
+                speeds.setdefault(metric.phase, []).append(metric.tokens_per_s)
+        middle = {phase: sorted(seen)[len(seen) // 2] for phase, seen in speeds.items() if len(seen) >= 3}
+        if middle:
+            trip = _trip(home, run, store)
+            remember(resolved, offer["device"], offer["num_gpus"], middle, home, provider=offer["provider"], trip=trip)
     except (OSError, ValueError, KeyError, TypeError, HomingError):
         return  # a cache of hints: it must not fail the verb that has done its work
 

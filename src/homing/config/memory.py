@@ -8,10 +8,11 @@
     lora           the weights once, in what is computed in; the rest for the adapters alone
     qlora          the blocks in NF4, dequantised one matrix at a time; embedding and head in bf16
     recompute      a block computed again keeps its input; while it is, one block more is whole in memory
+    rl             a copy of the weights to sample from and the KV cache of all rows, which captured graphs keep
 
-so the peak is `always + max(forward, step)`. Activations are those that backward needs, by counting the decoder's
-tensors; attention is the fused kind, whose memory does not grow with the square of the context. The count was compared
-with peaks measured on an H200 (tests/config/test_memory.py has them).
+so the peak is `always + max(forward, step, sampling)`. Activations are those that backward needs, by counting the
+decoder's tensors; attention is the fused kind, whose memory does not grow with the square of the context. The count was
+compared with peaks measured on an H200 (tests/config/test_memory.py has them).
 """
 
 from __future__ import annotations
@@ -19,10 +20,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from homing.config.derive import parameter_table, round_up
+from homing.config.rollouts import (
+    REACH,
+    cache_bytes,
+    num_rows,
+    prompt_tokens,
+    row_tokens,
+    rows_at_a_time,
+)
 from homing.gpus import GPUS, Gpu
-from homing.wire.run import Lora, Model, Phase, Run
+from homing.wire.run import Lora, Model, Phase, Rl, Run
 
-__all__ = ["Fit", "Memory", "adapter_params", "fits", "memory_of", "training_memory"]
+__all__ = ["LORA_TARGETS", "RECOMPUTED_OF", "Fit", "Memory", "adapter_params", "fits", "layer_bytes", "memory_of",
+           "training_memory"]  # fmt: skip
 
 FP32, BF16, FP8 = 4, 2, 1
 # The context, cuBLAS and cuDNN work spaces of one process: 0.75 GiB there, and more with other drivers.
@@ -33,9 +43,14 @@ USABLE = 0.94
 PIECE_LOGITS = 2**28
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # a weight, its share of a block's magnitude, and of a block of blocks
 INT8 = 1 + 4 / 256  # a moment, and its share of a block's magnitude
+LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # what `all` stands for
 RECOMPUTED_OF = {"none": 0.0, "half": 0.5, "all": 1.0}  # the blocks
 # Stacked gradient, momentum mix and update in fp32, and the polynomial's operands in bf16.
 MUON_SCRATCH_BYTES = 16
+# Sampling: logits of one token of each row in bf16; in fp32 as they are, as logarithms, for entropy and for picking.
+SAMPLED_LOGIT_BYTES = 22
+# Log-probabilities of samples, for a pull or several updates, are computed so many tokens at a time.
+LOOKED_BACK_TOKENS = 65536
 # What the count leaves out: work spaces of products, rows of statistics, holes.
 SPARE = 1.04
 
@@ -55,10 +70,15 @@ class Memory:
     scratch: int
     block_per_row: int = 0  # of the one block that is being computed again
     cuda: int = CUDA_BYTES
+    lean: int = 0  # rl: copies of the weights, to sample from and to be pulled to
+    rollout: int = 0  # rl: the KV cache of the rows that are sampled at a time, and their logits
+    is_rollout_kept: bool = False  # captured graphs need the same buffers at every step
+    passing: int = 0  # rl: what comes and goes while prompts are read and samples looked back at
 
     @property
     def always(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.cuda
+        kept = self.rollout if self.is_rollout_kept else 0
+        return self.weights + self.gradients + self.optimizer + self.cuda + self.lean + kept
 
     @property
     def checkpoint(self) -> int:
@@ -66,7 +86,8 @@ class Memory:
         return self.gradients + self.optimizer
 
     def peak(self, micro_batch: int) -> int:
-        return self.always + max(self.forward(micro_batch), self.scratch)
+        sampling = self.passing + (0 if self.is_rollout_kept else self.rollout)
+        return self.always + max(self.forward(micro_batch), self.scratch, sampling)
 
     def forward(self, micro_batch: int) -> int:
         logits = min(self.logits_most, micro_batch * self.logits_per_row) + self.head_gradient
@@ -96,7 +117,7 @@ def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = Tr
         precision = "bf16" if has_bf16 else "fp32"
     return memory_of(
         run.model, phase.optimizer.kind, precision=precision, states=phase.optimizer.states, method=phase.method,
-        lora=phase.lora, recompute=phase.recompute,
+        lora=phase.lora, recompute=phase.recompute, rl=phase.rl,
     )  # fmt: skip
 
 
@@ -109,7 +130,10 @@ def memory_of(
     method: str = "full",
     lora: Lora | None = None,
     recompute: str = "none",
+    rl: Rl | None = None,
+    prompt: int = 0,
 ) -> Memory:
+    """`prompt`: tokens of the longest question of rl, where it is known better than by the kind of task."""
     size = FP32 if precision == "fp32" else BF16
     padded_vocab = round_up(model.vocab_size, 64)
     table = {part.name: part.num_params for part in parameter_table(model)}
@@ -121,21 +145,42 @@ def memory_of(
     muon = blocks if optimizer == "muon" and method == "full" else 0
     moment = INT8 if states == "int8" else FP32
     again = RECOMPUTED_OF[recompute]
-    per_layer = model.context * _layer_bytes(model, size, is_fp8=precision == "fp8", lora=lora)
-    kept_input = model.context * model.width * size
-    ends = model.context * (4 * model.width * size + 8)  # embedding, final norm, the gradient of the loss, ids, targets
-    return Memory(
+    row = row_tokens(model, rl, prompt) if rl else model.context
+    per_layer = row * layer_bytes(model, size, is_fp8=precision == "fp8", lora=lora)
+    kept_input = row * model.width * size
+    ends = row * (4 * model.width * size + 8)  # embedding, final norm, the gradient of the loss, ids, targets
+    training = Memory(
         weights=_weight_bytes(method, size, table, num_params, blocks) + FP32 * adapters,
         gradients=FP32 * trained,
         optimizer=int(FP32 * muon + 2 * moment * (trained - muon)),
         copies=_copy_bytes(model, method, precision, blocks=blocks, head=head, lora=lora, again=again),
         activations_per_row=int(model.num_layers * ((1.0 - again) * per_layer + again * kept_input) + ends),
-        logits_per_row=model.context * padded_vocab * size,
+        logits_per_row=row * padded_vocab * size,
         logits_most=PIECE_LOGITS * size,
         head_gradient=FP32 * head if method == "full" else 0,
         scratch=MUON_SCRATCH_BYTES * _largest_group(table) if muon else 0,
         # It is whole, with the gradients that pass through its widest part.
-        block_per_row=per_layer + model.context * size * (3 * model.ffn_width + 4 * model.width) if again else 0,
+        block_per_row=per_layer + row * size * (3 * model.ffn_width + 4 * model.width) if again else 0,
+    )
+    return _with_sampling(training, model, rl, size, num_params, prompt) if rl else training
+
+
+def _with_sampling(training: Memory, model: Model, rl: Rl, size: int, num_params: int, prompt: int) -> Memory:
+    """And what rl needs beside the training of its rows. In fp32 it samples from the weights themselves."""
+    prompt = prompt or prompt_tokens(model, rl)
+    rows, places = rows_at_a_time(rl), round_up(prompt + rl.max_new_tokens, REACH)
+    reading = cache_bytes(model, rows // rl.samples_per_prompt, prompt, size)
+    looking_back = 0
+    if rl.kl or rl.updates_per_rollout > 1:  # one layer of those tokens, and one piece of logits in both types
+        tokens = min(LOOKED_BACK_TOKENS, num_rows(rl) * row_tokens(model, rl, prompt))
+        looking_back = tokens * size * (4 * model.width + 3 * model.ffn_width)
+        looking_back += min(PIECE_LOGITS, tokens * model.vocab_size) * (FP32 + size)
+    return replace(
+        training,
+        lean=size * num_params * ((size != FP32) + bool(rl.kl)),
+        rollout=cache_bytes(model, rows, places, size) + SAMPLED_LOGIT_BYTES * rows * round_up(model.vocab_size, 64),
+        is_rollout_kept=rl.graphs != "off",
+        passing=max(reading, looking_back),
     )
 
 
@@ -175,7 +220,7 @@ def _copy_bytes(
     return int(alive * size * adapters) + dequantised + norms
 
 
-def _layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> int:
+def layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) -> int:
     """Bytes per token that backward needs of one layer: see the blocks of both families."""
     d, queries, keys = model.width, model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     is_swift = model.family == "swift"
@@ -186,7 +231,7 @@ def _layer_bytes(model: Model, size: int, *, is_fp8: bool, lora: Lora | None) ->
     up = (1 if is_swift else 2) * model.ffn_width  # before the activation
     down = model.ffn_width  # after it: the input of a product
     if lora:  # a frozen product keeps its input for the sake of its adapter only, and what the adapter made of it
-        chosen = set(["q", "k", "v", "o", "gate", "up", "down"]) if "all" in lora.targets else set(lora.targets)
+        chosen = set(LORA_TARGETS if "all" in lora.targets else lora.targets)
         inputs = d * bool(chosen & {"q", "k", "v"}) + d * bool(chosen & {"gate", "up"}) + lora.rank * len(chosen)
         down = model.ffn_width if "down" in chosen else 0
         if lora.is_dora:  # the product before it gets its length
@@ -213,7 +258,7 @@ def fits(run: Run, phase: Phase | None = None, gpus: dict[str, Gpu] | None = Non
 def _fit(run: Run, phase: Phase, gpu: Gpu) -> Fit:
     memory = training_memory(run, phase, has_bf16=gpu.has_bf16)
     usable = int(gpu.memory_gib * 2**30 * USABLE)
-    rows = phase.batch_tokens // run.model.context
+    rows = num_rows(phase.rl) if phase.rl else phase.batch_tokens // run.model.context
     most = _most_rows(memory, usable, rows)
     used = phase.micro_batch or most
     lower = ""
@@ -246,9 +291,11 @@ def _most_rows(memory: Memory, usable: int, rows: int) -> int:
 
 
 def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
-    """One row is too much: what costs least first. Blocks computed again, adapters beside 4-bit weights, a half, a
-    quarter ... of the context, and at last the model itself."""
+    """One row is too much: what costs least first. Fewer samples of rl at a time, blocks computed again, adapters
+    beside 4-bit weights, a half, a quarter ... of the context, and at last the model itself."""
     number = run.phases.index(phase)
+    if fewer := _fewer_rollout_rows(run, phase, gpu, usable):
+        return f"phases.{number}.rl.rollout_rows to {fewer}"
     for key, changes in (
         (f"phases.{number}.recompute to all", {"recompute": "all"}),
         (f"phases.{number}.method to qlora", {"recompute": "all", "method": "qlora"}),
@@ -264,3 +311,15 @@ def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
             return f"model.context to {context}"
         context //= 2
     return "model.layers or model.width: no context is short enough"
+
+
+def _fewer_rollout_rows(run: Run, phase: Phase, gpu: Gpu, usable: int) -> int:
+    """The most that fit, in whole groups, halved as the trainer would; 0 where none do, and outside rl."""
+    rl = phase.rl
+    prompts = rows_at_a_time(rl) // rl.samples_per_prompt if rl else 0
+    while rl and prompts > 1:
+        prompts //= 2
+        smaller = replace(phase, rl=replace(rl, rollout_rows=prompts * rl.samples_per_prompt))
+        if training_memory(run, smaller, has_bf16=gpu.has_bf16).peak(1) <= usable:
+            return prompts * rl.samples_per_prompt
+    return 0

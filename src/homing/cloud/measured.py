@@ -1,0 +1,296 @@
+"""How fast cards were where we measured them, and so how fast any card would be.
+
+    measured.json   what benchmarks/results hold, by benchmarks/make_measured.py; ships with the package
+    measured        a row of the same shape, method and precision on the same card
+    modelled        seconds of a token = products x FLOPs / peak + passes x bytes / bandwidth, where peak and bandwidth
+                    are the card's, from its data sheet, and the two factors are fitted to all rows
+
+    a step of rl    new tokens x (so long for each layer + factor x weights and caches read / bandwidth + products),
+                    both fitted to sampling that was measured, and then the training of its rows
+
+Bytes are what a layer keeps of a token (see config.memory), which stands for all that its elementwise work reads and
+writes. No prediction is above the card's peak. Knows nothing of offers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+from homing.config.derive import sizes as sizes_of
+from homing.config.flops import training_flops, with_rows_of
+from homing.config.memory import LORA_TARGETS, RECOMPUTED_OF, layer_bytes
+from homing.config.rollouts import REACH, cache_bytes, num_rows, prompt_tokens, row_tokens, rows_at_a_time
+from homing.gpus import GPUS, Gpu
+from homing.wire import codec
+from homing.wire.run import Lora, Model, Phase, Rl, Run, Sizes
+
+__all__ = ["FILE", "SamplingRow", "StepRow", "Table", "find_row", "is_packed", "load_table", "rl_eval_s", "rl_step_s",
+           "tokens_per_s"]  # fmt: skip
+
+FILE = "measured.json"
+# Of the peak, in a whole step: large bare products reached 0.80 on an H200, and inside a step they share the card.
+# Rows that are all small say too little of products; they must not promise more than this of large ones.
+MOST_OF_PEAK = 0.70
+_FORWARD = 1 / 3  # of what training a token takes
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """Training steps, as one benchmark saw them on one card."""
+
+    source: str  # the file in benchmarks/results, and where several came from one, which
+    card: str
+    tokens_per_s: float
+    shape: Model
+    kind: str = "pretrain"  # the phase
+    precision: str = "bf16"
+    lora: Lora | None = None
+    is_nf4: bool = False  # qlora
+    recompute: str = "none"
+    is_packed: bool = False  # several documents in a row, each by itself
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """New tokens of many rows at once."""
+
+    source: str
+    card: str
+    seconds: float
+    shape: Model
+    rows: int
+    prompt: int  # tokens of the longest
+    num_new: int
+    is_captured: bool
+
+
+@dataclass(frozen=True, eq=False)  # one is itself alone, so that what was fitted to it is kept
+class Table:
+    steps: tuple[StepRow, ...]
+    sampling: tuple[SamplingRow, ...]
+
+    def without(self, source: str) -> Table:
+        """What the others say of it."""
+        return Table(
+            tuple(row for row in self.steps if not row.source.startswith(source)),
+            tuple(row for row in self.sampling if not row.source.startswith(source)),
+        )
+
+    @property
+    def cards(self) -> list[str]:
+        return sorted({row.card for row in self.steps})
+
+
+@functools.cache
+def load_table() -> Table:
+    document: dict[str, Any] = json.loads(resources.files("homing.cloud").joinpath(FILE).read_text(encoding="utf-8"))
+    assert document["schema"] == "homing.measured/1", FILE
+    return Table(
+        tuple(codec.load(StepRow, row) for row in document["steps"]),
+        tuple(codec.load(SamplingRow, row) for row in document["sampling"]),
+    )
+
+
+def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:
+    """The newest in the table that was just this; rl is never: how long its samples are is its own matter."""
+    precision = "bf16" if run.train.precision == "auto" else run.train.precision
+    adapters, is_nf4 = _adapters(phase.lora), phase.method == "qlora"
+    wanted = (card, _sizes_alone(run.model), precision, adapters, is_nf4, phase.recompute, is_packed(phase))
+    for row in reversed(table.steps):
+        adapters = _adapters(row.lora)
+        found = (row.card, _sizes_alone(row.shape), row.precision, adapters, row.is_nf4, row.recompute, row.is_packed)
+        if phase.rl is None and row.kind != "rl" and found == wanted:
+            return row
+    return None
+
+
+def _sizes_alone(model: Model) -> Model:
+    """Without what changes numbers and no time."""
+    return replace(model, rope_base=0.0, norm_eps=0.0, rope_scaling=None, max_context=0)
+
+
+def _adapters(lora: Lora | None) -> tuple[int, bool, bool, frozenset[str]] | None:
+    """What of them takes time."""
+    if lora is None:
+        return None
+    targets = frozenset(LORA_TARGETS if "all" in lora.targets else lora.targets)
+    return lora.rank, lora.is_dora, lora.dropout > 0, targets
+
+
+def is_packed(phase: Phase) -> bool:
+    """Whether its rows hold conversations that do not see each other."""
+    return phase.kind == "sft" or (phase.data is not None and phase.data.kind == "chat")
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def tokens_per_s(table: Table, gpu: Gpu, run: Run, phase: Phase) -> float:
+    """Of one card, as modelled. Of rl: of rows that are learned from."""
+    precision = _precision(run, gpu)
+    model, sizes = run.model, run.sizes
+    if phase.rl is not None:
+        model, sizes = with_rows_of(row_tokens(model, phase.rl), model, sizes)
+    work = _work(model, sizes, phase.lora, phase.recompute, precision)
+    return _rate(_fit(table), gpu, work, precision, is_packed=is_packed(phase))
+
+
+@dataclass(frozen=True)
+class _Work:
+    flops: float
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class _Fit:
+    products: float  # seconds of FLOPs, for each second that they would take at the peak
+    passes: float  # how often what a layer keeps is read or written
+    packed_s: float  # more for a token, where rows hold several documents: on any card, as far as we know
+    fp8: float  # how much faster than in bf16
+
+
+def _work(model: Model, sizes: Sizes, lora: Lora | None, recompute: str, precision: str) -> _Work:
+    size = 4 if precision == "fp32" else 2
+    again = 1.0 + _FORWARD * RECOMPUTED_OF[recompute]
+    kept = layer_bytes(model, size, is_fp8=False, lora=lora)
+    return _Work(
+        flops=training_flops(model, sizes, lora, recompute),
+        num_bytes=again * model.num_layers * kept + size * model.vocab_size,
+    )
+
+
+def _rate(fit: _Fit, gpu: Gpu, work: _Work, precision: str, *, is_packed: bool) -> float:
+    peak = gpu.peak_flops("fp32" if precision == "fp32" else "bf16")
+    seconds = fit.products * work.flops / peak + fit.passes * work.num_bytes / (gpu.bandwidth_gb_s * 1e9)
+    seconds /= fit.fp8 if precision == "fp8" else 1.0
+    seconds += fit.packed_s if is_packed else 0.0
+    return min(1.0 / seconds, peak / work.flops)
+
+
+@functools.cache
+def _fit(table: Table) -> _Fit:
+    plain = [row for row in table.steps if row.precision == "bf16" and not row.is_packed]
+    assert plain, f"{FILE} has no row to learn from"
+    terms = []
+    for row in plain:
+        gpu, work = GPUS[row.card], _work_of(row)
+        of_products = row.tokens_per_s * work.flops / gpu.peak_flops("bf16")
+        terms.append((of_products, row.tokens_per_s * work.num_bytes / (gpu.bandwidth_gb_s * 1e9)))
+    products, passes = _two_factors(terms, least=1 / MOST_OF_PEAK)
+    fit = _Fit(products, passes, packed_s=0.0, fp8=1.0)
+    gains = [row.tokens_per_s / _predicted(fit, row) for row in table.steps if row.precision == "fp8"]
+    slower = [_slower_s(fit, row, plain) for row in table.steps if row.is_packed]
+    return _Fit(
+        products, passes, packed_s=max(0.0, statistics.median(slower)) if slower else 0.0,
+        fp8=max(1.0, statistics.median(gains)) if gains else 1.0,
+    )  # fmt: skip
+
+
+def _slower_s(fit: _Fit, packed: StepRow, plain: Sequence[StepRow]) -> float:
+    """More for a token than without documents by themselves, which was measured beside it or else is modelled."""
+    same = [row for row in plain if replace(row, source="", tokens_per_s=0.0, kind="") == replace(
+        packed, source="", tokens_per_s=0.0, kind="", is_packed=False
+    )]  # fmt: skip
+    beside = same[-1].tokens_per_s if same else _predicted(fit, packed)
+    return 1 / packed.tokens_per_s - 1 / beside
+
+
+def _work_of(row: StepRow) -> _Work:
+    return _work(row.shape, sizes_of(row.shape), row.lora, row.recompute, row.precision)
+
+
+def _predicted(fit: _Fit, row: StepRow) -> float:
+    """In bf16 and without documents by themselves."""
+    return _rate(fit, GPUS[row.card], _work_of(row), "bf16", is_packed=False)
+
+
+def _two_factors(terms: Sequence[tuple[float, float]], *, least: float) -> tuple[float, float]:
+    """x and y for which u x + v y is nearest to 1 in every term, both positive and x at least so much."""
+    uu, uv, vv = (sum(a * b for a, b in pairs) for pairs in (
+        [(u, u) for u, _ in terms], terms, [(v, v) for _, v in terms]
+    ))  # fmt: skip
+    u_sum, v_sum = sum(u for u, _ in terms), sum(v for _, v in terms)
+    determinant = uu * vv - uv * uv
+    x = (u_sum * vv - v_sum * uv) / determinant if determinant > 1e-9 * uu * vv else least
+    x = max(least, x)
+    y = (v_sum - x * uv) / vv
+    return (x, y) if y >= 0.0 else (max(least, u_sum / uu), 0.0)
+
+
+def _precision(run: Run, gpu: Gpu) -> str:
+    if run.train.precision == "auto":
+        return "bf16" if gpu.has_bf16 else "fp32"
+    return run.train.precision
+
+
+# -- rl ----------------------------------------------------------------------------------------------------------------
+
+
+def rl_step_s(table: Table, gpu: Gpu, run: Run, phase: Phase, num_gpus: int = 1) -> float:
+    """Sampling, every sample to its longest, and the training of its rows. Cards share out the rows."""
+    rl = phase.rl
+    assert rl is not None
+    rows = num_rows(rl) / num_gpus
+    trained = rows * row_tokens(run.model, rl) / tokens_per_s(table, gpu, run, phase)
+    # With a pull or several updates each row is looked back at, forward only, by each of the weights that count.
+    looks = (rl.kl > 0 or rl.updates_per_rollout > 1) + (rl.kl > 0) / rl.updates_per_rollout
+    return _sampling_s(table, gpu, run, rl, rows) / rl.updates_per_rollout + trained * (1 + looks * _FORWARD)
+
+
+def rl_eval_s(table: Table, gpu: Gpu, run: Run, rl: Rl) -> float:
+    return _sampling_s(table, gpu, run, rl, rl.eval_prompts * rl.eval_samples)
+
+
+def _sampling_s(table: Table, gpu: Gpu, run: Run, rl: Rl, rows: float) -> float:
+    """Of so many rows, as many at a time as the phase allows."""
+    at_a_time = min(rows, rows_at_a_time(rl))
+    size, prompt = 4 if _precision(run, gpu) == "fp32" else 2, prompt_tokens(run.model, rl)
+    fixed, traffic = _sampling_fit(table, rl.graphs != "off")
+    weights_and_caches = _read_bytes(run.model, at_a_time, prompt, rl.max_new_tokens, size) / (gpu.bandwidth_gb_s * 1e9)
+    flops = 2.0 * at_a_time * run.sizes.num_matmul_params
+    of_products = _fit(table).products * flops / gpu.peak_flops("fp32" if size == 4 else "bf16")
+    token_s = fixed * run.model.num_layers + traffic * weights_and_caches + of_products
+    return math.ceil(rows / at_a_time) * rl.max_new_tokens * token_s
+
+
+def _read_bytes(model: Model, rows: float, prompt: int, num_new: int, size: int) -> float:
+    """For one new token of each row, in the middle of the sample: all weights, and the caches as far as is looked."""
+    reach = prompt + num_new // 2 + REACH // 2
+    return size * sizes_of(model).num_matmul_params + cache_bytes(model, 1, reach, size) * rows
+
+
+@functools.cache
+def _sampling_fit(table: Table, is_captured: bool) -> tuple[float, float]:
+    """Seconds of a layer that no card makes shorter, and how many times what is read at full bandwidth it takes."""
+    captured = [row for row in table.sampling if row.is_captured]
+    assert captured, f"{FILE} has no sampling to learn from"
+    terms = []
+    for row in captured:
+        of_reading = _reading_s(row)
+        left_s = row.seconds / row.num_new - _products_s(table, row)
+        terms.append((of_reading / left_s, row.shape.num_layers / left_s))
+    traffic, fixed = _two_factors(terms, least=1.0)
+    plain = [row for row in table.sampling if not row.is_captured]
+    if is_captured or not plain:
+        return fixed, traffic
+    slow = [
+        (row.seconds / row.num_new - _products_s(table, row) - traffic * _reading_s(row)) / row.shape.num_layers
+        for row in plain
+    ]
+    return max(fixed, statistics.median(slow)), traffic
+
+
+def _reading_s(row: SamplingRow) -> float:
+    return _read_bytes(row.shape, row.rows, row.prompt, row.num_new, 2) / (GPUS[row.card].bandwidth_gb_s * 1e9)
+
+
+def _products_s(table: Table, row: SamplingRow) -> float:
+    flops = 2.0 * row.rows * sizes_of(row.shape).num_matmul_params
+    return _fit(table).products * flops / GPUS[row.card].peak_flops("bf16")
