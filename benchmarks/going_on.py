@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "lm"), str(ROOT / "benchmarks")]
@@ -28,7 +27,8 @@ from steady import SteadyPace  # noqa: E402
 from tiny import make_run_dir  # noqa: E402
 
 from _result import write_result  # noqa: E402
-from homing.lm.train import loop  # noqa: E402
+from homing.lm.train import lander, loop  # noqa: E402
+from homing.lm.train.checkpoint import TrainState  # noqa: E402
 from homing.lm.train.control import Wishes  # noqa: E402
 from homing.lm.train.loop import train  # noqa: E402
 from homing.wire.run import Schedule  # noqa: E402
@@ -76,13 +76,13 @@ def _trained(
     run_dir = make_run_dir(folder / f"{name}-{seed}", dataclasses.replace(run, seed=seed))
     if is_landed:
         _land(run_dir)
-    plain: Any = loop._Phase._go_on
+    plain = lander.go_on
     if not is_warm:
-        loop._Phase._go_on = lambda phase: _go_on_cold(phase)  # type: ignore[method-assign]
+        lander.go_on = _go_on_cold
     try:
         train(run_dir, say=lambda line: None)
     finally:
-        loop._Phase._go_on = plain  # type: ignore[method-assign]
+        lander.go_on = plain
     last = read_metrics(run_dir)[-1]
     assert last.val_loss is not None, "the last step is evaluated"
     return last.val_loss
@@ -98,8 +98,8 @@ def _land(run_dir: Path) -> None:
     assert "Landed" in outcome.reason, outcome
 
 
-def _go_on_cold(phase: Any) -> None:
-    phase.state = dataclasses.replace(phase.state, landing=None)
+def _go_on_cold(state: TrainState) -> TrainState:
+    return dataclasses.replace(state, landing=None)
 
 
 if __name__ == "__main__":

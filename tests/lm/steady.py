@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from homing.lm.train.landing import Pace
 
 __all__ = ["SteadyPace"]
@@ -9,6 +11,10 @@ __all__ = ["SteadyPace"]
 
 class SteadyPace(Pace):
     """Every step takes a second, whatever the clock says; nothing else takes any time."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.saved(0.0)  # from the start: the first save ends, in its thread, some steps after it began
 
     def step(self, seconds: float) -> None:
         super().step(1.0)

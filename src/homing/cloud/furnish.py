@@ -62,7 +62,9 @@ def furnish(
         )
     if offer.num_gpus:
         told = _with_card(told, offer, place, is_stand_in)
-    env = {**boot.env, "PYTHONPATH": code_dir}
+    # What the trainer compiles is kept for the next run: on the volume, or where code and environments are.
+    cache = f"{run.cloud.volume}/cache" if run.cloud.volume else place.cache_dir
+    env = {**boot.env, "PYTHONPATH": code_dir, "HOMING_CACHE": cache}
     if run.cloud.volume:
         hub = f"{run.cloud.volume}/hf_cache"
         env.update(HF_HOME=hub, HF_DATASETS_CACHE=f"{hub}/datasets")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,11 +185,32 @@ def test_what_prep_held_out_of_conversations_has_the_same_figures_as_the_file_it
         measure_held_out(subject.model, subject.tokenizer, tmp_path / "sft", "tiny", folder)
 
 
-def with_chats(subject: Subject, data_dir: Path) -> Card:
+def test_held_out_conversations_of_a_launched_run_are_found_where_prep_left_them_and_never_replaced_by_text(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = Path("data", "tiny", "sft")
+    here.mkdir(parents=True)
+    (here / "manifest.json").write_text("{}")
+    # `dir` as it is on the instance
+    card = with_chats(subject, here, dir="../elsewhere/sft")
+    assert open_sets(card, [], [], [], text_field="text", at_most=0) == [Chats(["tiny"], here)]
+    card = with_chats(subject, here, manifest_sha256="0" * 64)
+    with pytest.raises(DataError, match="The conversations that tiny held out are not here") as refused:
+        open_sets(card, [], [], [], text_field="text", at_most=0)
+    assert "--chat FILE.jsonl" in refused.value.fix
+    card = with_chats(subject, here, num_val_tokens=0)
+    (text,) = open_sets(card, [], [], [], text_field="text", at_most=0)
+    assert text.name == "text held out for tiny"
+    assert "The phase sft held out no conversations" in capsys.readouterr().err
+
+
+def with_chats(subject: Subject, data_dir: Path, **changes: Any) -> Card:
     """The same checkpoint as one of a phase on conversations."""
     run = subject.card.run
     assert run is not None
     data = PhaseData("chat", str(data_dir), file_sha256(data_dir / "manifest.json"), 1, 1)
+    data = dataclasses.replace(data, **changes)
     phases = [dataclasses.replace(run.phases[0], kind="sft", data=data)]
     return dataclasses.replace(subject.card, phase="sft", run=dataclasses.replace(run, phases=phases))
 

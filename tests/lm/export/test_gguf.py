@@ -147,3 +147,35 @@ def test_a_file_that_says_something_else_is_found_and_not_kept(tmp_path: Path, m
         export(order(tmp_path / "c", tmp_path / "out", gguf_type="f32"))
     assert not (tmp_path / "out").exists()
     assert load_file(tmp_path / "c" / "model.safetensors")
+
+
+def test_a_shape_or_a_token_that_the_file_says_otherwise_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path / "c", "qwen3")
+    for method, end in (("add_uint32", "head_count_kv"), ("add_float32", "freq_base"), ("add_bool", "add_bos_token")):
+        add = getattr(gguf.GGUFWriter, method)
+
+        def bent(self: Any, key: str, value: Any, add: Any = add, end: str = end) -> None:
+            add(self, key, type(value)(not value) if key.endswith(end) else value)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gguf.GGUFWriter, method, bent)
+            with pytest.raises(IntegrityError, match=end):
+                export(order(tmp_path / "c", tmp_path / "out", gguf_type="f32"))
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_key_that_is_missing_from_the_file_is_found_whatever_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(tmp_path / "c", "qwen3")
+    add = gguf.GGUFWriter.add_uint32
+
+    def forgetful(self: Any, key: str, value: int) -> None:
+        if not key.endswith("bos_token_id"):
+            add(self, key, value)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_uint32", forgetful)
+    with pytest.raises(IntegrityError, match="bos_token_id"):
+        export(order(tmp_path / "c", tmp_path / "out", gguf_type="f32"))

@@ -207,7 +207,8 @@ def test_products_side_by_side_equal_products_one_by_one() -> None:
 def test_weights_that_read_the_same_are_slices_of_one_until_they_are_moved() -> None:
     mlp = adapted().model.layers[0].mlp
     gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
-    assert gate.together is not None and gate.together.shape == (2 * TINY.ffn_width, TINY.width)
+    assert gate.together is not None
+    assert gate.together.shape == (2 * TINY.ffn_width, TINY.width)
     assert up.dense.data_ptr() == gate.together[TINY.ffn_width :].data_ptr()
     mlp.to("cpu")
     assert gate.together is not None, "nothing was moved"

@@ -1,13 +1,19 @@
-"""Folders with random weights as transformers writes them, of each family that homing opens."""
+"""Folders with random weights as transformers writes them, of each family that homing opens, and their tokenizers."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["FAMILIES", "LLAMA3_ROPE", "write_theirs"]
+from homing.lm.export.gguf_tokens import _QWEN2 as QWEN2_SPLIT
+from homing.lm.tokenizer.bytes_as_text import as_text
+from homing.lm.tokenizer.splits import SPLITS
+from homing.lm.tokenizer.train import learn_merges
+
+__all__ = ["FAMILIES", "LLAMA3_ROPE", "write_their_tokenizer", "write_theirs"]
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -56,3 +62,42 @@ def write_theirs(
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     # Opened anew: `to` has rounded its table of angles as well.
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+def write_their_tokenizer(folder: Path, family: str, text: str, *, num_merges: int = 60, **own: Any) -> Path:
+    """tokenizer.json as Qwen2.5 or Llama 3 has it: its split, its normalizer, its specials after all other ids."""
+    learned = learn_merges([text.encode()], num_merges=num_merges, split="gpt4")
+    merges = [(as_text(left), as_text(right)) for left, right in learned]
+    tokens = [*(as_text(bytes([byte])) for byte in range(256)), *(left + right for left, right in merges)]
+    is_qwen = family.startswith("qwen")
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    if not is_qwen:
+        specials = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
+    added = [*((special, True) for special in specials), *([("<think>", False)] if is_qwen else [])]
+    split = {"Regex": QWEN2_SPLIT if is_qwen else SPLITS["gpt4"]}
+    words = {"type": "Split", "pattern": split, "behavior": "Isolated", "invert": False}
+    as_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    data = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": len(tokens) + number, "content": content, "special": is_special, **plain}
+            for number, (content, is_special) in enumerate(added)
+        ],
+        "normalizer": {"type": "NFC"} if is_qwen else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, as_bytes]},
+        "post_processor": None,
+        "decoder": as_bytes,
+        "model": {
+            "type": "BPE",
+            "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": [list(pair) for pair in merges],
+            "ignore_merges": not is_qwen,
+        },
+        **own,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    return folder / "tokenizer.json"

@@ -41,6 +41,15 @@ def test_words_are_compared_without_their_punctuation_and_numbers_by_value() -> 
     assert is_right_text("I think it is 1,000", "1000")
 
 
+def test_an_answer_without_words_is_compared_to_the_letter() -> None:
+    assert is_right_text(" :-)\n", ":-)")
+    assert is_right_text("+  -", "+ -")
+    for completion in ("", "...", ":-(", "- +", "well :-)"):
+        assert not is_right_text(completion, ":-)" if completion != "- +" else "+ -")
+    assert not is_right_text("", "")
+    assert not is_right_text("!", " ")
+
+
 @pytest.mark.parametrize(
     ("expression", "value"),
     [

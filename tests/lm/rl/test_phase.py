@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from small import ADDITION, make_rl_run, small_model
 from tiny import make_run_dir
 
 from homing.errors import RunFailed, UsageError
-from homing.lm.phases.rl import SAMPLES, Reinforce
+from homing.lm.phases.rl import SAMPLES, Reinforce, _stop_ids
+from homing.lm.rl.order import Order
 from homing.lm.train.loop import train
 from homing.lm.verify import verify
 from homing.wire import codec, names
@@ -100,6 +102,56 @@ def test_a_run_that_is_resumed_is_bit_for_bit_the_one_that_never_stopped(tmp_pat
         told = [[(line.step, line.loss, line.more.get("reward")) for line in metrics(each)]
                 for each in (resumed, tmp_path / "whole")]  # fmt: skip
         assert told[0] == told[1]
+
+
+def test_a_second_phase_of_rl_goes_on_in_a_run_of_its_own_and_its_lineage_has_both(tmp_path: Path) -> None:
+    run = make_rl_run(tmp_path / "data", phase={"num_steps": 2, "eval_every": 0}, context=96)
+    go(tmp_path / "first", run)
+    start = tmp_path / "first/checkpoints/rl" / names.step_dir(2)
+    phase = run.phases[0]
+    assert phase.rl is not None
+    rl = dataclasses.replace(phase.rl, tasks=[RlTask(kind="spelling")])
+    second = dataclasses.replace(phase, init_from=str(start), rl=rl)
+    go(tmp_path / "second", dataclasses.replace(run, phases=[second]))
+    assert str(start) in events(tmp_path / "second", "weights_loaded")[0].text
+    manifest = json.loads((tmp_path / "second/checkpoints/rl" / names.step_dir(2) / names.MANIFEST).read_text())
+    assert [link["phase"] for link in manifest["lineage"]] == ["rl", "rl"]
+
+
+SHAPED = """\
+def reward(prompt, completion, answer):
+    right = float(answer in completion)
+    short = max(0.0, 1.0 - len(completion) / 40)
+    return 0.7 * right + 0.3 * short
+"""
+
+
+def test_tasks_with_weights_and_a_reward_with_weights_of_its_own_are_learned_from_together(tmp_path: Path) -> None:
+    tasks = [
+        RlTask(kind="prompts", file="asks.jsonl", reward="reward.py", weight=0.7),
+        RlTask(kind="arithmetic", weight=0.3),
+    ]
+    run = make_rl_run(tmp_path / "data", tasks=tasks, prompts_per_step=10)
+    asks = [json.dumps({"prompt": f"Go {number}", "answer": "e"}) for number in range(60)]
+    (tmp_path / "data/asks.jsonl").write_text("\n".join(asks))
+    (tmp_path / "data/reward.py").write_text(SHAPED)
+    go(tmp_path / "run", run)
+    lines, order = metrics(tmp_path / "run"), Order([0.7, 0.3], seed=run.seed)
+    assert [order.at(number)[0] for number in range(256)].count(0) == round(0.7 * 256)
+    for step, line in enumerate(lines):
+        of_each = line.more["reward_prompts"], line.more["reward_arithmetic"]
+        assert 0.0 < of_each[0] < 1.0, "parts of a reward count"
+        share = [order.at(number)[0] for number in range(10 * step, 10 * step + 10)].count(0) / 10
+        assert line.more["reward"] == pytest.approx(share * of_each[0] + (1 - share) * of_each[1])
+    assert len(lines) == 4
+    assert not are_equal(weights(tmp_path / "run", 2), weights(tmp_path / "run", 4))
+
+
+def test_whatever_a_family_calls_it_the_end_of_a_turn_or_text_ends_a_sample() -> None:
+    llama = {"<|begin_of_text|>": 7, "<|end_of_text|>": 8, "<|eot_id|>": 9, "<|python_tag|>": 10}
+    assert _stop_ids(SimpleNamespace(specials=llama, end_of_text_id=7, stop_ids=[8])) == [7, 8, 9]
+    qwen = {"<|endoftext|>": 3, "<|im_start|>": 4, "<|im_end|>": 5}
+    assert _stop_ids(SimpleNamespace(specials=qwen, end_of_text_id=3, stop_ids=[3])) == [3, 5]
 
 
 def with_reward(run: Run) -> Run:

@@ -187,9 +187,8 @@ def _set(document: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     ("change", "complaint"),
     [
         (lambda d: _set(d, "added_tokens", []), "no special token"),
-        (lambda d: _set(d, "added_tokens", d["added_tokens"][::2]), "do not have the ids 0, 1, 2"),
-        (lambda d: _set(d, "pre_tokenizer", {"type": "Whitespace"}), "splits text in a way of its own"),
-        (lambda d: _set(d, "normalizer", {"type": "NFC"}), "normalizes"),
+        (lambda d: _set(d, "pre_tokenizer", {"type": "Whitespace"}), "Nothing in it turns text into bytes"),
+        (lambda d: _set(d, "model", {**d["model"], "dropout": 0.1}), "dropout"),
         (lambda d: _set(d, "model", {"type": "WordPiece"}), "not the tokenizer.json of a BPE"),
     ],
 )
@@ -202,6 +201,31 @@ def test_a_tokenizer_that_cannot_serve_is_refused_with_the_reason(
     with pytest.raises(DataError) as caught:
         read_facts(other)
     assert complaint in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda d: d, ""),
+        (lambda d: _set(d, "added_tokens", d["added_tokens"][::2]), "do not have the ids 0, 1, 2"),
+        (
+            lambda d: _set(d, "added_tokens", [*d["added_tokens"][:-1], {**d["added_tokens"][-1], "special": False}]),
+            "may spell",
+        ),
+        (lambda d: _set(d, "pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": True}), "a way of its own"),
+        (lambda d: _set(d, "normalizer", {"type": "NFC"}), "normalizes"),
+        (lambda d: _set(d, "model", {**d["model"], "ignore_merges": True}), "whole words"),
+    ],
+)
+def test_a_tokenizer_that_only_the_slow_encoder_knows_says_why(
+    made: Any, tmp_path: Path, change: Any, why: str
+) -> None:
+    path, _, _, _ = made
+    other = tmp_path / "tokenizer.json"
+    other.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+    facts = read_facts(other)
+    assert why in facts.why_slow if why else not facts.why_slow
+    assert (facts.vocab_size, facts.mark_id, facts.end_id) == (572, 0, None)
 
 
 def test_no_tokenizer_says_how_to_get_one(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from torch import nn
 
 from homing.lm.model import Decoder
 from homing.lm.train import adam8
+from homing.lm.train.adam import AdamGroup
 from homing.lm.train.adam8 import Adam8Group
-from homing.lm.train.optim import AdamGroup, build_optimizer
+from homing.lm.train.optim import build_optimizer
 from homing.wire.run import Model, Optimizer
 
 SPEC = Optimizer(

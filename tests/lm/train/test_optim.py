@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from homing.errors import DataError
 from homing.lm.model import Decoder
+from homing.lm.train.adam import AdamGroup
 from homing.lm.train.muon import POLAR_EXPRESS, momentum_at, orthogonalize
-from homing.lm.train.optim import AdamGroup, build_optimizer, clip_gradients, grad_norm
+from homing.lm.train.optim import build_optimizer, clip_gradients, grad_norm
 from homing.wire.run import Model, Optimizer
 
 SHAPE = Model("stock", "qwen2", 2, 32, 4, 2, 8, 48, 16, 100, False)

@@ -122,7 +122,9 @@ def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
     lines = [f"- run: `{run.id or run.name}`" + (f", {manifest.phase} step {manifest.step:,}" if manifest else "")]
     if run.base is not None:
         lines.append(f"- began with open weights: `{run.base.address}`" + _licence_of(run))
-    lines.append(f"- data of the run: {run.data.num_train_tokens:,} tokens, manifest `{run.data.manifest_sha256[:16]}`")
+    if run.data.manifest_sha256:  # a run of later phases alone may have no text of its own
+        told = f"{run.data.num_train_tokens:,} tokens, manifest `{run.data.manifest_sha256[:16]}`"
+        lines.append(f"- data of the run: {told}")
     lines.append(f"- tokenizer: `{run.data.tokenizer_sha256[:16]}`, {run.model.vocab_size:,} rows")
     lines.append(f"- seed {run.seed}, code {run.code_version or 'of unknown version'}")
     if manifest is not None and manifest.lineage:

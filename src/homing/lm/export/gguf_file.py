@@ -29,6 +29,7 @@ __all__ = ["KINDS", "Written", "read_back", "write_gguf"]
 KINDS = ("f32", "f16", "q8_0")
 _BLOCK = 32  # numbers of one Q8_0 block
 Array = npt.NDArray[Any]
+Field = str | int | float | bool | list[str] | list[int]
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,16 @@ def write_gguf(opened: Opened, path: Path, kind: str, *, name: str) -> Written:
     shape = opened.model.shape
     _check(shape, kind)
     writer = gguf.GGUFWriter(path, shape.arch)
-    writer.add_name(name)
-    writer.add_file_type({"f32": 0, "f16": 1, "q8_0": 7}[kind])
-    _add_shape(writer, shape)
-    _add_tokens(writer, opened)
-    stored = tensors_for_gguf(opened, kind)
+    fields, stored = _fields(opened, kind, name), tensors_for_gguf(opened, kind)
+    for key, value in fields.items():
+        _add(writer, key, value)
     for tensor_name, (array, quant) in stored.items():
         writer.add_tensor(tensor_name, array, raw_dtype=quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    read_back(opened, path, stored)
+    read_back(path, fields, stored)
     unfit = sum(q == gguf.GGMLQuantizationType.F16 for _, q in stored.values()) if kind == "q8_0" else 0
     return Written(path, kind, len(stored), unfit)
 
@@ -77,37 +76,58 @@ def _check(shape: Model, kind: str) -> None:
         )
 
 
-def _add_shape(writer: Any, shape: Model) -> None:
-    writer.add_context_length(shape.max_context or shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.num_layers)
-    writer.add_feed_forward_length(shape.ffn_width)
-    writer.add_head_count(shape.num_heads)
-    writer.add_head_count_kv(shape.num_kv_heads)
-    writer.add_key_length(shape.head_size)
-    writer.add_value_length(shape.head_size)
-    writer.add_layer_norm_rms_eps(shape.norm_eps)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_rope_dimension_count(shape.head_size)
-    writer.add_vocab_size(shape.vocab_size)
+def _fields(opened: Opened, kind: str, name: str) -> dict[str, Field]:
+    """Everything in the file but the tensors, by its key there: the one list that is written and compared."""
+    from gguf import Keys
+
+    shape, told = opened.model.shape, gguf_tokens(opened)
+    of_shape: dict[str, Field] = {
+        Keys.LLM.CONTEXT_LENGTH: shape.max_context or shape.context,
+        Keys.LLM.EMBEDDING_LENGTH: shape.width,
+        Keys.LLM.BLOCK_COUNT: shape.num_layers,
+        Keys.LLM.FEED_FORWARD_LENGTH: shape.ffn_width,
+        Keys.Attention.HEAD_COUNT: shape.num_heads,
+        Keys.Attention.HEAD_COUNT_KV: shape.num_kv_heads,
+        Keys.Attention.KEY_LENGTH: shape.head_size,
+        Keys.Attention.VALUE_LENGTH: shape.head_size,
+        Keys.Attention.LAYERNORM_RMS_EPS: float(shape.norm_eps),
+        Keys.Rope.FREQ_BASE: float(shape.rope_base),
+        Keys.Rope.DIMENSION_COUNT: shape.head_size,
+        Keys.LLM.VOCAB_SIZE: shape.vocab_size,
+    }
+    of_tokens: dict[str, Field | None] = {
+        Keys.Tokenizer.MODEL: "gpt2",
+        Keys.Tokenizer.PRE: told.pre,
+        Keys.Tokenizer.LIST: told.tokens,
+        Keys.Tokenizer.TOKEN_TYPE: told.kinds,
+        Keys.Tokenizer.MERGES: told.merges,
+        Keys.Tokenizer.BOS_ID: told.bos_id,
+        Keys.Tokenizer.EOS_ID: told.eos_id,
+        Keys.Tokenizer.ADD_BOS: told.adds_bos,
+        Keys.Tokenizer.EOT_ID: told.eot_id,
+        Keys.Tokenizer.PAD_ID: told.pad_id,
+        Keys.Tokenizer.CHAT_TEMPLATE: told.template or None,
+    }
+    return {
+        Keys.General.NAME: name,
+        Keys.General.FILE_TYPE: {"f32": 0, "f16": 1, "q8_0": 7}[kind],
+        **{key.format(arch=shape.arch): value for key, value in of_shape.items()},
+        **{key: value for key, value in of_tokens.items() if value is not None},
+    }
 
 
-def _add_tokens(writer: Any, opened: Opened) -> None:
-    told = gguf_tokens(opened)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(told.pre)
-    writer.add_token_list(told.tokens)
-    writer.add_token_types(told.kinds)
-    writer.add_token_merges(told.merges)
-    writer.add_bos_token_id(told.bos_id)
-    writer.add_eos_token_id(told.eos_id)
-    writer.add_add_bos_token(told.adds_bos)
-    if told.eot_id is not None:
-        writer.add_eot_token_id(told.eot_id)
-    if told.pad_id is not None:
-        writer.add_pad_token_id(told.pad_id)
-    if told.template:
-        writer.add_chat_template(told.template)
+def _add(writer: Any, key: str, value: Field) -> None:
+    match value:
+        case bool():  # before int, which it is too
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
 
 
 def tensors_for_gguf(opened: Opened, kind: str) -> dict[str, tuple[Array, Any]]:
@@ -147,8 +167,8 @@ def _reordered(name: str, tensor: torch.Tensor, shape: Model) -> torch.Tensor:
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def read_back(opened: Opened, path: Path, stored: dict[str, tuple[Array, Any]]) -> None:
-    """The file says what it was given: every tensor to the bit, every token, the split and the template."""
+def read_back(path: Path, fields: dict[str, Field], stored: dict[str, tuple[Array, Any]]) -> None:
+    """The file says what it was given: every tensor to the bit, every key of shape, tokens and template."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -162,19 +182,12 @@ def read_back(opened: Opened, path: Path, stored: dict[str, tuple[Array, Any]]) 
             np.ascontiguousarray(found[name].data).view(np.uint8).ravel(),
         ):
             odd.append(name)
-    told = gguf_tokens(opened)
-    for key, value in {
-        "tokenizer.ggml.tokens": told.tokens,
-        "tokenizer.ggml.merges": told.merges,
-        "tokenizer.ggml.token_type": told.kinds,
-        "tokenizer.ggml.pre": told.pre,
-        "tokenizer.ggml.bos_token_id": told.bos_id,
-        "tokenizer.ggml.eos_token_id": told.eos_id,
-        "tokenizer.chat_template": told.template,
-    }.items():
+    for key, value in fields.items():
         field = reader.get_field(key)
+        wanted = float(np.float32(value)) if isinstance(value, float) else value
         # A list without entries is not written at all.
-        if (field.contents() if field is not None else type(value)()) != value:
+        there = field.contents() if field is not None else [] if isinstance(value, list) else None
+        if there != wanted:
             odd.append(key)
     if odd:
         raise IntegrityError(

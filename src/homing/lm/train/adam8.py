@@ -10,14 +10,15 @@ stretches, so that fp32 moments are never whole in memory. State on disk is what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from homing.lm.model.decoder import Decoder
 from homing.lm.model.nf4 import dequantize_blocks, quantize_blocks
+from homing.lm.train.adam import AdamBase, Named
 
 __all__ = ["BLOCK", "LEAST_SIZE", "Adam8Group"]
 
@@ -56,27 +57,16 @@ class _Moment:
         return self.magnitudes[stretch.start // BLOCK : -(-stretch.stop // BLOCK)]
 
 
-class Adam8Group:
-    """The same parameters, rates and step as `optim.AdamGroup`."""
+class Adam8Group(AdamBase):
+    """The same parameters, rates and step as `adam.AdamGroup`."""
 
-    def __init__(
-        self,
-        named: Sequence[tuple[str, nn.Parameter]],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        decay: float,
-    ) -> None:
-        self.names = [name for name, _ in named]
-        self.parameters: list[Tensor] = [parameter for _, parameter in named]
-        self.lr, self.betas, self.eps, self.decay = lr, betas, eps, decay
+    def __init__(self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float) -> None:
+        super().__init__(named, lr=lr, betas=betas, eps=eps, decay=decay)
         self.means = [_Moment.zeros(p, is_signed=True) for p in self.parameters]
         self.squares = [_Moment.zeros(p, is_signed=False) for p in self.parameters]
 
     @torch.no_grad()
     def step(self, lr_scale: float, step_count: Tensor, is_good: Tensor) -> None:
-        """`step_count` counts this step, if it `is_good`; with 0 nothing changes. The host waits for neither."""
         for name, parameter, mean, square in zip(self.names, self.parameters, self.means, self.squares, strict=True):
             assert parameter.grad is not None, f"no gradient for {name}; backward before step"
             assert parameter.is_contiguous(), f"{name} does not lie in one piece"
@@ -99,10 +89,10 @@ class Adam8Group:
         mean.write(stretch, first, is_good)
         square.write(stretch, second, is_good)
 
-    def state(self, model: Decoder) -> Iterator[tuple[str, Tensor]]:
-        """Name on disk -> live tensor, without what belongs to padding rows."""
+    def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
+        """Cut here: magnitudes go by blocks, and the padding rows end somewhere in one."""
         for name, mean, square in zip(self.names, self.means, self.squares, strict=True):
             for kind, moment in (("exp_avg", mean), ("exp_avg_sq", square)):
                 indices = model.cut_padding(name, moment.indices)
-                yield f"{name}.{kind}.uint8", indices
-                yield f"{name}.{kind}.magnitudes", moment.magnitudes[: -(-indices.numel() // BLOCK)]
+                yield f"{name}.{kind}.uint8", "", indices
+                yield f"{name}.{kind}.magnitudes", "", moment.magnitudes[: -(-indices.numel() // BLOCK)]

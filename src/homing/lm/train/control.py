@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from homing.errors import Interrupted
+from homing.errors import Interrupted, RunFailed
 from homing.units import format_duration
 from homing.wire import codec, names
 from homing.wire.control import Control
 
-__all__ = ["Stop", "Wishes"]
+__all__ = ["Hopeless", "Stop", "Wishes"]
 
 # Beside the time a save took last, what the last checkpoint may need: retention, a slow disk.
 _SAVE_SPARE_S = 2.0
@@ -39,6 +39,10 @@ class Stop:
     def is_landed(self) -> bool:
         """It did not break off: the rate came down and the model is finished, only earlier than planned."""
         return self.kind == "landed"
+
+
+class Hopeless(RunFailed):
+    """A failure that another attempt would only repeat."""
 
 
 class Wishes:

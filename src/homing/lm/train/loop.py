@@ -2,10 +2,11 @@
 
     train        every phase of run.json in turn; a finished one is skipped, an unfinished one goes on where it was
     _Phase       one phase: set up -> step, step, step -> evaluate -> save
-    _Phase.step  rows -> micro-batches -> loss and gradients -> clip -> one optimizer step, or none if not finite
+    _Phase.step  rows -> gradients -> clip -> one optimizer step, or none if not finite
 
-The trainer does not know that it is rented. It reads run.json and control.json, writes what DESIGN lists for the run
-directory, and ends with exit code 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
+What a machine cannot do is `engine`'s to give way to, an end before the planned one `lander`'s. The trainer does not
+know that it is rented. It reads run.json and control.json, writes what DESIGN lists for the run directory, and ends
+with exit code 0 (done), 75 (stopped, with a checkpoint) or 1 (failed).
 """
 
 from __future__ import annotations
@@ -19,30 +20,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from homing.errors import HomingError, RunFailed
+from homing.errors import HomingError
 from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.evals.samples import sample_texts, write_samples
 from homing.lm.model import lora
-from homing.lm.model.backends import use_attention
 from homing.lm.train import checkpoint
 from homing.lm.train.batch import Batch
 from homing.lm.train.build import build
 from homing.lm.train.checkpoint import TrainState
-from homing.lm.train.choices import lower_micro_batch, memory_warning, pick_attention, pick_choices
-from homing.lm.train.control import Stop, Wishes
+from homing.lm.train.control import Hopeless, Stop, Wishes
+from homing.lm.train.engine import Engine
 from homing.lm.train.figures import Figures
-from homing.lm.train.landing import Pace, Pilot, turn_text
+from homing.lm.train.lander import Lander
+from homing.lm.train.landing import Pace
 from homing.lm.train.metrics import Journal, SilentJournal, finite
 from homing.lm.train.optim import clip_gradients
 from homing.lm.train.ranks import Ranks, joined_ranks
 from homing.lm.train.run_dir import locked, read_run, write_outcome
-from homing.lm.train.schedule import Landing, lr_scale
+from homing.lm.train.schedule import lr_scale
 from homing.lm.train.session import Session, open_session, quiet_gc
 from homing.lm.train.shelf import Shelf
-from homing.units import format_count, format_duration
+from homing.units import format_count
 from homing.wire import names
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Phase
@@ -51,7 +51,6 @@ __all__ = ["train"]
 
 # By how many steps the figures of a step are read late: a card has its next step before the host looks at the last.
 LATE = {"cuda": 1}
-_GOOD, _OUT_OF_MEMORY, _NOT_COMPILED = range(3)  # of a step, before all ranks act on it
 
 
 def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = None) -> Outcome:
@@ -79,7 +78,7 @@ def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = 
                 previous = work.final
             outcome = _ended(work, stop)
         except HomingError as error:
-            outcome = _failed(work, str(error), is_final=isinstance(error, _Hopeless))
+            outcome = _failed(work, str(error), is_final=isinstance(error, Hopeless))
             journal.event("run_failed", str(error), phase=outcome.phase, step=outcome.step)
             raise
         except BaseException as error:
@@ -107,10 +106,6 @@ def _failed(work: _Phase | None, reason: str, *, is_final: bool) -> Outcome:
     return Outcome("failed", reason, names.EXIT_FAILED, phase=phase, step=step, t=time.time(), is_final=is_final)
 
 
-class _Hopeless(RunFailed):
-    """A failure that another attempt would only repeat."""
-
-
 class _Phase:
     """One phase from its start, or from its newest whole checkpoint, to its final one."""
 
@@ -121,12 +116,10 @@ class _Phase:
         self.final: Path | None = None
         self.state = TrainState(phase=phase.kind, step=0, num_tokens=0, rows_consumed=0)
         self.evaluation: Evaluation | None = None  # of the current step, or None
-        self.told_end = 0  # the end of the landing that was told last
         self.scale = 0.0  # of the last step's rate, as a part of the peak
         self.begun_at = 0.0  # when the current step began
         self.unread: deque[Figures] = deque()  # of steps that the device may still compute
         self.figures = Figures.none()  # of the last step that was read
-        self.has_compiled = False  # until the first step has shown that it can
 
     # -- the story ---------------------------------------------------------------------------------------------------
 
@@ -144,11 +137,11 @@ class _Phase:
             if found:
                 self.state = self.shelf.load(found, self.built)
         self._forget_metrics_past(self.state.step, is_resumed=found is not None)
-        is_landed = self.state.landing is not None and not self._takes_off_again(self.state.landing)
-        is_landed, self.state = self.s.ranks.agree((is_landed, self.state))
+        is_landed, self.state = self.s.ranks.agree(self.lander.resume(self.state))
         if is_landed:
             return self._landed()
-        self._settle_choices()
+        self.engine.settle(self.state.choices)
+        self.state = dataclasses.replace(self.state, choices=self.engine.choices)
         self._event("phase_started", self._describe(), aloud=True, num_steps=self.phase.num_steps)
         if not self.work.can_evaluate:
             text = "There is no held-out text: nothing is evaluated, and no checkpoint is called the best."
@@ -164,13 +157,15 @@ class _Phase:
         with batches, self.shelf, quiet_gc() as settle_gc:
             while self.state.step < self.end_step:
                 is_first, self.begun_at = self.state.step == first_step, time.monotonic()
-                self.unread.append((self._first_step if is_first else self.step)(batches.next()))
+                take = self._first_step if is_first else self.step
+                self.unread.append(take(batches.next()))
                 tokens_since_mark += self.phase.batch_tokens
                 self.state = dataclasses.replace(
                     self.state,
                     step=self.state.step + 1,
                     num_tokens=self.state.num_tokens + self.phase.batch_tokens,
                     rows_consumed=self.state.rows_consumed + self.work.rows_per_step,
+                    choices=self.engine.choices,
                 )
                 self._read_figures(0 if is_first else LATE.get(self.s.device.type, 0), is_paced=not is_first)
                 self._settle_save()
@@ -181,7 +176,8 @@ class _Phase:
                 is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
                 is_evaluated = is_evaluated and self.s.ranks.is_first  # while it evaluates and saves, the others wait
 
-                if is_first and self.is_compiled:  # minutes that no later step takes: neither speed nor eta count them
+                if is_first and self.engine.compiling.is_on:
+                    # Minutes that no later step takes: neither speed nor eta count them.
                     begun = mark = time.perf_counter()
                     clocked_from, tokens_since_mark = step, 0
                 is_saved = self.s.ranks.is_first and (is_last or stop is not None or self._is_save_due())
@@ -220,41 +216,15 @@ class _Phase:
         )
         for kind, text in batch.notices:
             self._event(kind, text, aloud=True)
-        total = self._gradients(batch)
+        total = self.engine.gradients(batch, self.state.step)
         norm = clip_gradients(self.model, self.phase.optimizer.clip)
         is_good = torch.isfinite(total) & torch.isfinite(norm)
         self.optimizer.step(self.scale, is_good, num_steps=self.state.step)
         self.optimizer.zero_grad()
         return Figures(self.state.step + 1, torch.stack([total, norm]), self.begun_at, batch.figures)
 
-    def _gradients(self, batch: Batch) -> Tensor:
-        """Accumulated over micro-batches: the mean over all targets, however the rows are cut."""
-        while True:
-            news, problem = _GOOD, ""
-            total = torch.zeros((), device=self.s.device)
-            try:
-                # What dropout draws from, again at each try.
-                lora.begin_step(self.model, self.state.step, first_row=self.s.ranks.rank * self._num_rows)
-                for piece in batch.pieces(self.micro_batch):
-                    loss = piece.loss(self.model)
-                    loss.backward()
-                    total += loss.detach()
-            except torch.OutOfMemoryError as exc:
-                news, problem = _OUT_OF_MEMORY, str(exc).splitlines()[0]
-            except Exception as exc:
-                # Compilers fail with errors of many kinds. If it was not the compiler, the plain step fails as well.
-                if not self.is_compiled or self.has_compiled:
-                    raise
-                news, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
-            # Out of the `except`, so that the failed step's tensors are no longer held by the exception.
-            news = self.s.ranks.worst(news)  # all ranks go on alike, or their gradients would never meet
-            if news == _GOOD:
-                self.s.ranks.add_up(self.model, total)
-                self.has_compiled = self.is_compiled
-                return total
-            self.optimizer.zero_grad()
-            change = self._shrink if news == _OUT_OF_MEMORY else self._stop_compiling
-            change(problem or "It happened on another rank.")
+    def _first_step(self, batch: Batch) -> Figures:
+        return self.engine.first_step(lambda: self.step(batch))
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
@@ -266,8 +236,8 @@ class _Phase:
         if self.model.lora is not None:
             self._event("adapters_added", lora.describe(self.model), aloud=True)
         self.pace = Pace(self.phase, checkpoint_bytes=built.checkpoint_bytes, can_evaluate=self.work.can_evaluate)
-        later_tokens = sum(other.num_steps * other.batch_tokens for other in self.later)
-        self.pilot = Pilot(self.phase, self.pace, later_tokens=later_tokens, num_later=len(self.later))
+        self.lander = Lander(self.phase, self.later, self.pace, self.s.wishes, self._event)
+        self.engine = Engine(self.s, self.phase, built, self._event)
 
     def _forget_metrics_past(self, step: int, *, is_resumed: bool) -> None:
         """Lines past the checkpoint will be written again; no step may stand there twice."""
@@ -279,98 +249,7 @@ class _Phase:
         if is_resumed:
             self._event("resumed", f"Resumed at step {step:,}.", aloud=True, num_metrics_cut=num_cut)
 
-    def _settle_choices(self) -> None:
-        before = self.state.choices
-        picked, changed = pick_choices(
-            self.s.run.train, self.phase, self.s.run.model, self.s.device, self._num_rows, before
-        )
-        picked, told = pick_attention(self.s.run.train, self.phase, self.s.run.model, self.s.device, picked, before)
-        # Another card may have had more memory free, or a slow moment.
-        picked, changed = self.s.ranks.agree((picked, changed))
-        for text in told:
-            self._event("attention_picked", text, aloud=True)
-        if changed:
-            self._event("choices_changed", f"Not as in the checkpoint: {', '.join(changed)}.", aloud=True)
-        self.state = dataclasses.replace(self.state, choices=picked.to_dict())
-        self.micro_batch, self.is_compiled = picked.micro_batch, picked.is_compiled
-        self.has_compiled = False
-        self.model.set_precision(picked.precision)
-        self.model.set_recompute(self.phase.recompute)
-        self.model.compile_blocks(is_on=self.is_compiled)
-        # On a CPU a compiled step of the optimizer was no faster, and took a minute to build.
-        self.optimizer.compile_steps(is_on=self.is_compiled and self.s.device.type == "cuda")
-        if self.s.device.type == "cuda":
-            use_attention(picked.attention)
-        self.model.has_flex = picked.segments == "flex"
-
-    @property
-    def _num_rows(self) -> int:
-        """Of a step, on this rank."""
-        return self.work.rows_per_step // self.s.ranks.count
-
-    def _first_step(self, batch: Batch) -> Figures:
-        """As any other, but it may compile for minutes: that is said, so that silence is not taken for a stall."""
-        begun = time.perf_counter()
-        if self.is_compiled:
-            self._event("compile_started", "Compiling the model; the first step takes a while.", aloud=True)
-            with self.s.journal.still("compiling", "compiling", phase=self.phase.kind):
-                self._rehearse()
-                result = self.step(batch)
-                result.read()
-            if self.is_compiled:
-                took = time.perf_counter() - begun
-                self._event("compile_finished", f"Compiled in {format_duration(took)}.", aloud=True, seconds=took)
-        else:
-            result = self.step(batch)
-        if self.s.device.type == "cuda":
-            total = torch.cuda.get_device_properties(self.s.device).total_memory
-            if text := memory_warning(torch.cuda.max_memory_reserved(self.s.device), total):
-                self._event("memory_near_limit", text, aloud=True)
-        since_start = time.monotonic() - self.s.wishes.started
-        self._event("first_step", f"First step {format_duration(since_start)} after the start.", seconds=since_start)
-        return result
-
-    def _rehearse(self) -> None:
-        """The optimizer's steps are compiled apart from the model's, and may fail apart from them."""
-        try:
-            self.optimizer.rehearse()
-        except Exception as exc:  # compilers fail with errors of many kinds
-            self._stop_compiling(f"The optimizer's step: {type(exc).__name__}: {str(exc).strip()[:500]}")
-
-    def _shrink(self, problem: str) -> None:
-        peak = torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else 0
-        lower = lower_micro_batch(self.micro_batch, self._num_rows)
-        if self.phase.micro_batch or lower >= self.micro_batch:
-            raise _Hopeless(
-                what=f"Out of memory at a micro-batch of {self.micro_batch} rows (peak {peak / 2**30:.1f} GiB).",
-                why=problem,
-                fix=f"Set micro_batch: {lower} in the phase (the batch stays the same), or 0 to let homing pick."
-                if self.micro_batch > 1
-                else "Set recompute: all in the phase, lower model.context, or take a card with more memory.",
-            )
-        if self.s.device.type == "cuda":
-            torch.cuda.empty_cache()
-        text = f"Out of memory: micro-batch {self.micro_batch} -> {lower} rows, the batch stays the same."
-        self._event("micro_batch_lowered", text, aloud=True, why=problem)
-        self.micro_batch = lower
-        self.state = dataclasses.replace(self.state, choices={**self.state.choices, "micro_batch": lower})
-
-    def _stop_compiling(self, problem: str) -> None:
-        """`auto` may go on without, aloud; `on` was asked for by name, and a slow run must not pass for it."""
-        if self.s.run.train.compile == "on":
-            raise _Hopeless(
-                what="torch.compile failed on this model here.",
-                why=problem,
-                fix="Set train.compile: off (slower, the same numbers), or auto to fall back when it fails.",
-            )
-        text = f"warning: torch.compile failed; training goes on without it, slower. {problem}"
-        self._event("compile_failed", text, aloud=True)
-        self.is_compiled = False
-        self.model.compile_blocks(is_on=False)
-        self.optimizer.compile_steps(is_on=False)
-        self.state = dataclasses.replace(self.state, choices={**self.state.choices, "is_compiled": False})
-
-    # -- landing -----------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     @property
     def end_step(self) -> int:
@@ -380,54 +259,16 @@ class _Phase:
         """Where training ends, and whether it stops now: by the first rank, for all."""
         stop = None
         if self.s.ranks.is_first:
-            self._look_ahead()
+            self.state = self.lander.look(self.state)
             if self.state.step < self.end_step:
                 stop = self.s.wishes.stop(save_s=self._next_s())
         landing, warm_from, stop = self.s.ranks.agree((self.state.landing, self.state.warm_from, stop))
         self.state = dataclasses.replace(self.state, landing=landing, warm_from=warm_from)
         return stop
 
-    def _look_ahead(self) -> None:
-        """Whether the planned end still fits, by the speed measured here; else where training ends instead."""
-        state, left_s = self.state, self.s.wishes.left_s()
-        landing, turn = self.pilot.look(state.step, state.landing, state.warm_from, left_s, time.monotonic())
-        if turn and turn.kind == "called_off":
-            self._go_on()
-        elif landing != state.landing:
-            self.state = dataclasses.replace(state, landing=landing)
-        # An end that moves by a step or two each time would fill the log.
-        is_news = turn is not None and (
-            turn.kind != "moved" or abs(turn.end_step - self.told_end) > 0.05 * turn.end_step
-        )
-        if turn and is_news:
-            self.told_end = turn.end_step
-            told = dataclasses.asdict(turn) | {"num_steps": self.phase.num_steps, "step_s": self.pace.step_s}
-            told.pop("kind")
-            self._event(f"landing_{turn.kind}", turn_text(turn, self.phase, self.s.wishes.why()), aloud=True, **told)
-
-    def _takes_off_again(self, landing: Landing) -> bool:
-        """At a start from a checkpoint of a landing. False: it is done, and there is no time for anything better."""
-        left_s = self.s.wishes.left_s()
-        if self.pilot.is_worth_going_on(self.state.step, landing, left_s):
-            text = f"The landing at step {landing.end_step:,} is left behind: there is time to go on."
-            self._event("landing_called_off", text, aloud=True, end_step=landing.end_step)
-            self._go_on()
-            return True
-        return self.state.step < landing.end_step
-
-    def _go_on(self) -> None:
-        """From the weights as they are: nothing trained is thrown away (docs/log.md, going on). The rate warms up anew,
-        for the optimizer has got used to small steps."""
-        self.state = dataclasses.replace(self.state, landing=None, warm_from=self.state.step)
-
     def _landed(self) -> Stop:
-        step, of, why = self.state.step, self.phase.num_steps, self.s.wishes.why()
-        self.final = self.shelf.folder(step)
-        # The word "limit" is what home tells a limit by, whoever set the deadline.
-        reason = f"Landed at step {step:,} of {of:,}, inside the limit ({why}): a finished model, with less training."
-        needs_s = self.pilot.needs_s(step)
-        self._event("landed", reason, aloud=True, end_step=step, num_steps=of, needs_s=needs_s)
-        return Stop("landed", reason)
+        self.final = self.shelf.folder(self.state.step)
+        return self.lander.landed(self.state.step)
 
     def _has_later_begun(self) -> bool:
         """A landed phase on which a later one was built is not taken up again: that would throw the later one away."""
@@ -458,7 +299,7 @@ class _Phase:
         text = f"Step {figures.step:,} skipped: its {what} is not finite ({in_a_row} of {limit} in a row)."
         self._event("step_skipped", text, aloud=True, num_skipped=self.state.num_skipped)
         if in_a_row >= limit:
-            raise _Hopeless(
+            raise Hopeless(
                 what=f"{in_a_row} steps in a row were not finite; stopped at step {figures.step:,}.",
                 why=f"The {what} is NaN or infinite. The weights are those of the last good step.",
                 fix="Lower the learning rate (phases.0.lr) or raise its warm-up; checkpoints before this are good.",
@@ -565,8 +406,8 @@ class _Phase:
         params = format_count(self.s.run.sizes.num_params)
         tokens = format_count(self.phase.num_steps * self.phase.batch_tokens)
         chosen = self.state.choices
-        compiled = "compiled" if self.is_compiled else "eager"
+        compiled = "compiled" if self.engine.compiling.is_on else "eager"
         return (
             f"Phase {self.phase.kind}: {params} parameters, {tokens} tokens in {self.phase.num_steps:,} steps, "
-            f"{chosen['precision']}, {compiled}, {self.micro_batch} of {self._num_rows} rows at a time."
+            f"{chosen['precision']}, {compiled}, {self.engine.micro_batch} of {self.engine.num_rows} rows at a time."
         )

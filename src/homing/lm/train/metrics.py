@@ -17,19 +17,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from homing.units import format_count, format_duration
 from homing.wire import codec, names
 from homing.wire.event import Event, Metric
 
-__all__ = ["Journal", "SilentJournal", "finite", "progress_line"]
+__all__ = ["Journal", "SilentJournal", "Tell", "finite", "progress_line"]
 
 # A wait that shows no progress of its own (a compile) says so this often, and for so long at most: past that, silence
 # is the truth, and whoever watches for a stall should see it.
 _STILL_EVERY_S = 30.0
 _STILL_FOR_S = 1800.0
 _MOST_OWN = 4  # figures of a phase's own that the line on the terminal has room for
+
+
+class Tell(Protocol):
+    """Writes an event of the phase; `aloud` for people at the terminal too. `step`: if it is not the current one."""
+
+    def __call__(
+        self, kind: str, text: str, *, aloud: bool = False, step: int | None = None, **data: object
+    ) -> None: ...
 
 
 class Journal:

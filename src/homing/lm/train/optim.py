@@ -26,12 +26,13 @@ from torch import Tensor, nn
 
 from homing.errors import DataError
 from homing.lm.model.decoder import Decoder
+from homing.lm.train.adam import AdamBase, AdamGroup
 from homing.lm.train.adam8 import LEAST_SIZE, Adam8Group
 from homing.lm.train.muon import EAGER, MuonGroup, compiled_parts
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Optimizer as OptimizerSpec
 
-__all__ = ["AdamGroup", "Optimizer", "build_optimizer", "clip_gradients", "grad_norm"]
+__all__ = ["Optimizer", "build_optimizer", "clip_gradients", "grad_norm"]
 
 
 def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE) -> Optimizer:
@@ -51,7 +52,7 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE) -
         for name, parameter in parts.pop("block", []):
             by_shape[parameter.shape].append((name, parameter))
         muon = [MuonGroup(named, spec, ranks) for named in by_shape.values()]
-    adam: list[AdamGroup | Adam8Group] = []
+    adam: list[AdamBase] = []
     for part, named in parts.items():
         decay = spec.weight_decay if part in ("block", "adapter") else 0.0
         adam += _adam_groups(named, spec, lr=lr[part], decay=decay)
@@ -60,12 +61,12 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE) -
 
 def _adam_groups(
     named: list[tuple[str, nn.Parameter]], spec: OptimizerSpec, *, lr: float, decay: float
-) -> list[AdamGroup | Adam8Group]:
+) -> list[AdamBase]:
     assert spec.states in ("fp32", "int8"), f"unknown states {spec.states!r}"
     is_small = [spec.states == "fp32" or parameter.numel() < LEAST_SIZE for _, parameter in named]
     small = [pair for pair, is_so in zip(named, is_small, strict=True) if is_so]
     large = [pair for pair, is_so in zip(named, is_small, strict=True) if not is_so]
-    groups: list[AdamGroup | Adam8Group] = []
+    groups: list[AdamBase] = []
     betas = (spec.beta1, spec.beta2)
     if small:
         groups.append(AdamGroup(small, lr=lr, betas=betas, eps=spec.eps, decay=decay))
@@ -95,7 +96,7 @@ def _part(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
 class Optimizer:
     """All parameters of one model. `step(lr_scale)` multiplies every rate by the schedule's fraction."""
 
-    def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamGroup | Adam8Group]) -> None:
+    def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamBase]) -> None:
         self.model = model
         self.muon, self.adam = list(muon), list(adam)
         # Kept on the device, as AdamW's kernel reads it there, and so that nobody waits to learn what it is.
@@ -171,62 +172,7 @@ class Optimizer:
             for name, squares in zip(muon_group.names, muon_group.squares, strict=False):  # none where it is not used
                 yield f"{name}.squares", name, squares
         for adam_group in self.adam:
-            if isinstance(adam_group, Adam8Group):
-                yield from ((name, "", tensor) for name, tensor in adam_group.state(self.model))
-                continue
-            for name, mean, square in zip(adam_group.names, adam_group.means, adam_group.squares, strict=True):
-                yield f"{name}.exp_avg", name, mean
-                yield f"{name}.exp_avg_sq", name, square
-
-
-class AdamGroup:
-    """AdamW, with the decay applied to the weight itself. One fused kernel where torch has one for the device."""
-
-    def __init__(
-        self,
-        named: Sequence[tuple[str, nn.Parameter]],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        decay: float,
-    ) -> None:
-        self.names = [name for name, _ in named]
-        self.parameters: list[Tensor] = [parameter for _, parameter in named]
-        self.lr, self.betas, self.eps, self.decay = lr, betas, eps, decay
-        self.means = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
-        self.squares = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
-        device = self.parameters[0].device
-        # The op is torch's own but not public; the plain form below is the same arithmetic, and a test keeps it so.
-        self.is_fused = device.type in ("cpu", "cuda") and hasattr(torch, "_fused_adamw_")
-
-    @torch.no_grad()
-    def step(self, lr_scale: float, step_count: Tensor, is_good: Tensor) -> None:
-        """`step_count` counts this step, if it is good; with `is_good` 0 nothing changes."""
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        assert len(grads) == len(self.parameters), f"no gradient for some of {self.names}; backward before step"
-        if self.is_fused:
-            self._fused(grads, self.lr * lr_scale, step_count, is_good)
-        elif bool(is_good > 0):
-            self._plain(grads, self.lr * lr_scale, int(step_count))
-
-    def _fused(self, grads: list[Tensor], lr: float, step_count: Tensor, is_good: Tensor) -> None:
-        torch._fused_adamw_(
-            self.parameters, grads, self.means, self.squares, [], [step_count] * len(grads),
-            lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=self.decay, eps=self.eps,
-            amsgrad=False, maximize=False, grad_scale=None, found_inf=1.0 - is_good,
-        )  # fmt: skip
-
-    def _plain(self, grads: list[Tensor], lr: float, num_steps: int) -> None:
-        beta1, beta2 = self.betas
-        torch._foreach_mul_(self.parameters, 1.0 - lr * self.decay)
-        torch._foreach_lerp_(self.means, grads, 1.0 - beta1)
-        torch._foreach_mul_(self.squares, beta2)
-        torch._foreach_addcmul_(self.squares, grads, grads, 1.0 - beta2)
-        spread = torch._foreach_sqrt(self.squares)
-        torch._foreach_div_(spread, (1.0 - beta2**num_steps) ** 0.5)
-        torch._foreach_add_(spread, self.eps)
-        torch._foreach_addcdiv_(self.parameters, self.means, spread, -lr / (1.0 - beta1**num_steps))
+            yield from adam_group.state(self.model)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from homing.lm.device import describe_device
 from homing.lm.phases import check_phases
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.train.choices import set_up_device
+from homing.lm.train.compile_cache import keep_folders
 from homing.lm.train.control import Wishes
 from homing.lm.train.metrics import Journal
 from homing.lm.train.ranks import ALONE, Ranks
@@ -42,6 +44,9 @@ def open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes, rank
     device = set_up_device(run.train, ranks)
     where = f"{describe_device(device)}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
     where += f", {ranks.count} ranks" if ranks.count > 1 else ""
+    may_compile = device.type == "cuda" or run.train.compile == "on"  # else no folder is made for it
+    if may_compile and (problem := keep_folders(os.environ)):
+        journal.aloud("compile_cache_left", problem)
     journal.aloud("run_started", f"homing {homing.__version__} trains {run.name} on {where}.", device=str(device))
     data_dir, tokenizer = check_data(run, run_dir)
     papers = read_papers(run, run_dir, data_dir, tokenizer)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 import homing
 from homing.errors import RunFailed
@@ -24,7 +23,7 @@ from homing.lm.phases import Remembers
 from homing.lm.train import checkpoint
 from homing.lm.train.build import Built
 from homing.lm.train.checkpoint import Refused, TrainState
-from homing.lm.train.metrics import finite
+from homing.lm.train.metrics import Tell, finite
 from homing.lm.train.resume import check_same, config_sha256
 from homing.lm.train.session import Session
 from homing.lm.train.snapshot import Snapshot, has_room
@@ -33,15 +32,7 @@ from homing.wire import names
 from homing.wire.checkpoint import CheckpointManifest, Stage
 from homing.wire.run import Phase
 
-__all__ = ["Shelf", "Tell"]
-
-
-class Tell(Protocol):
-    """Writes an event of the phase; `aloud` for people at the terminal too. `step`: if it is not the current one."""
-
-    def __call__(
-        self, kind: str, text: str, *, aloud: bool = False, step: int | None = None, **data: object
-    ) -> None: ...
+__all__ = ["Shelf"]
 
 
 class Saving:
