@@ -138,7 +138,11 @@ class ProviderRefused(HomingError):
 
 
 class ProviderSilent(ProviderRefused):
-    pass
+    """`doubt` ends the why: what nobody knows now, to whoever asked what is there. `reason` is the why without it."""
+
+    def __init__(self, what: str, why: str = "", fix: str = "", *, doubt: str = "") -> None:
+        super().__init__(what, f"{why} {doubt}".strip(), fix)
+        self.reason = why
 
 
 class CreateFailed(ProviderRefused):

@@ -96,6 +96,30 @@ def test_a_fault_ends_with_2_and_its_line(homing: Homing, tmp_path: Path) -> Non
     assert document["error"]["exit_code"] == 2
 
 
+def test_what_prep_would_do_with_the_faults_is_said_of_these_files(homing: Homing, tmp_path: Path) -> None:
+    robot = [{"role": "robot", "content": "x"}]
+    write(tmp_path / "some.jsonl", [chat("a", "b"), chat("c", "d"), robot])
+    assert "`homing prep` leaves them out" in homing("data", "check", "some.jsonl")[2]
+    write(tmp_path / "most.jsonl", [chat("a", "b"), robot, robot])
+    assert "`homing prep` stops at most.jsonl, too much" in homing("data", "check", "some.jsonl", "most.jsonl")[2]
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert "`homing prep` stops at empty.jsonl" in homing("data", "check", "some.jsonl", "empty.jsonl")[2]
+    (tmp_path / "plain.txt").write_text("once upon a time\n")
+    _, _, err = homing("data", "check", "plain.txt")
+    assert "plain.txt is in no form that is known" in err
+    assert '{"messages": [' in err
+
+
+def test_a_missing_file_is_mended_on_this_verb_and_what_needs_a_tokenizer_is_said(homing: Homing, run: Path) -> None:
+    _, _, err = homing("data", "check", "absent.jsonl")
+    assert "error: absent.jsonl does not exist." in err
+    assert "homing data check PATH" in err
+    _, _, err = homing("data", "check", "chats.jsonl")
+    assert "Without a tokenizer (--tokenizer data/NAME) lengths and markers are not looked at." in err
+    make_tokenizer(run / "tok")
+    assert "Without a tokenizer" not in homing("data", "check", "chats.jsonl", "--tokenizer", "tok")[2]
+
+
 def test_several_files_are_looked_at_though_one_is_damaged(homing: Homing, tmp_path: Path) -> None:
     (tmp_path / "cut.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     code, out, _ = homing("data", "check", "cut.jsonl.gz", "chats.jsonl", "--json")
@@ -171,8 +195,11 @@ def test_prep_makes_chat_shards_beside_the_text_and_check_and_show_take_the_run(
     assert "chats.jsonl: form list, 20 lines, 20 kept" in err
     assert "2 times an epoch" in err
     assert "as before" in err
-    code, out, _ = homing("data", "show", "joe")
+    _, _, err = homing("data", "show", "joe", "--number", "19")
+    assert "That was the last. Next: homing verify joe" in err
+    code, out, err = homing("data", "show", "joe")
     assert code == 0
+    assert "Next: homing data show joe --number 2" in err
     assert '"<|im_end|>"' in out.splitlines()[-1]
     assert "learned" in out.splitlines()[-1]
     code, out, _ = homing("data", "check", "joe", "--json")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.control_rig import Homing, lay_out, typing
@@ -28,6 +31,35 @@ def test_a_healthy_home_says_so_in_two_lines_and_creates_nothing(cli: Homing, ho
     assert said.out == ""
     assert "0 faults" in said.err
     assert not homing_home.exists()
+
+
+def test_at_a_terminal_it_says_what_it_asks_and_each_finding_comes_before_the_next_question(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = list[str]()
+    real = sys.stderr
+
+    class Terminal:
+        def write(self, text: str) -> int:
+            seen.append(capsys.readouterr().out + text)  # with what stdout had until then
+            return len(text)
+
+        def __getattr__(self, name: str) -> Any:
+            return (lambda: True) if name == "isatty" else getattr(real, name)
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setattr("homing.cloud.doctor_here._LEAST_DISK_BYTES", 1 << 80)
+    cli("doctor", "--provider", "shadeform", "--provider", "local")
+    told = "".join(seen)
+    wanted = ("asking: torch", "asking: the disk", "fault    disk.free", "asking: shadeform, local; at most 45 s")
+    assert [told.index(each) for each in wanted] == sorted(told.index(each) for each in wanted)
+    assert re.search(r"\r\x1b\[Kfault    disk.free", told), "the line that was rewritten is gone before the finding"
+    assert re.search("asking: (shadeform|local); at most", told), "who has answered is waited for no more"
+    assert told.endswith("ask again: homing doctor\n")
+
+
+def test_off_a_terminal_nothing_is_said_of_what_is_asked(cli: Homing) -> None:
+    assert "asking" not in cli("doctor").err
 
 
 def test_all_shows_what_is_well_and_json_has_every_check(cli: Homing) -> None:

@@ -36,6 +36,34 @@ def test_a_key_is_explained_by_any_way_of_writing_it(
         assert "--set phases.0.lr=3e-4" in said
 
 
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("cloud.runpod.image", "else one is installed at boot"),
+        ("cloud.runpod.min_cuda", "built for a newer one finds no card"),
+        ("phases.0.epochs", "past about 4 they teach little"),
+    ],
+)
+def test_a_choice_of_image_cuda_or_epochs_is_explained_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, why: str
+) -> None:
+    assert homing(monkeypatch, "explain", key) == 0
+    assert why in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("test_fraction", "phases.0.data.val_fraction"), ("test_mode", "phases.0.steps")]
+)
+def test_a_trial_on_little_data_by_the_names_of_others_is_answered_with_smoke(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], theirs: str, ours: str
+) -> None:
+    assert homing(monkeypatch, "explain", theirs) == 0
+    said = capsys.readouterr()
+    assert f"{theirs} is called {ours}" in said.err
+    assert "--smoke on any command" in said.err
+    assert ours in said.out
+
+
 def test_a_name_that_several_sections_have_shows_all_of_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,9 @@ def test_json_tells_files_and_proof_and_a_taken_name_is_refused_in_a_moment(homi
     assert code == 0
     assert document["schema"] == "homing.export/1"
     assert {"Modelfile", "tiny-Q8_0.gguf"} <= document["files"].keys()
+    code, _, err = homing("export", str(tmp_path / "c"), "--to", "ollama", "--out", "p")
+    assert (tmp_path / "p" / "tiny-F16.gguf").is_file()
+    assert "ollama create tiny -f Modelfile && ollama run tiny" in err
     code, _, err = homing("export", str(tmp_path / "c"), "--to", "ollama", "--out", "o")
     assert code == 2
     assert "--force" in err
@@ -68,7 +71,10 @@ def test_json_tells_files_and_proof_and_a_taken_name_is_refused_in_a_moment(homi
         (("--to", "onnx"), "hf, gguf, ollama, adapter, merged"),
         (("--dtype", "int4"), "bf16"),
         (("--to", "gguf", "--dtype", "bf16"), "--type"),
-        (("--to", "gguf", "--type", "q4"), "q8_0"),
+        (("--to", "gguf", "--type", "q4_0"), "fix --type q8_0"),
+        (("--to", "gguff"), "fix --to gguf"),
+        (("--type", "q8_0"), "--to gguf --type q8_0"),
+        (("--to", "adapter", "--type", "f16"), "--type has no meaning with --to adapter"),
         (("--to", "merged"), "method: full"),
     ],
 )

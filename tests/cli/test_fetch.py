@@ -26,7 +26,8 @@ def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_h
     assert said.code == 0
     assert said.out == "models/moss\n"
     assert Path("models/moss/model.safetensors").read_bytes() == b"weights at 12"
-    assert "homing chat moss" in said.err
+    for verb in ("chat moss", "eval moss", "launch moss --phase sft", "export moss", "destroy moss"):
+        assert f"homing {verb}" in said.err
     again = cli("fetch", "moss", "--json").json
     assert (again["schema"], again["step"], again["is_new"]) == ("homing.fetch/1", 12, False)
     older = cli("fetch", "moss", "--checkpoint", "10", "--json")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 from tests.cloud.rig import marked_now
 
+from homing.cloud.doctor_balance import Balance
 from homing.cloud.home import Home
 from homing.world import World
 
@@ -28,7 +31,19 @@ def cli(
 def test_without_a_spend_limit_it_exits_2_also_with_yes(cli: Homing) -> None:
     said = cli("launch", "moss", "--yes")
     assert said.code == 2
-    assert "--spend-limit" in said.err
+    named = re.search(r"homing launch moss --spend-limit (\d+\.\d+)$", said.err, re.M)
+    assert named, said.err
+    assert cli("launch", "moss", "--spend-limit", named[1], "--dry-run").code == 0, "the sum that it names suffices"
+
+
+def test_a_balance_that_will_not_last_is_said_before_anything_is_rented(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    balance = Balance(Decimal("4.99"), Decimal(0))
+    monkeypatch.setattr("homing.cloud.providers.local.Local.balance", lambda self: balance, raising=False)
+    said = cli("launch", "moss", "--spend-limit", "5", "--dry-run")
+    assert "warning: $4.99 is left at local; this run may cost $5.00" in said.err
+    assert "is left at" not in cli("launch", "moss", "--spend-limit", "4.50", "--dry-run").err
 
 
 @pytest.mark.parametrize("limit", ["nothing", "0", "-3", "$0.0001"])

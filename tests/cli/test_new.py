@@ -22,9 +22,16 @@ def homing(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
     return int(ended.value.code or 0)
 
 
+def lay(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("text")
+
+
 def test_a_new_run_file_is_commented_named_and_has_its_size_computed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    lay("a b.txt", "books/one.txt")
     assert (
         homing(monkeypatch, "new", "faust", "--from", "goethe-75m", "--text", "a b.txt", "--text", "books/*.txt") == 0
     )
@@ -40,14 +47,42 @@ def test_a_new_run_file_is_commented_named_and_has_its_size_computed(
 
 @pytest.mark.parametrize("odd", ["*.txt", "a: b.txt", "#x", "it's.txt", "[x].txt", 'q"uote.txt', "-dash", "ümlaut.txt"])
 def test_any_path_survives_the_way_into_the_file(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    lay(odd if odd != "*.txt" else "any.txt")
     assert homing(monkeypatch, "new", "odd", "--from", "cs336", f"--text={odd}", f"--validation={odd}") == 0
     assert load_run("odd").prep.text == [odd]
     assert load_run("odd").prep.validation == [odd]
 
 
 def test_own_text_leaves_the_presets_held_out_file_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    lay("my.txt")
     assert homing(monkeypatch, "new", "mine", "--from", "cs336", "--text", "my.txt") == 0
     assert load_run("mine").prep.validation == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "named", "said"),
+    [
+        ("--text", "foust.txt", "--text Faust.TXT"),
+        ("--validation", "books/on.txt", "--validation books/one.txt"),
+        ("--text", "books/*.tex", "no file matches"),
+        ("--text", "bocks/one.txt", "no folder"),
+        ("--text", "zzz", "which has Faust.TXT, books"),
+    ],
+)
+def test_text_that_is_not_there_exits_2_with_the_nearest_name_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, named: str, said: str
+) -> None:
+    lay("Faust.TXT", "books/one.txt")
+    assert homing(monkeypatch, "new", "a", "--from", "tiny", flag, named) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_the_presets_own_text_may_come_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "new", "a", "--from", "tiny") == 0
+    assert "put yours there" in capsys.readouterr().err
 
 
 def test_an_existing_file_is_written_over_only_with_force(

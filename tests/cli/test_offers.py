@@ -114,3 +114,21 @@ def test_who_was_not_asked_for_want_of_a_key_is_named(cli: Homing, monkeypatch: 
     assert none.code == 3
     assert re.search(r"Not asked, for want of a key: .*runpod", none.err)
     assert "fix homing setup runpod" in none.err
+
+
+def test_a_provider_that_cannot_be_reached_is_said_without_a_word_of_what_bills(
+    cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same silence does leave in doubt what bills when `runs` asks; for offers nothing was rented."""
+    monkeypatch.setenv("RUNPOD_API_KEY", "none")
+    monkeypatch.setenv("RUNPOD_API_URL", "http://127.0.0.1:9/v2")  # nobody listens there
+    monkeypatch.setattr("homing.cloud.providers.rest._FIRST_PAUSE_S", 0.01)
+    alone = cli("offers", "--provider", "runpod")
+    beside = cli("offers", "--provider", "runpod", "--provider", "local")
+    assert (alone.code, beside.code) == (4, 0)
+    for said in (alone, beside):
+        assert "runpod cannot be asked now" in said.err
+        assert "refused" in said.err
+        assert "homing doctor" in said.err
+        assert "bill" not in said.err
+    assert "so its instances may bill" in cli("reconcile").err

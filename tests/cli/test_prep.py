@@ -8,12 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from homing.cli import prep_report, talk
 from homing.cli.prep import command
+from homing.config import load_run
 from homing.errors import DataError, HomingError, UsageError
 from homing.lm.prep import Progress
+from homing.lm.tokenizer import load_tokenizer
+from homing.lm.verify import verify
 
 RUN_FILE = """\
 data:
@@ -30,6 +34,14 @@ phases:
   - kind: pretrain
     steps: 400
     batch_tokens: 64
+"""
+
+ON_OPEN_WEIGHTS = """\
+data: {text: [a.txt], val_fraction: 0.1}
+model: {from: theirs, context: 16}
+phases:
+  - {kind: pretrain, steps: 2, batch_tokens: 64}
+  - {kind: mid, steps: 2, batch_tokens: 64, data: {text: [more.txt]}}
 """
 
 
@@ -108,9 +120,14 @@ def test_a_long_prep_says_once_what_makes_it_shorter(
         for _ in range(6):
             now += 31.0
             meter.show(Progress("encode", 50, 200, 12, now, eta_s=7200.0))
+        said = capsys.readouterr().err
+        assert said.count("tokenizer.vocab_size") == 1
+        assert "Stopping is safe" in said
+    with prep_report.Meter() as meter:
+        now += 31.0
+        meter.show(Progress("encode", 50, 200, 12, now, eta_s=7200.0, is_tokenizer_given=True))
     said = capsys.readouterr().err
-    assert said.count("tokenizer.vocab_size") == 1
-    assert "Stopping is safe" in said
+    assert "This takes long. Faster: more memory and cores" in said, "another tokenizer cannot be had"
 
 
 def test_the_newest_run_is_taken_when_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,6 +177,46 @@ def test_an_existing_tokenizer_is_used_or_its_absence_is_an_error(capsys: pytest
         command("tiny-cat", vocab_size="400", use_existing_tokenizer=True)
     assert caught.value.exit_code == 2
     assert "400" in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_open_weights_go_on_with_plain_text_in_their_own_tokenizer(
+    here: Path, capsys: pytest.CaptureFixture[str], family: str
+) -> None:
+    from tests.lm.open_weights.theirs import write_their_tokenizer, write_theirs
+
+    text = (here / "a.txt").read_text(encoding="utf-8")
+    write_theirs(here / "theirs", family, vocab_size=330)  # more rows than the tokenizer has ids
+    write_their_tokenizer(here / "theirs", family, text, num_merges=40)
+    (here / "theirs" / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    (here / "more.txt").write_text(text.replace("cat", "dog"), encoding="utf-8")
+    (here / "runs" / "on.yaml").write_text(ON_OPEN_WEIGHTS, encoding="utf-8")
+    command("on")
+    said = capsys.readouterr()
+    assert "The fast encoder cannot be used" in said.err
+    assert "  - tokenizer_config.json" in said.out
+    assert "vocab.json" not in said.out
+    loaded = load_run("on")
+    assert loaded.is_prepared
+    assert loaded.run.base is not None
+    assert Path(loaded.run.base.dir).is_absolute(), "the trainer reads it from another folder"
+    config = (here / "data" / "on" / "tokenizer_config.json").read_text()
+    assert config == (here / "theirs" / "tokenizer_config.json").read_text()
+    tokenizer = load_tokenizer(here / "theirs")
+    first = {name: np.fromfile(here / "data/on" / name / "train-00000.bin", dtype="uint16") for name in ("", "mid")}
+    assert tokenizer.decode(first[""][1:60].tolist()).startswith("Line 0: the cat sat")
+    assert tokenizer.decode(first["mid"][1:60].tolist()).startswith("Line 0: the dog sat")
+    assert first[""][0] == first["mid"][0] == tokenizer.end_of_text_id
+    assert verify(loaded.run, here).problems == []
+    # Other weights, other ids: what was prepared before is no data of theirs.
+    write_their_tokenizer(here / "theirs", family, text, num_merges=41)
+    changed = load_run("on")
+    assert not changed.is_prepared
+    assert (changed.run.data.manifest_sha256, changed.run.phases[1].data.manifest_sha256) == ("", "")
+    assert "not prepared with the tokenizer of model.from" in "\n".join(changed.warnings)
+    assert "phases.1.data: the tokenizer changed" in "\n".join(changed.warnings)
+    command("on")
+    assert load_run("on").is_prepared
 
 
 def test_the_smoke_profile_prepares_beside_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:

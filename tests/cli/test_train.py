@@ -62,6 +62,17 @@ def test_unprepared_data_is_answered_with_the_command_that_prepares_it(project: 
     assert not Path(os.environ["HOMING_HOME"]).exists()
 
 
+def test_of_unprepared_data_the_one_that_is_missing_is_named(project: Path) -> None:
+    make_data(project / "data/tiny")
+    (project / "chats.jsonl").write_text('[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]\n')
+    phase = "  - {kind: sft, steps: 2, batch_tokens: 128, data: {chat: [chats.jsonl]}}\ntrain:"
+    path = project / "runs/tiny.yaml"
+    path.write_text(path.read_text().replace("train:", phase))
+    with pytest.raises(DataError) as caught:
+        verb.command("tiny")
+    assert caught.value.why == f"{project / 'data/tiny/sft/manifest.json'} is not there."
+
+
 def test_resume_and_fresh_contradict_each_other(project: Path) -> None:
     with pytest.raises(UsageError, match="contradict"):
         verb.command("tiny", resume=True, fresh=True)
@@ -153,9 +164,10 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(project: Path) -> None:
 def test_a_time_limit_exits_with_5_and_a_failure_with_1(project: Path) -> None:
     make_data(project / "data/tiny")
     write_run_file(project, steps=100_000)
-    limited = homing("train", "tiny", "--set", "train.time_limit=1s")
+    limited = homing("train", "tiny", "--set", "train.time_limit=1s", "--phase", "pretrain")
     assert limited.returncode == 5, limited.stderr
     assert "time limit" in limited.stderr
+    assert "Go on: homing train tiny --set train.time_limit=1s --phase pretrain" in limited.stderr
     failed = homing("train", "tiny", "--set", "seed=99")
     assert failed.returncode == 1
     assert "seed:" in failed.stderr

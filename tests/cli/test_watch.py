@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cloud.rig import trainer_argv
 
 
 @pytest.fixture
@@ -35,8 +36,6 @@ def test_it_prints_lines_with_money_until_the_end_and_names_the_next_verbs(cli: 
 
 @pytest.mark.slow
 def test_a_failed_run_exits_1(cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.cloud.rig import trainer_argv
-
     monkeypatch.setattr(
         "homing.cloud.boot.trainer_argv",
         lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=9, step_s=0.0, how="fail"),
@@ -46,6 +45,23 @@ def test_a_failed_run_exits_1(cli: Homing, tmp_path: Path, monkeypatch: pytest.M
     assert said.code == 1
     assert "failed: The loss is not finite." in said.out
     assert "homing logs moss" in said.err
+
+
+def test_a_stopped_run_of_several_phases_says_in_which_and_promises_no_figure_for_the_others(
+    cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = Path("runs/moss.yaml").read_text()
+    Path("runs/moss.yaml").write_text(lines.replace("train:", "  - {kind: mid, steps: 7, batch_tokens: 128}\ntrain:"))
+    monkeypatch.setattr(
+        "homing.cloud.boot.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=5000, step_s=0.02),
+    )
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    assert cli("stop", "moss").code == 0
+    said = cli("watch", "moss").err
+    assert "Stopped in pretrain at step " in said
+    assert " of 20. What it has learned: homing fetch moss" in said
+    assert "To the end: homing launch moss --resume --spend-limit DOLLARS" in said
 
 
 @pytest.mark.parametrize("every", ["0", "-5", "soon", "2w"])

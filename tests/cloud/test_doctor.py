@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.doubles.fake_world import KEY, FakeWorld
 
 from homing.cloud.checks import Check, fault
 from homing.cloud.doctor import CHECKS, examine
+from homing.cloud.doctor_balance import Balance
 from homing.cloud.examined import Examined
 from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
@@ -128,7 +130,7 @@ def case(homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_healthy_home_has_no_finding_and_every_question_was_asked(case: Case) -> None:
-    checks = examine(case.examined)
+    checks = list(examine(case.examined))
     assert [check for check in checks if check.is_finding] == []
     assert sum(check.state == "ok" for check in checks) >= 20
     assert len(CHECKS) >= 20
@@ -341,6 +343,21 @@ def the_quota_is_nothing(case: Case) -> None:
     case.monkeypatch.setattr(Fake, "checks", lambda self: short, raising=False)
 
 
+def _left(case: Case, usd: str) -> None:
+    balance = Balance(Decimal(usd), Decimal("0.36"))
+    case.monkeypatch.setattr(Fake, "balance", lambda self: balance, raising=False)
+
+
+@seeds("fake.balance")
+def the_balance_will_not_last_for_the_run(case: Case) -> None:
+    _left(case, "0.99")  # its limit is $1.00
+
+
+@seeds("fake.balance")
+def nothing_is_left_of_the_balance(case: Case) -> None:
+    _left(case, "-0.05")
+
+
 @seeds("fake.offers")
 def nothing_fits(case: Case) -> None:
     assert case.examined.run is not None
@@ -377,6 +394,19 @@ def test_a_seeded_fault_is_found_with_its_fix_and_nothing_else_is(case: Case, na
     assert found[name].fix
 
 
+def test_a_balance_that_lasts_is_well(case: Case) -> None:
+    _left(case, "1.00")
+    (found,) = [check for check in examine(case.examined) if check.name == "fake.balance"]
+    assert (found.state, found.text) == ("ok", "$1.00 is left at fake, and $0.36 an hour goes from it.")
+
+
+def test_what_has_billed_longest_is_named_with_its_age_and_dollars(case: Case) -> None:
+    something_bills_and_no_guard_is_on_duty(case)
+    case.world.t = 26 * 3600.0  # at $0.36 an hour since 0
+    text = case.findings()["guard.duty"].text
+    assert "1 instances may bill, the oldest, moss, for 1d02h, $9.36 so far" in text
+
+
 def test_more_than_twenty_faults_are_seeded() -> None:
     assert len(SEEDED) >= 30
 
@@ -388,11 +418,11 @@ def test_looking_creates_and_changes_nothing_and_asks_the_cloud_only_to_tell(cas
 
     before = tree()
     case.world.requests.clear()
-    examine(case.examined)
+    list(examine(case.examined))
     assert tree() == before
     assert {request.method for request in case.world.requests} == {"GET"}
     fresh = Home(tmp_path / "fresh", case.world)
-    examine(Examined(fresh, tmp_path / "project"))
+    list(examine(Examined(fresh, tmp_path / "project")))
     assert not (tmp_path / "fresh").exists()
 
 

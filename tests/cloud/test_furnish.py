@@ -84,6 +84,14 @@ def test_a_card_is_checked_by_every_name_of_it_and_probed_against_its_own_figure
     assert stand_in.bootstrap.probe_argv == []
 
 
+def test_what_is_compiled_is_kept_beside_the_code_or_on_the_volume(run: Run) -> None:
+    boot, _ = furnish(boot_of(run, READY), READY, run, CPU, World(), is_stand_in=False)
+    assert boot.env["HOMING_CACHE"] == "/c"
+    with_volume = dataclasses.replace(run, cloud=dataclasses.replace(run.cloud, volume="/workspace"))
+    boot, _ = furnish(boot_of(run, READY), READY, with_volume, CPU, World(), is_stand_in=False)
+    assert boot.env["HOMING_CACHE"] == "/workspace/cache"
+
+
 def test_a_volume_has_its_folders_and_the_hub_cache_in_it(run: Run) -> None:
     cloud = dataclasses.replace(run.cloud, volume="/workspace")
     with_volume = dataclasses.replace(run, cloud=cloud)

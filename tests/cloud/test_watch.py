@@ -51,6 +51,10 @@ def test_one_line_has_everything_in_its_order_with_money_on_it() -> None:
     assert progress_line(status, None) == "$1.83 of $12.00"
     bare = dataclasses.replace(beat, loss=None, mfu=None, tokens_per_s=None, eta_s=None)
     assert progress_line(status, bare) == "step 1,200/20,000 | $1.83 of $12.00"
+    busy = dataclasses.replace(bare, use={"cpu": 0.3, "memory": 0.2, "gpu": 0.974, "gpu_memory": 0.62})
+    assert progress_line(status, busy) == "step 1,200/20,000 | card 97%, its memory 62% | $1.83 of $12.00"
+    over = dataclasses.replace(status, run=dataclasses.replace(run, state="done"))
+    assert "card" not in progress_line(over, busy)
 
 
 def test_watch_tells_steps_events_samples_and_the_end(home: Home, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class RunpodDouble(FakeCloud):
         self.gpus, self.machines = gpus, machines
         self.full: set[str] = set()  # GPU ids, or data centers, that have no room whatever the catalogue says
         self.may_pods_end = True  # whether a pod's own key has the right to its pod
-        self.has_balance = True
+        self.balance_usd: Decimal | None = Decimal(250)  # None: this key may not ask for it
         self.hides_cost = False  # until a pod runs
         self.address_late_s = 0.0  # from RUNNING to an address
         self.bill_late_s = 0.0
@@ -139,6 +139,8 @@ class RunpodDouble(FakeCloud):
     def handle(self, request: HttpRequest) -> HttpResponse:
         self.tick()
         parts = urlsplit(request.url)
+        if parts.path == "/graphql":
+            return self._graphql(request)
         path = [unquote(part) for part in parts.path.split("/") if part][1:]  # without v2
         route = _route(request.method, path)
         ways = self._dice.throw(route) if route else ()
@@ -224,6 +226,18 @@ class RunpodDouble(FakeCloud):
         if not self.may_pods_end or head != "pods" or len(path) < 2 or path[1] != caller.id:
             raise Refusal(403, "access denied")
 
+    def _graphql(self, request: HttpRequest) -> HttpResponse:
+        """Only what is asked of it from home. Its schema is not published; the fields are from the fact sheet."""
+        try:
+            caller, query = self._caller(request), str(_json(request).get("query", ""))
+        except Refusal as exc:
+            return self._problem(exc.status, exc.text)
+        if caller is not None or self.balance_usd is None or "mutation" in query:
+            return _json_reply(200, {"errors": [{"message": "not authorized"}], "data": None})
+        rate = sum((Decimal(thing.rate_usd_per_hour) for thing in self._live.values()), Decimal(0))
+        told = {"clientBalance": float(self.balance_usd), "currentSpendPerHr": float(rate)}
+        return _json_reply(200, {"data": {"myself": {name: told[name] for name in told if name in query}}})
+
     def _catalogue(self, query: dict[str, str]) -> HttpResponse:
         has_stock = query.get("include") == "AVAILABILITY"
         if has_stock != ("product" in query) or (not has_stock and {"count", "cloud", "minCudaVersion"} & set(query)):
@@ -302,7 +316,7 @@ class RunpodDouble(FakeCloud):
         volume = next((self.volumes.get(each["volumeId"]) for each in mounts.get("network", ())), None)
         if mounts.get("network") and volume is None:
             raise Refusal(404, "network volume not found")
-        if not self.has_balance:
+        if self.balance_usd is not None and self.balance_usd <= 0:
             raise Refusal(402, "Your account balance is too low to deploy a pod.")
         gpu = next((each for each in self.gpus if each.id == body["gpu"]["id"]), None)
         if gpu is None or body["gpu"].get("count", 1) > gpu.most:

@@ -60,6 +60,13 @@ def test_a_token_that_may_only_read_is_noticed_before_anything_is_made(
     assert not hub.repos
 
 
+def test_without_a_token_nothing_is_asked(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(StoreError, match="Nothing can be published") as caught:
+        verb.command("hf:me/tiny", str(folder))
+    assert "there is none" in caught.value.why
+
+
 def test_what_lies_there_is_replaced_only_when_agreed_and_old_weights_go_with_it(hub: Hub, folder: Path) -> None:
     old = {
         "model-00001-of-00002.safetensors": File(b"old", is_lfs=False),

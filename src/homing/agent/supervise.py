@@ -294,7 +294,8 @@ class Agent:
         if request is None or request.serial <= self.serial:
             return
         self.serial = request.serial
-        self._event("request_taken", f"Request {request.serial} from home: {request.reason or 'new limits'}.")
+        asked = request.reason.rstrip(".") or "new limits"
+        self._event("request_taken", f"Request {request.serial} from home: {asked}.")
         try:
             self.dog.change(request)
             limit = None if self.dog.spend_limit is None else str(self.dog.spend_limit)

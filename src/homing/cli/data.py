@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -76,8 +78,11 @@ def check(
                 why="No --tokenizer was given.",
                 fix="--tokenizer data/NAME, or name the run instead of its files",
             )
+        if renderer is None:
+            talk.say("Without a tokenizer (--tokenizer data/NAME) lengths and markers are not looked at.")
         doctor.renderer, doctor.context = renderer, context or 0
-        _examine(doctor, validation or [], names)
+        with _paths_typed():
+            _examine(doctor, validation or [], names)
     _report(doctor, next_verb)
 
 
@@ -91,6 +96,16 @@ def _examine(doctor: Doctor, validation: list[str], names: list[str]) -> None:
                     pass
             except DataError:
                 continue  # told as a finding; the other files are looked at all the same
+
+
+@contextmanager
+def _paths_typed() -> Iterator[None]:
+    """`chat` is a key of the run file; here the files are arguments of the verb."""
+    try:
+        yield
+    except DataError as exc:
+        fix = exc.fix.replace("--chat PATH", "homing data check PATH")
+        raise DataError(exc.what.removeprefix("chat: "), exc.why, fix) from exc
 
 
 def _merge(whole: Doctor, one: Doctor) -> None:
@@ -107,7 +122,7 @@ def _report(doctor: Doctor, next_verb: str) -> None:
         error = DataError(
             what=f"{lines} at fault.",
             why=f"The first: {findings[0]}",
-            fix="Mend or delete them. `homing prep` leaves them out and goes on while they are less than half a file.",
+            fix=_how_to_mend(doctor),
         )
     document = {
         "files": [asdict(file) for file in doctor.files],
@@ -131,6 +146,20 @@ def _report(doctor: Doctor, next_verb: str) -> None:
     talk.say(f"Next: {next_verb}")
 
 
+def _how_to_mend(doctor: Doctor) -> str:
+    formless = [file.path for file in doctor.files if file.num_lines and not file.form]
+    if formless:
+        forms = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+        return (
+            f"{formless[0]} is in no form that is known. A line is such as {forms}; docs/chat-data.md tells the others."
+        )
+    broken = {finding.path for finding in doctor.findings if finding.action == "stops"}
+    stops = [file.path for file in doctor.files if file.path in broken or file.num_faults * 2 > file.num_lines]
+    if stops:
+        return f"Mend or delete them: `homing prep` stops at {', '.join(stops)}, too much of which is at fault."
+    return "Mend or delete them; `homing prep` leaves them out, counts them and goes on."
+
+
 @app.command("show")
 def show(
     name: Annotated[str, typer.Argument(metavar="FILE|RUN", help="A chat file, or a run that is prepared.")],
@@ -147,11 +176,13 @@ def show(
     if loaded is None:
         renderer = _renderer(tokenizer or _newest_data(), is_needed=True)
         assert renderer is not None
-        where, examples = _from_file(name, number, renderer)
+        with _paths_typed():
+            where, examples = _from_file(name, number, renderer)
+        is_last = False
     else:
         renderer = _renderer(tokenizer or loaded.prep.dir, is_needed=True)
         assert renderer is not None
-        where, examples = _from_run(loaded, number, phase)
+        where, examples, is_last = _from_run(loaded, number, phase)
     tokens = [
         {"id": i, "text": renderer.tokens.show(i), "is_learned": is_learned}
         for example in examples
@@ -164,7 +195,10 @@ def show(
         is_colored = color == "always" or (color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
         print(_in_color(tokens, renderer) if is_colored else _in_plain(tokens))
     talk.say(f"{where}: {len(tokens):,} tokens, {num_learned:,} of them learned from.")
-    talk.say(f"Next: homing data show {name} --number {number + 1}")
+    if is_last:
+        talk.say(f"That was the last. Next: homing verify {name}")
+    else:
+        talk.say(f"Next: homing data show {name} --number {number + 1}")
 
 
 def _from_file(path: str, number: int, renderer: Renderer) -> tuple[str, list[Example]]:
@@ -180,8 +214,8 @@ def _from_file(path: str, number: int, renderer: Renderer) -> tuple[str, list[Ex
     raise _no_such(path, number, count)
 
 
-def _from_run(loaded: Loaded, number: int, wanted: str | None) -> tuple[str, list[Example]]:
-    """As prep wrote it: what is shown is what is trained on."""
+def _from_run(loaded: Loaded, number: int, wanted: str | None) -> tuple[str, list[Example], bool]:
+    """As prep wrote it: what is shown is what is trained on. True beside the last one."""
     import numpy as np
 
     from homing.lm.chat.render import Example
@@ -200,7 +234,8 @@ def _from_run(loaded: Loaded, number: int, wanted: str | None) -> tuple[str, lis
     if number > split.tokens.num_documents:
         raise _no_such(f"{loaded.run.name}, phase {prep.phase},", number, split.tokens.num_documents)
     ids, mask = split.read(number - 1)
-    return f"{prep.phase} {number:,}", [Example(np.asarray(ids, dtype=np.uint32), mask != 0, [len(ids)])]
+    example = Example(np.asarray(ids, dtype=np.uint32), mask != 0, [len(ids)])
+    return f"{prep.phase} {number:,}", [example], number == split.tokens.num_documents
 
 
 def _no_such(name: str, number: int, count: int) -> UsageError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -36,14 +38,15 @@ def command(
 
     With RUN a probe is written into its store, if that is there already, and deleted again.
     """
-    with open_home() as home:
-        checks = examine(_examined(home, run, sets or [], provider or []))
+    checks, asking = list[Check](), _Asking()
+    with open_home() as home, asking:
+        for check in examine(_examined(home, run, sets or [], provider or [], asking)):
+            checks.append(check)
+            if not talk.is_json() and (every or check.is_finding):
+                asking.clear()
+                _print(check)
     faults = [check for check in checks if check.state == "fault"]
-    shown = checks if every else [check for check in checks if check.is_finding]
     talk.emit("doctor/1", {"checks": [dataclasses.asdict(check) for check in checks], "num_faults": len(faults)})
-    if not talk.is_json():
-        for check in shown:
-            _print(check)
     counts = {state: sum(check.state == state for check in checks) for state in ("ok", "warning", "fault", "skipped")}
     talk.say(
         f"{len(checks)} checks: {counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} well,"
@@ -54,8 +57,29 @@ def command(
         raise typer.Exit(1)
 
 
-def _examined(home: Home, run: str | None, sets: list[str], named: list[str]) -> Examined:
-    examined = Examined(home, Path.cwd(), named=tuple(named))
+class _Asking:
+    """What is being asked, on a terminal: one line of stderr, rewritten, and gone when there is something to say."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty() and not talk.is_quiet()
+
+    def __enter__(self) -> _Asking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def __call__(self, subject: str) -> None:
+        if self._is_shown:
+            talk.say(f"\rasking: {subject} ...\x1b[K", end="")
+
+    def clear(self) -> None:
+        if self._is_shown:
+            talk.say("\r\x1b[K", end="")
+
+
+def _examined(home: Home, run: str | None, sets: list[str], named: list[str], tell: Callable[[str], None]) -> Examined:
+    examined = Examined(home, Path.cwd(), named=tuple(named), tell=tell)
     if run is None:
         return examined
     examined.run_text = _text(run)
@@ -75,7 +99,7 @@ def _text(run: str) -> str:
 
 
 def _print(check: Check) -> None:
-    print(f"{check.state:<8} {check.name:<18} {check.text}")
+    print(f"{check.state:<8} {check.name:<18} {check.text}", flush=True)
     if check.is_finding or check.state == "skipped":
         for label, text in (("fix", check.fix), ("see", check.page)):
             if text:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+NEW_TOKENS = 256
 _TELL_EVERY_S = 15.0
 
 
@@ -57,7 +58,9 @@ def command(
     temperature: Annotated[
         float | None, typer.Option(min=0.0, max=100.0, help="Of drawn answers; 0 for one, else 0.8.")
     ] = None,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="An answer ends here.")] = 256,
+    new_tokens: Annotated[
+        int | None, typer.Option("--new-tokens", min=1, help=f"An answer ends here; at {NEW_TOKENS}, else.")
+    ] = None,
     window: Annotated[int, typer.Option(min=0, help="Tokens of text read at once; else the context.")] = 0,
     at_most: Annotated[int, typer.Option("--at-most", min=0, help="So many of each set; 0 for all.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of intervals and drawn answers.")] = 0,
@@ -86,10 +89,12 @@ def command(
     from homing.lm.evals.measure import How
     from homing.lm.generate import read_card
 
-    asking = Asking(tuple(pass_at or ()), samples, temperature, new_tokens, seed)
+    asking = Asking(tuple(pass_at or ()), samples, temperature, new_tokens or NEW_TOKENS, seed)
     asking.check()
     cards = [read_card(folder) for folder in folders]
     sets = open_sets(cards[0], text or [], task or [], chat or [], text_field=text_field, at_most=at_most)
+    of_answers = {"--pass-at": pass_at, "--samples": samples, "--temperature": temperature, "--new-tokens": new_tokens}
+    _refuse_idle([flag for flag, value in of_answers.items() if value not in (None, 0, [])], window, sets)
     if not (text or task or chat):
         _warn_of_leaks(cards, named)
     how = How(window, at_most, asking)
@@ -99,6 +104,25 @@ def command(
         _write(out, document)
     talk.emit("eval/1", document)
     _say_next([name or str(folder) for name, folder in zip(named, folders, strict=True)], out)
+
+
+def _refuse_idle(of_answers: list[str], window: int, sets: list[What]) -> None:
+    """A flag that no set heeds would look as if it had been heeded."""
+    from homing.lm.evals.any_text import Text
+    from homing.lm.evals.task_file import TaskFile
+
+    if of_answers and not any(isinstance(one, TaskFile) and one.form == "answers" for one in sets):
+        raise UsageError(
+            what=f"{of_answers[0]} is about answers that the model writes, and no set asks for any.",
+            why=f"Measured on: {', '.join(one.name for one in sets)}.",
+            fix="Name questions with answers, such as --task arithmetic:1, or leave it out.",
+        )
+    if window and not any(isinstance(one, Text) for one in sets):
+        raise UsageError(
+            what="--window is about text, and no set is text.",
+            why=f"Measured on: {', '.join(one.name for one in sets)}.",
+            fix="Name some: --text FILE, or leave it out.",
+        )
 
 
 def _evaluate(

@@ -11,13 +11,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from homing.cli import talk
 from homing.config import home
 from homing.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from homing.lm.evals.measure import What
+    from homing.lm.evals.measure import Chats, What
     from homing.lm.evals.task_file import TaskFile
     from homing.lm.generate import Card
+    from homing.wire.run import PhaseData
 
 __all__ = ["open_sets"]
 
@@ -79,7 +81,6 @@ def _gsm8k_of(card: Card) -> str:
 
 def _held_out(card: Card) -> What:
     from homing.lm.evals.any_text import has_data, held_out_text
-    from homing.lm.evals.measure import Chats
 
     if card.run is None:
         raise UsageError(
@@ -88,10 +89,10 @@ def _held_out(card: Card) -> What:
             fix="Name some: --text FILE, --task FILE.jsonl or --chat FILE.jsonl",
         )
     phase = next((phase for phase in card.run.phases if phase.kind == card.phase), None)
-    if phase is not None and phase.data is not None and phase.data.kind == "chat" and phase.data.num_val_tokens:
-        for folder in _places(card, phase.data.dir):
-            if has_data(folder, phase.data.manifest_sha256):
-                return Chats([card.run.name], folder)
+    if phase is not None and phase.data is not None and phase.data.kind == "chat":
+        if phase.data.num_val_tokens:
+            return _held_out_chats(card, phase.kind, phase.data)
+        talk.say(f"The phase {phase.kind} held out no conversations: measured on the text that the run held out.")
     folders = _data_dirs(card)
     for folder in folders:
         if has_data(folder, card.run.data.manifest_sha256):
@@ -100,6 +101,23 @@ def _held_out(card: Card) -> What:
         what=f"The text that {card.run.name} held out is not here.",
         why=f"Looked for the run's own data in {', '.join(map(str, dict.fromkeys(folders)))}.",
         fix="Call from the folder where `homing prep` was run, or name other text: --text FILE",
+    )
+
+
+def _held_out_chats(card: Card, kind: str, data: PhaseData) -> Chats:
+    from homing.lm.evals.any_text import has_data
+    from homing.lm.evals.measure import Chats
+
+    assert card.run is not None, "only a run has data"
+    folders = [*_places(card, data.dir), Path("data", card.run.name, kind)]
+    for folder in folders:
+        if has_data(folder, data.manifest_sha256):
+            return Chats([card.run.name], folder)
+    looked = ", ".join(map(str, dict.fromkeys(folders)))
+    raise DataError(
+        what=f"The conversations that {card.run.name} held out are not here.",
+        why=f"Looked for the data of its phase {kind}, as it was then, in {looked}.",
+        fix="Call from the folder where `homing prep` was run, or name others: --chat FILE.jsonl",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
 __all__ = ["command", "export_model", "name_of"]
 
 KINDS = ("hf", "gguf", "ollama", "adapter", "merged")
+DTYPES = ("fp32", "bf16", "fp16")
+F16 = "f16"
+GGUF_TYPES = ("f32", F16, "q8_0")
 EXPORTS = Path("exports")
 
 Licence = Annotated[str, typer.Option("--licence", "--license", metavar="NAME", help="As the Hub names it: mit, ...")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="fp32|bf16|fp16", help="Of hf and merged; as kept, else.")]
-GgufType = Annotated[str, typer.Option("--type", metavar="f32|f16|q8_0", help="Of gguf and ollama.")]
+GgufType = Annotated[str, typer.Option("--type", metavar="f32|f16|q8_0", help="Of gguf and ollama; f16, else.")]
 
 
 def command(
@@ -40,7 +44,7 @@ def command(
     to: Annotated[str, typer.Option("--to", metavar="hf|gguf|ollama|adapter|merged", help="What to write.")] = "hf",
     out: Annotated[Path | None, typer.Option("--out", help="Folder; exports/NAME-KIND when left out.")] = None,
     dtype: Dtype = "",
-    gguf_type: GgufType = "f16",
+    gguf_type: GgufType = "",
     licence: Licence = "",
     base: Base = "",
     checkpoint: Checkpoint = None,
@@ -55,7 +59,7 @@ def command(
     name = name_of(folder)
     target = out or EXPORTS / f"{name}-{to}"
     made = export_model(
-        folder, to, target, name=name, dtype=dtype, gguf_type=gguf_type, licence=licence, base=base, force=force
+        folder, to, target, name=name, dtype=dtype, gguf_type=gguf_type or F16, licence=licence, base=base, force=force
     )
     document: dict[str, Any] = {"from": str(folder), "to": to, "out": str(target), "files": made.files}
     document |= {"checked": made.checked, "notes": made.notes}
@@ -65,7 +69,7 @@ def command(
         print(target)
     for sentence in (*made.checked, *made.notes):
         talk.say(f"  {sentence}")
-    talk.say(f"{len(made.files)} files, {format_bytes(sum(made.files.values()))}. {_next_verb(to, target)}")
+    talk.say(f"{len(made.files)} files, {format_bytes(sum(made.files.values()))}. {_next_verb(to, target, name)}")
 
 
 def export_model(
@@ -75,7 +79,7 @@ def export_model(
     *,
     name: str,
     dtype: str = "",
-    gguf_type: str = "f16",
+    gguf_type: str = F16,
     licence: str = "",
     base: str = "",
     force: bool = False,
@@ -118,24 +122,28 @@ def _cost(run: Run | None) -> str:
 
 
 def _check(to: str, dtype: str, gguf_type: str) -> None:
-    known = {"--to": (to, KINDS), "--dtype": (dtype or "fp32", ("fp32", "bf16", "fp16"))}
-    known["--type"] = (gguf_type, ("f32", "f16", "q8_0"))
+    known = {"--to": (to, KINDS), "--dtype": (dtype or DTYPES[0], DTYPES), "--type": (gguf_type or F16, GGUF_TYPES)}
     for flag, (value, values) in known.items():
         if value not in values:
-            raise UsageError(
-                f"{flag} {value} is not known.", f"It is one of {', '.join(values)}.", f"{flag} {values[0]}"
-            )
+            nearest = next(iter(difflib.get_close_matches(value, values, 1, cutoff=0.4)), values[0])
+            raise UsageError(f"{flag} {value} is not known.", f"It is one of {', '.join(values)}.", f"{flag} {nearest}")
     if dtype and to not in ("hf", "merged"):
         raise UsageError(
             what=f"--dtype has no meaning with --to {to}.",
             why="An adapter is fp32, and a GGUF has types of its own.",
             fix="Leave it out, or use --type f32|f16|q8_0 for a GGUF.",
         )
+    if gguf_type and to not in ("gguf", "ollama"):
+        raise UsageError(
+            what=f"--type has no meaning with --to {to}.",
+            why="It is the type of the numbers in a GGUF file.",
+            fix=f"--to gguf --type {gguf_type}   or, for hf and merged: --dtype bf16",
+        )
 
 
-def _next_verb(to: str, out: Path) -> str:
+def _next_verb(to: str, out: Path, name: str) -> str:
     if to == "ollama":
-        return f"Use it: cd {out} && ollama create NAME -f Modelfile"
+        return f"Use it: cd {out} && ollama create {name} -f Modelfile && ollama run {name}"
     if to == "gguf":
         return f"Use it: llama-cli -m {out}/*.gguf   or give it to others: homing publish hf:OWNER/NAME {out}"
     if to == "adapter":

@@ -71,10 +71,17 @@ def command(
             f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
             f" Logs, metrics and samples: {got.run_dir}"
         )
-        talk.say(
-            f"Talk to it: homing chat {row.name}   Complete a prompt: homing generate {row.name} --prompt 'Once'"
-            f"   Measure it: homing eval {row.name}   End billing, confirmed: homing destroy {row.name}"
-        )
+        _say_next(row.name, manifest.phase)
+
+
+def _say_next(name: str, phase: str) -> None:
+    talk.say(
+        f"Talk to it: homing chat {name}   Complete a prompt: homing generate {name} --prompt 'Once'"
+        f"   Measure it: homing eval {name}   End billing, confirmed: homing destroy {name}"
+    )
+    if phase in ("pretrain", "mid"):  # a base that goes on with text; what makes it answer is another phase
+        talk.say(f"Fine-tune it: a phase of kind sft in its run file, then: homing launch {name} --phase sft")
+    talk.say(f"Use it elsewhere: homing export {name}")
 
 
 def _list(home: Home, row: RunRow) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -14,9 +15,11 @@ from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_
 from homing.cli.offers import rate_age
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, with_phases
 from homing.cli.pick import agrees_to_next, agrees_to_rate, select
+from homing.cli.plan import suggested_limit
 from homing.cli.tracking import begin, following, wanted
 from homing.cloud.bundle import check_committed
-from homing.cloud.choose import launch_any
+from homing.cloud.choose import launch_any, name_of
+from homing.cloud.doctor_balance import Prepaid, check_balance
 from homing.cloud.exact import Exact, only, without_spot
 from homing.cloud.guards import armed, can_end_itself, check_armed, guards
 from homing.cloud.home import Home
@@ -26,7 +29,7 @@ from homing.cloud.reconcile import refresh
 from homing.config import Loaded, has_smoke_passed, load_run, needs_smoke_first
 from homing.config.schema import NAME_PATTERN
 from homing.errors import UsageError
-from homing.units import parse_duration
+from homing.units import format_duration, parse_duration
 from homing.wire import names
 
 __all__ = ["command"]
@@ -70,51 +73,87 @@ def command(
     json_: Json = False,
 ) -> None:
     """Rent, boot, train, push, end billing. The laptop may close once the agent has spoken."""
-    sets = with_phases(sets, phase)
-    limit, keep_s = parse_limit(spend_limit), _keep_s(keep_on_failure)
-    trackers = wanted(tracker, wandb=wandb, verb="launch")
+    asked = Asked(
+        run=run,
+        limit_usd=parse_limit(spend_limit),
+        name=name,
+        sets=tuple(with_phases(sets, phase)),
+        is_smoke=smoke,
+        resume=resume,
+        keep_on_failure_s=_keep_s(keep_on_failure),
+        is_one_guard_enough=one_guard,
+        no_spot=no_spot,
+        exact=Exact(cloud, region, instance_type),
+        trackers=tuple(wanted(tracker, wandb=wandb, verb="launch")),
+        tracker_name=run_name,
+        dry_run=dry_run,
+        yes=yes,
+    )
     with open_home() as home:
         if committed_only:
             check_committed(home.world)
-        if resume:
-            loaded = _as_launched(home, run, is_changed=bool(sets or name or smoke))
-        else:
-            loaded = load_run(run, sets, is_smoke=smoke)
-        if no_spot:
-            loaded = _without_spot(loaded)
-        if name is not None:
-            loaded = _renamed(loaded, name)
-        if limit is not None:
-            loaded = _limited(loaded, limit)
-        say_problems([*loaded.warnings, *refresh(home)])
-        plan = only(_plan(loaded, home), Exact(cloud, region, instance_type))
-        plan = without_spot(plan) if no_spot else plan
-        row = select(plan, yes=yes or dry_run)
-        if row is None:
-            talk.say("Nothing was started.")
-            return
-        ready = _draft(loaded, row, home, resume=resume, smoke=smoke)
-        ready = _with_wishes(ready, keep_on_failure_s=keep_s, is_one_guard_enough=one_guard)
-        _say_plan(ready, home)
-        if dry_run:
-            _show_request(ready, home)
-            return
-        check_armed(ready, home)
-        most = None if loaded.run.limits.rate_usd_per_hour is None else Decimal(loaded.run.limits.rate_usd_per_hour)
-        if not _agreed(ready, loaded, smoke=smoke, yes=yes) or not agrees_to_rate(row, loaded.run.name, most):
-            talk.say("Nothing was started.")
-            return
+        _start(asked, home)
 
-        def agree(other: OfferPlan, instead: Draft) -> bool:
-            _say_plan(instead, home)
-            return agrees_to_next(other, row, most, yes=yes)
 
-        ready, done = launch_any(ready, plan.offers, home, tell=lambda text: talk.say(f"  {text}"), agree=agree)
-        for each in trackers:
-            told = following(each, home.path, done.run.id, run_name, run=ready.run, store=done.run.store)
-            begin(told, home.world)
-        talk.emit("launch/1", _document(done, ready))
-        _say_next(done, ready, home)
+@dataclass(frozen=True)
+class Asked:
+    """What was typed, checked as far as it can be before anything is read."""
+
+    run: str
+    limit_usd: Decimal | None
+    name: str | None
+    sets: tuple[str, ...]
+    is_smoke: bool
+    resume: bool
+    keep_on_failure_s: float
+    is_one_guard_enough: bool
+    no_spot: bool
+    exact: Exact
+    trackers: tuple[str, ...]
+    tracker_name: str | None
+    dry_run: bool
+    yes: bool
+
+
+def _start(asked: Asked, home: Home) -> None:
+    """The whole verb, top down; until a person has agreed nothing is made anywhere."""
+    loaded = _load(asked, home)
+    plan = _plan(loaded, asked, home)
+    row = select(plan, yes=asked.yes or asked.dry_run)
+    if row is None:
+        talk.say("Nothing was started.")
+        return
+    ready = _draft(loaded, row, asked, home)
+    _say_plan(ready, home)
+    if asked.dry_run:
+        _show_request(ready, home)
+        return
+    check_armed(ready, home)
+    if not _agrees(ready, row, loaded, asked):
+        talk.say("Nothing was started.")
+        return
+    ready, done = _launch(ready, row, plan, asked, home)
+    for each in asked.trackers:
+        told = following(each, home.path, done.run.id, asked.tracker_name, run=ready.run, store=done.run.store)
+        begin(told, home.world)
+    talk.emit("launch/1", _document(done, ready))
+    _say_next(done, ready, home)
+
+
+def _load(asked: Asked, home: Home) -> Loaded:
+    """The run with all that the flags change in it: the plan warns of it, and the run's record tells it."""
+    if asked.resume:
+        loaded = _as_launched(home, asked.run, is_changed=bool(asked.sets or asked.name or asked.is_smoke))
+    else:
+        loaded = load_run(asked.run, list(asked.sets), is_smoke=asked.is_smoke)
+    if asked.no_spot:
+        loaded = _without_spot(loaded)
+    if asked.name is not None:
+        loaded = _renamed(loaded, asked.name)
+    if asked.limit_usd is not None:
+        loaded = _limited(loaded, asked.limit_usd)
+    say_problems([*loaded.warnings, *refresh(home)])
+    return loaded
 
 
 def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
@@ -153,21 +192,33 @@ def _renamed(loaded: Loaded, name: str) -> Loaded:
 
 
 def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
-    """Into the run itself, so that the plan warns of it and the run's record tells it."""
     run = loaded.run
     limits = dataclasses.replace(run.limits, spend_usd=str(limit))
     origin = {**run.origin, "limits.spend_usd": "--spend-limit"}
     return dataclasses.replace(loaded, run=dataclasses.replace(run, limits=limits, origin=origin))
 
 
-def _plan(loaded: Loaded, home: Home) -> Plan:
+def _plan(loaded: Loaded, asked: Asked, home: Home) -> Plan:
     meet_host(home, loaded.run)
     plan = make_plan(loaded.run, home)
     say_problems(plan.warnings)
+    plan = only(plan, asked.exact)
+    plan = without_spot(plan) if asked.no_spot else plan
+    if loaded.run.limits.spend_usd is None:
+        # The draft would refuse it too; here a sum can be named, and nobody has been made to choose in vain.
+        raise UsageError(
+            what="No spend limit is set, and nobody rents without saying how much.",
+            why=f"Neither limits.spend in the run file nor --spend-limit names one. {_about_cost(plan.best)}",
+            fix=f"homing launch {asked.run} --spend-limit {suggested_limit(plan)}" + " --resume" * asked.resume,
+        )
     return plan
 
 
-def _draft(loaded: Loaded, row: OfferPlan, home: Home, *, resume: bool, smoke: bool) -> Draft:
+def _about_cost(best: OfferPlan) -> str:
+    return f"On {name_of(best.offer)} it costs about {usd(best.cost_usd)} in {format_duration(best.seconds)}."
+
+
+def _draft(loaded: Loaded, row: OfferPlan, asked: Asked, home: Home) -> Draft:
     spend = loaded.run.limits.spend_usd
     order = LaunchOrder(
         run=loaded.run,
@@ -176,8 +227,10 @@ def _draft(loaded: Loaded, row: OfferPlan, home: Home, *, resume: bool, smoke: b
         offer=row.offer,
         timing=row.timing,
         spend_limit_usd=None if spend is None else Decimal(spend),
-        resume=resume,
-        is_smoke=smoke,
+        resume=asked.resume,
+        is_smoke=asked.is_smoke,
+        keep_on_failure_s=asked.keep_on_failure_s,
+        is_one_guard_enough=asked.is_one_guard_enough,
     )
     return draft(order, home)
 
@@ -189,13 +242,6 @@ def _keep_s(text: str | None) -> float:
         raise UsageError(what=f"--keep-on-failure: {exc}.", fix="--keep-on-failure 30m") from exc
 
 
-def _with_wishes(ready: Draft, *, keep_on_failure_s: float, is_one_guard_enough: bool) -> Draft:
-    order = dataclasses.replace(
-        ready.order, keep_on_failure_s=keep_on_failure_s, is_one_guard_enough=is_one_guard_enough
-    )
-    return dataclasses.replace(ready, order=order)
-
-
 def _say_plan(ready: Draft, home: Home) -> None:
     before = f", {usd(ready.spent_before_usd)} of it spent by earlier attempts" if ready.spent_before_usd else ""
     talk.say(f"Worst case: {usd(ready.worst_case_usd)}{before}.")
@@ -204,6 +250,10 @@ def _say_plan(ready: Draft, home: Home) -> None:
         talk.say(f"Not told by the provider just now: {age}.")
     for sentence in guards(ready, home):
         talk.say(f"  {sentence}")
+    provider = home.provider(ready.order.offer.provider)
+    if isinstance(provider, Prepaid):
+        found = check_balance(provider, ready.worst_case_usd - ready.spent_before_usd)
+        say_problems([f"{found.text} {found.fix} {found.page}"] if found.is_finding else [])
 
 
 def _show_request(ready: Draft, home: Home) -> None:
@@ -233,17 +283,32 @@ def _flat(request: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _agreed(ready: Draft, loaded: Loaded, *, smoke: bool, yes: bool) -> bool:
+def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: Asked) -> bool:
     run, offer = ready.run, ready.order.offer
-    if needs_smoke_first(run) and not smoke and not has_smoke_passed(loaded.file):
+    if needs_smoke_first(run) and not asked.is_smoke and not has_smoke_passed(loaded.file):
         talk.say(f"This is a big run and its smoke profile has not passed: homing launch {run.name} --smoke")
-        if not talk.ask("Launch the big run without it?", yes=yes):
+        if not talk.ask("Launch the big run without it?", yes=asked.yes):
             return False
     machine = f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
     question = (
         f"Start {machine} on {offer.provider} at {usd(offer.rate_usd_per_hour)}/h, limit {usd(ready.spend_limit_usd)}?"
     )
-    return talk.ask(question, yes=yes)
+    return talk.ask(question, yes=asked.yes) and agrees_to_rate(row, run.name, _most_per_hour(ready))
+
+
+def _launch(ready: Draft, row: OfferPlan, plan: Plan, asked: Asked, home: Home) -> tuple[Draft, Launched]:
+    """On what was agreed to; where that is gone by now, on the next of the plan that is agreed to as well."""
+
+    def agree(other: OfferPlan, instead: Draft) -> bool:
+        _say_plan(instead, home)
+        return agrees_to_next(other, row, _most_per_hour(ready), yes=asked.yes)
+
+    return launch_any(ready, plan.offers, home, tell=lambda text: talk.say(f"  {text}"), agree=agree)
+
+
+def _most_per_hour(ready: Draft) -> Decimal | None:
+    rate = ready.run.limits.rate_usd_per_hour
+    return None if rate is None else Decimal(rate)
 
 
 def _document(done: Launched, ready: Draft) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import contextlib
 import difflib
 import glob
 import json
+import os
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +54,9 @@ def command(
             fix=f"homing new {tidy} --from {preset or 'tiny'}",
         )
     source = _find(preset, name)
+    for flag, paths in (("--text", text), ("--validation", validation)):
+        for path in paths or []:
+            _check_text(path, flag, f"homing new {name} --from {source.stem}")
     target = Path("runs") / f"{name}.yaml"
     _refuse_to_overwrite(name, target, force)
     loaded = _write(source, target, name, text or [], validation or [])
@@ -101,6 +106,34 @@ def _find(preset: str | None, name: str) -> Path:
 
 def _again(name: str, near: list[str]) -> str:
     return f"homing new {name} --from {near[0] if near else 'tiny'}"
+
+
+def _check_text(named: str, flag: str, call: str) -> None:
+    """Now, not at prep: who typed it is still looking at it."""
+    path = os.path.expanduser(named)
+    if os.path.exists(path) or glob.glob(path, recursive=True):
+        return
+    near, why = _nearest(Path(path))
+    kind = "no file matches" if glob.has_magic(path) else "there is no file or folder"
+    raise UsageError(
+        what=f"{flag}: {kind} {named!r}.", why=why, fix=f"{call} {flag} {shlex.quote(near or 'YOUR_TEXT.txt')}"
+    )
+
+
+def _nearest(path: Path) -> tuple[str, str]:
+    """What may have been meant, or "", and what was seen where it was looked for."""
+    folder = path.parent
+    try:
+        there = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError:
+        return "", f"There is no folder {folder.absolute()} that can be read."
+    by_small = {name.lower(): name for name in there}  # Faust.TXT is the nearest to faust.txt
+    near = difflib.get_close_matches(path.name.lower(), by_small, n=1, cutoff=0.5)
+    if near:
+        hit = str(folder / by_small[near[0]])
+        return hit, f"Did you mean {hit}? Looked in {folder.absolute()}."
+    some = f"{', '.join(there[:5])}{' and others' if there[5:] else ''}" if there else "nothing"
+    return "", f"Looked in {folder.absolute()}, which has {some}."
 
 
 def _refuse_to_overwrite(name: str, target: Path, force: bool) -> None:

@@ -27,7 +27,6 @@ _STAGES = {
 }
 _TERMINAL_EVERY_S = 0.2
 _OTHERWISE_EVERY_S = 30.0
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 
 
 _LONG_S = 600.0
@@ -82,9 +81,14 @@ class Meter:
         if progress.eta_s is not None and progress.eta_s > _LONG_S and not self._has_advised:
             self._has_advised = True
             self._clear()
+            chosen = (
+                ""
+                if progress.is_tokenizer_given
+                else "fewer entries (tokenizer.vocab_size), a smaller tokenizer.sample, "
+            )
             talk.say(
-                "This takes long. Faster: fewer entries (tokenizer.vocab_size), a smaller tokenizer.sample, more memory"
-                " and cores, or part of the text first. Stopping is safe: the same command goes on where it was."
+                f"This takes long. Faster: {chosen}more memory and cores, or part of the text first."
+                " Stopping is safe: the same command goes on where it was."
             )
 
     def _print(self, line: str) -> None:
@@ -113,6 +117,8 @@ def _line(progress: Progress) -> str:
 
 def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str, Any]:
     """What --json prints, and all that the report is made from."""
+    from homing.lm.prep.publish import tokenizer_files
+
     num_text = int(manifest.settings["num_text_files"])
     return {
         "dir": str(order.dir),
@@ -123,7 +129,7 @@ def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str
         "is_tokenizer_trained": not manifest.settings.get("tokenizer_sha256"),
         "tokenizer": order.tokenizer,
         "tokenizer_sha256": manifest.tokenizer_sha256,
-        "tokenizer_files": list(_TOKENIZER_FILES),
+        "tokenizer_files": tokenizer_files(manifest),
         "dtype": manifest.dtype,
         "text": list(order.text),
         "validation": list(order.validation),

@@ -12,6 +12,7 @@ import dataclasses
 import fcntl
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def command(
     json_: Json = False,
 ) -> None:
     """Train on this machine, with the same trainer that runs on a rented one."""
+    again = as_typed(sets, is_smoke=smoke) + (f" --phase {shlex.quote(phase)}" if phase else "")
     sets = with_phases(sets, phase)
     if resume and fresh:
         raise UsageError(what="--resume and --fresh contradict each other.", fix="Use one of them, or neither.")
@@ -65,7 +67,7 @@ def command(
     if not loaded.is_prepared:
         raise DataError(
             what=f"The data of {loaded.run.name} is not prepared.",
-            why=f"{Path(loaded.run.data.dir) / names.MANIFEST} is not there.",
+            why=f"{_missing(loaded)} is not there.",
             fix=f"homing prep {name}{as_typed(sets, is_smoke=smoke)}",
         )
     need("lm", verb="train")
@@ -77,7 +79,14 @@ def command(
     outcome = _read_outcome(run_dir, code)
     if outcome.state == "done" and smoke:
         mark_smoke_passed(loaded.file, {"run": run_dir.name})
-    _tell(run_dir, name, outcome, as_typed(sets, is_smoke=smoke), caught=caught, is_smoke=smoke)
+    _tell(run_dir, name, outcome, again, caught=caught, is_smoke=smoke)
+
+
+def _missing(loaded: Loaded) -> Path:
+    """What prep has not made: a phase's own data may be absent where the text of the run is there."""
+    own = [phase.data for phase in loaded.run.phases if phase.data is not None]
+    folders = [data.dir for data in own if not data.manifest_sha256]
+    return Path(next(iter(folders), loaded.run.data.dir)) / names.MANIFEST
 
 
 def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> Path:

@@ -15,12 +15,13 @@ from homing.cli.tracking import begin, following, go_on, wanted
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.meter import MARGIN_S, cost
-from homing.cloud.status import look
+from homing.cloud.status import Status, look
 from homing.cloud.watch import DEFAULT_EVERY_S, Report, to_finish, watch
 from homing.config import mark_smoke_passed
 from homing.errors import UsageError
 from homing.units import parse_duration
-from homing.wire import names
+from homing.wire import codec, names
+from homing.wire.run import Run
 
 __all__ = ["command"]
 
@@ -94,15 +95,36 @@ def _say_next(home: Home, run: RunRow) -> None:
     elif run.state == "failed":
         talk.say(f"Why: homing logs {run.name}   Go on from its last checkpoint: homing launch {run.name} --resume")
     else:
-        beat = status.signs.heartbeat if status.signs else None
-        step = f"at step {beat.step:,} of {beat.num_steps:,}" if beat and beat.num_steps else "before its first step"
-        talk.say(f"Stopped {step}. What it has learned: homing fetch {run.name}")
-        talk.say(f"To the end: {_how_to_finish(home, run)}")
+        steps = _steps_by_phase(home, run)
+        where = _stopped_where(status, steps)
+        talk.say(f"Stopped {where}. What it has learned: homing fetch {run.name}")
+        talk.say(f"To the end: {_how_to_finish(home, status, list(steps))}")
 
 
-def _how_to_finish(home: Home, run: RunRow) -> str:
-    status = look(home, run)
-    rest = to_finish(status, home)
+def _steps_by_phase(home: Home, run: RunRow) -> dict[str, int]:
+    """In the order in which they are trained; empty where the run's papers are not at home."""
+    try:
+        resolved = codec.loads(Run, home.world.read(home.run_dir(run.id) / names.RUN))
+    except (OSError, codec.WireError):
+        return {}
+    return {phase.kind: phase.num_steps for phase in resolved.phases}
+
+
+def _stopped_where(status: Status, steps: dict[str, int]) -> str:
+    beat, outcome = (status.signs.heartbeat, status.signs.outcome) if status.signs else (None, None)
+    if beat is None or not beat.num_steps:
+        return "before its first step"
+    # The last words of the trainer: the heartbeat knows a new phase only from its first line of numbers on.
+    if outcome is not None and outcome.phase in steps and len(steps) > 1:
+        return f"in {outcome.phase} at step {outcome.step:,} of {steps[outcome.phase]:,}"
+    return f"at step {beat.step:,} of {beat.num_steps:,}"
+
+
+def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
+    run, beat = status.run, status.signs.heartbeat if status.signs else None
+    # How long a phase takes that has not begun, the speed of this one does not tell.
+    is_last = len(phases) < 2 or (beat is not None and beat.phase == phases[-1])
+    rest = to_finish(status, home) if is_last else None
     if rest is None or not status.lines:
         return f"homing launch {run.name} --resume --spend-limit DOLLARS"
     whole = status.spend_usd + rest * Decimal("1.2") + cost(Decimal(status.lines[-1].rate_usd_per_hour), MARGIN_S)

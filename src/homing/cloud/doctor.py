@@ -8,7 +8,7 @@ providers   each that is set up or named: key, rights, quota, offers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from homing.cloud.checks import Check
 from homing.cloud.doctor_container import check_container
@@ -33,33 +33,37 @@ from homing.cloud.examined import Examined
 
 __all__ = ["CHECKS", "examine"]
 
-CHECKS: list[Callable[[Examined], list[Check]]] = [
-    check_python,
-    check_packages,
-    check_extras,
-    check_torch,
-    check_ssh,
-    check_ssh_keys,
-    check_tools,
-    check_container,
-    check_home_folder,
-    check_disk,
-    check_env_file,
-    check_env_values,
-    check_owner,
-    check_ledger,
-    check_unconfirmed,
-    check_guard,
-    check_run_file,
-    check_placeholders,
-    check_data,
-    check_limit,
-    check_store,
-    check_hub,
-    check_clock,
-    check_providers,
+# What a person reads while it is asked, and the question.
+CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
+    ("Python", check_python),
+    ("packages", check_packages),
+    ("the packages of the extras", check_extras),
+    ("torch, and the cards it sees; loading it takes seconds", check_torch),
+    ("the SSH client", check_ssh),
+    ("SSH keys", check_ssh_keys),
+    ("git, docker and uv", check_tools),
+    ("Docker's engine", check_container),
+    ("the home folder", check_home_folder),
+    ("the disk", check_disk),
+    (".env", check_env_file),
+    ("keys in the environment", check_env_values),
+    ("our mark", check_owner),
+    ("the ledger", check_ledger),
+    ("ends that nobody confirmed", check_unconfirmed),
+    ("the guard", check_guard),
+    ("the run file", check_run_file),
+    ("placeholders", check_placeholders),
+    ("the data", check_data),
+    ("the limit", check_limit),
+    ("the store", check_store),
+    ("the Hub", check_hub),
+    ("the clock, against a provider's", check_clock),
+    ("providers", check_providers),
 ]
 
 
-def examine(examined: Examined) -> list[Check]:
-    return [check for question in CHECKS for check in question(examined)]
+def examine(examined: Examined) -> Iterator[Check]:
+    """Each as it comes: some are asked over the network, and one may keep a person waiting."""
+    for subject, question in CHECKS:
+        examined.tell(subject)
+        yield from question(examined)

@@ -1,14 +1,18 @@
 """Questions to providers and the Hub: is there a key, is it taken, does it suffice, is there something to rent.
 
-each provider, all at once, each with a deadline:  key -> list_owned -> its own checks() -> offers for the run
+each provider, all at once, each with a deadline:  key -> list_owned -> its own checks() -> balance -> offers
 """
 
 from __future__ import annotations
 
 import json
+from decimal import Decimal
+from functools import partial
+from typing import Any
 
 from homing.cloud.accounts import ACCOUNTS, Account
 from homing.cloud.checks import Check, Checked, fault, ok, skipped, warning
+from homing.cloud.doctor_balance import Prepaid, check_balance
 from homing.cloud.examined import Examined
 from homing.cloud.plan import needs_of
 from homing.cloud.providers.base import Provider
@@ -24,14 +28,13 @@ _NOBODY = "000000"  # an owner that nobody is: a home that has none yet gets non
 
 
 def check_providers(examined: Examined) -> list[Check]:
-    world, found = examined.home.world, list[Check]()
+    found = list[Check]()
     names = [name for name in examined.providers if name in PROVIDERS]
     for name in examined.providers:
         if name not in PROVIDERS:
             text = f"There is no provider {name!r}."
             found.append(fault(f"{name}.known", text, f"Known: {', '.join(sorted(PROVIDERS))}"))
-    calls = [lambda name=name: _check_provider(name, examined) for name in names]
-    for name, answer in zip(names, world.together(calls, ANSWER_S), strict=True):
+    for name, answer in zip(names, _ask_all(names, examined), strict=True):
         if isinstance(answer, TimeoutError):
             found.append(_silent(name, f"It did not answer within {ANSWER_S:g} s."))
         elif isinstance(answer, Exception):
@@ -40,6 +43,28 @@ def check_providers(examined: Examined) -> list[Check]:
             found += answer
     unset = [name for name in ACCOUNTS if name in PROVIDERS and name not in names]
     return [*found, *(_unset(ACCOUNTS[name], is_needed=False) for name in unset)]
+
+
+def _ask_all(names: list[str], examined: Examined) -> list[Any]:
+    """Side by side, and who waits hears for whom."""
+    waiting = list(names)
+
+    def tell() -> None:
+        if waiting:
+            examined.tell(f"{', '.join(waiting)}; at most {ANSWER_S:g} s")
+
+    def ask(name: str) -> list[Check]:
+        try:
+            return _check_provider(name, examined)
+        finally:
+            if name in waiting:  # else it is late, and nobody waits any more
+                waiting.remove(name)
+                tell()
+
+    tell()
+    answers = examined.home.world.together([partial(ask, name) for name in names], ANSWER_S)
+    waiting.clear()
+    return answers
 
 
 def check_hub(examined: Examined) -> list[Check]:
@@ -95,6 +120,9 @@ def _check_provider(name: str, examined: Examined) -> list[Check]:
     found = [ok(f"{name}.key", "It answers, and lists what is ours.")]
     if isinstance(provider, Checked):
         found += _ask_itself(provider, name)
+    if isinstance(provider, Prepaid):
+        limit = examined.run.limits.spend_usd if examined.run is not None else None
+        found.append(check_balance(provider, None if limit is None else Decimal(limit)))
     return [*found, *_check_offers(provider, name, examined)]
 
 

@@ -55,7 +55,8 @@ def check_limit(examined: Examined) -> list[Check]:
         return [skipped("run.limit", _NO_RUN)]
     if examined.run.limits.spend_usd is None:
         text = "No spend limit is set; launch will want one."
-        return [skipped("run.limit", text, "limits.spend in the run file, or launch --spend-limit DOLLARS")]
+        fix = f"homing plan {examined.run.name}   names a sum for launch --spend-limit, or for limits.spend"
+        return [skipped("run.limit", text, fix)]
     return [ok("run.limit", f"At most ${examined.run.limits.spend_usd}.")]
 
 

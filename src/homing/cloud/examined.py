@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +44,7 @@ class Examined:
     run_error: HomingError | None = None  # why it could not be read
     is_prepared: bool = True
     named: tuple[str, ...] = ()  # providers asked about by name
+    tell: Callable[[str], None] = lambda text: None  # what is being asked now, for whoever waits for it
 
     @cached_property
     def providers(self) -> list[str]:

@@ -23,7 +23,7 @@ from homing.wire import names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.run import Run
 
-__all__ = ["Fetched", "Shown", "choose", "fetch", "show"]
+__all__ = ["Fetched", "Shown", "choose", "fetch", "phases_of", "show"]
 
 _PAPERS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
 
@@ -49,7 +49,7 @@ def fetch(
     tell: Callable[[str], None] = lambda text: None,
 ) -> Fetched:
     store = home.store_of(run)
-    candidates = choose(store, run, which, _phases(store, run))
+    candidates = choose(store, run, which, phases_of(store, run))
     passed_over: list[str] = []
     for checkpoint in candidates if or_older else candidates[:1]:
         try:
@@ -83,7 +83,7 @@ class Shown:
 def show(home: Home, run: RunRow) -> list[Shown]:
     """All that lie in the store, newest first. Hashes of the files themselves are checked when one is fetched."""
     store = home.store_of(run)
-    found = list_checkpoints(store, run.id, _phases(store, run))
+    found = list_checkpoints(store, run.id, phases_of(store, run))
     best = {phase: best_step(store, run.id, phase) for phase in {each.manifest.phase for each in found}}
     shown = []
     for number, each in enumerate(found):
@@ -119,7 +119,8 @@ def choose(store: Store, run: RunRow, which: str, phases: list[str]) -> list[Sto
     return found[index:]
 
 
-def _phases(store: Store, run: RunRow) -> list[str]:
+def phases_of(store: Store, run: RunRow) -> list[str]:
+    """In the order in which they are trained; none where the run has no record in its store."""
     resolved = read_document(store, run_key(run.id, names.RUN), Run)
     return [phase.kind for phase in resolved.phases] if resolved is not None else []
 

@@ -130,9 +130,16 @@ def _ask(
             found.offers.extend(answer.offers)
             found.left_out.extend(answer.left_out)
         else:
-            errors[name] = answer
+            errors[name] = _of_offers(answer)
     found.problems.extend(_problem(name, error) for name, error in errors.items())
     return found, errors
+
+
+def _of_offers(error: HomingError | OSError) -> HomingError | OSError:
+    """As it concerns whoever wants to rent: by a question for offers nothing comes to bill, and nothing bills on."""
+    if not isinstance(error, ProviderSilent):
+        return error
+    return ProviderSilent(error.what, error.reason, "Try again in a minute; is a firewall between? homing doctor")
 
 
 def _nobody_answered(errors: dict[str, HomingError | OSError]) -> HomingError | OSError:

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from homing.cloud import heard, meter
+from homing.cloud.fetch import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.signs import Signs, read_signs
@@ -92,12 +93,12 @@ def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
 
 def newest_pushed(home: Home, run: RunRow) -> str:
     """The newest whole checkpoint in the store, `pretrain step 1,200`; "" where there is none. Raises when blind."""
-    prefix = run_key(run.id, names.CHECKPOINTS) + "/"
-    parts = [entry.key[len(prefix) :].split("/") for entry in home.store_of(run).list(prefix)]
+    prefix, store = run_key(run.id, names.CHECKPOINTS) + "/", home.store_of(run)
+    parts = [entry.key[len(prefix) :].split("/") for entry in store.list(prefix)]
     # The manifest is pushed last: with it in the store the checkpoint is whole.
     whole = [(part[0], names.parse_step(part[1])) for part in parts if len(part) == 3 and part[2] == names.MANIFEST]
-    phases = [phase for phase, _ in whole]
-    found = [(phases.index(phase), step, phase) for phase, step in whole if step is not None]
+    order = {phase: number for number, phase in enumerate(phases_of(store, run) if whole else [])}
+    found = [(order.get(phase, -1), step, phase) for phase, step in whole if step is not None]
     return f"{max(found)[2]} step {max(found)[1]:,}" if found else ""
 
 
@@ -117,6 +118,8 @@ def progress_line(status: Status, beat: Heartbeat | None) -> str:
         parts.append(f"{format_count(beat.tokens_per_s)} tok/s")
     if beat is not None and beat.mfu is not None:
         parts.append(f"mfu {beat.mfu:.0%}")
+    if beat is not None and "gpu" in beat.use and status.run.is_live:
+        parts.append(f"card {beat.use['gpu']:.0%}, its memory {beat.use.get('gpu_memory', 0.0):.0%}")
     parts.append(meter.show_spend(status.spend_usd, status.limit_usd))
     if beat is not None and beat.eta_s is not None and status.run.is_live:
         parts.append(f"eta {format_duration(beat.eta_s)}")

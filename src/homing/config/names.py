@@ -17,6 +17,12 @@ __all__ = ["FOREIGN", "looks_like_secret_key", "looks_like_secret_value", "neare
 
 _STEP_SIZE = "phases.N.batch_tokens (tokens in one step: rows x accumulation x context) and phases.N.micro_batch (rows)"
 
+_HELD_OUT = (
+    "(the share that is held out; data.val_fraction for the text of the run;"
+    " for a trial on a small part of everything, --smoke on any command)"
+)
+_TRIAL = "(few of them; or leave the file as it is: --smoke on any command shrinks the run to minutes)"
+
 # Other trainers' names, in lower case with underscores -> our key, or a sentence.
 FOREIGN: dict[str, str] = {
     # shape
@@ -180,8 +186,13 @@ FOREIGN: dict[str, str] = {
     "pretrained_model_name_or_path": "model.from",
     "gradient_checkpointing": "phases.N.recompute (all)",
     "activation_checkpointing": "phases.N.recompute (all)",
-    "test_fraction": "phases.N.data.val_fraction",
-    "test_size": "phases.N.data.val_fraction",
+    "test_fraction": f"phases.N.data.val_fraction {_HELD_OUT}",
+    "test_size": f"phases.N.data.val_fraction {_HELD_OUT}",
+    "test_split": f"phases.N.data.val_fraction {_HELD_OUT}",
+    "test_mode": f"phases.N.steps {_TRIAL}",
+    "debug_mode": f"phases.N.steps {_TRIAL}",
+    "fast_dev_run": f"phases.N.steps {_TRIAL}",
+    "max_train_samples": f"phases.N.steps {_TRIAL}",
     "train_on_inputs": "phases.N.kind (sft learns the answers alone, mid with text learns all)",
     # the trainer
     "bf16": "train.precision (auto, fp32, bf16 or fp8)",

@@ -97,6 +97,7 @@ def _read_folder(folder: Path) -> Source:
             why="model.from is a folder with config.json, tokenizer.json and safetensors, or hf:OWNER/NAME.",
             fix="Mend the path, or name the model on the Hub: model.from: hf:OWNER/NAME",
         )
+    folder = folder.absolute()  # the trainer reads it from another place
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     return _source(str(folder.resolve()), folder, _chosen(sizes, str(folder)), Listing("", "", sizes, {}))
 

@@ -74,8 +74,13 @@ def phase_prep(trace: Trace, number: int, data_dir: Path) -> PhasePrep | None:
     )
 
 
-def phase_data(trace: Trace, number: int, prep: PhasePrep | None, context: int = 0) -> PhaseData | None:
-    """What is prepared of it already; counts are 0 while nothing is, or nothing that the run file still means."""
+def phase_data(
+    trace: Trace, number: int, prep: PhasePrep | None, context: int = 0, theirs_sha256: str = ""
+) -> PhaseData | None:
+    """What is prepared of it already; counts are 0 while nothing is, or nothing that the run file still means.
+
+    `theirs_sha256`: of the tokenizer that open weights bring, where the run begins with such.
+    """
     if prep is None:
         return None
     wire = f"phases.{number}.data"
@@ -89,7 +94,7 @@ def phase_data(trace: Trace, number: int, prep: PhasePrep | None, context: int =
         return empty
     if prepared is None:
         return empty
-    if stale := _what_changed(prep, prepared, context):
+    if stale := _what_changed(prep, prepared, context, theirs_sha256):
         trace.warn(f"{wire}: {stale} changed since it was prepared. `homing prep` makes it anew.")
         return empty
     for name in ("manifest_sha256", "num_train_tokens", "num_val_tokens"):
@@ -103,8 +108,10 @@ def phase_data(trace: Trace, number: int, prep: PhasePrep | None, context: int =
     )
 
 
-def _what_changed(prep: PhasePrep, prepared: Prepared, context: int) -> str:
-    """Of conversations; found here and not by a trainer that is paid for."""
+def _what_changed(prep: PhasePrep, prepared: Prepared, context: int, theirs_sha256: str) -> str:
+    """Found here and not by a trainer that is paid for; of text, only the tokenizer."""
+    if theirs_sha256 and prepared.manifest.tokenizer_sha256 != theirs_sha256:
+        return "the tokenizer"
     if prep.kind != "chat":
         return ""
     order = prepared.manifest.settings.get("order") or {}

@@ -78,7 +78,8 @@ def resolve_rl(trace: Trace, number: int, context: int) -> Rl | None:
                 (*at, name), "has no effect with one update per rollout.", "Raise updates_per_rollout, or delete it."
             )
     if rl.answer_tokens > context - 8 and trace.is_sound((*at, "answer_tokens"), ("model", "context")):
-        problem = f"{rl.answer_tokens} new tokens leave no room for a question in a context of {context}."
+        by_default = "" if trace.is_given((*at, "answer_tokens")) else ", as many as by default,"
+        problem = f"{rl.answer_tokens} new tokens{by_default} leave no room for a question in a context of {context}."
         trace.wrong((*at, "answer_tokens"), problem, f"Allowed: at most {context - 8}.")
     units = {
         **{"reward_timeout": "reward_timeout_s", "reward_memory": "reward_memory_bytes"},

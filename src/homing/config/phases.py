@@ -330,5 +330,6 @@ def _init_from(trace: Trace, at: KeyPath, wire: str, model: Model, start: str) -
         and getattr(theirs, field.name) != getattr(model, field.name)
     ]
     if differing:
-        trace.wrong(path, f"{typed} is another model: {'; '.join(differing)}.", "Make the model section fit it.")
+        keys = "model section" + (" and tokenizer.vocab_size" if theirs.vocab_size != model.vocab_size else "")
+        trace.wrong(path, f"{typed} is another model: {'; '.join(differing)}.", f"Make the {keys} fit it.")
     return str(folder)

@@ -77,16 +77,20 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     numbers = chosen_phases(trace)
     source = read_base(trace)
     needs_text = any(uses_run_text(trace, number) for number in numbers)
-    prepared = None if is_for_prep else _prepared(trace, data_dir)
+    # Of open weights. Text in the ids of another tokenizer would be nonsense to them, and nothing later could tell.
+    theirs = sha256_of(source.papers_dir / wire_names.TOKENIZER) if source is not None else ""
+    prepared = None if is_for_prep else _prepared(trace, data_dir, theirs if needs_text else "")
     if source is not None:
         vocab_size, model = source.shape.vocab_size, shape_of_base(trace, source)
     else:
-        vocab_size = _vocab_size(trace, prepared, is_for_prep=is_for_prep)
+        first = None if needs_text else numbers[0]
+        vocab_size = _vocab_size(trace, prepared, is_for_prep=is_for_prep, first=first)
         model = resolve_model(trace, vocab_size)
     corpus = _corpus(trace, prepared, vocab_size) if needs_text else Corpus(0, 0, "no phase reads it")
     preps = {number: phase_prep(trace, number, data_dir) for number in numbers}
     datas = {
-        number: phase_data(trace, number, None if is_for_prep else preps[number], model.context) for number in numbers
+        number: phase_data(trace, number, None if is_for_prep else preps[number], model.context, theirs)
+        for number in numbers
     }
     corpora = {
         number: _corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size) for number in numbers
@@ -131,15 +135,22 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
 # --- data and vocabulary ---------------------------------------------------------------------------------------------
 
 
-def _prepared(trace: Trace, data_dir: Path) -> Prepared | None:
+def _prepared(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> Prepared | None:
     try:
-        return read_prepared(data_dir)
+        found = read_prepared(data_dir)
     except DataError as exc:
         trace.wrong(("data", "dir"), f"{exc.what} {exc.why}", exc.fix)
         return None
+    if found is not None and tokenizer_sha256 and found.manifest.tokenizer_sha256 != tokenizer_sha256:
+        trace.warn(
+            f"{_shown(data_dir)} was not prepared with the tokenizer of model.from. `homing prep` makes it anew."
+        )
+        return None
+    return found
 
 
-def _vocab_size(trace: Trace, prepared: Prepared | None, *, is_for_prep: bool) -> int:
+def _vocab_size(trace: Trace, prepared: Prepared | None, *, is_for_prep: bool, first: int | None) -> int:
+    """`first`: the phase whose checkpoint brings the tokenizer, where the run reads no text that could teach one."""
     path = ("tokenizer", "vocab_size")
     wanted = trace.file.tokenizer.vocab_size
     existing = _existing_tokenizer(trace)
@@ -156,6 +167,16 @@ def _vocab_size(trace: Trace, prepared: Prepared | None, *, is_for_prep: bool) -
         trace.wrong(path, problem, f"Allowed: at least {least}.")
     if prepared is not None and not is_for_prep:
         return _prepared_vocab_size(trace, prepared, wanted)
+    brought = trace.file.phases[first].init_from if first is not None else ""
+    theirs = Path(brought).expanduser() / wire_names.TOKENIZER
+    if brought and wanted is None and theirs.is_file():
+        trace.note("model.vocab_size", f"init_from: {theirs}")
+        try:
+            return tokenizer_vocab_size(theirs)
+        except DataError as exc:
+            trace.wrong(
+                ("phases", first or 0, "init_from"), f"{exc.what} {exc.why}", "Name the folder of a checkpoint."
+            )
     trace.take("model.vocab_size", path, DEFAULT_VOCAB_SIZE)
     return wanted or DEFAULT_VOCAB_SIZE
 
@@ -254,7 +275,8 @@ def _prep(trace: Trace, vocab_size: int, data_dir: Path, source: Source | None) 
     data, tokenizer = trace.file.data, trace.file.tokenizer
     existing = str(Path(tokenizer.file).expanduser()) if tokenizer.file else ""
     if source is not None:
-        existing = str(source.papers_dir / wire_names.TOKENIZER)
+        # The model may have more rows than its tokenizer has ids.
+        existing, vocab_size = str(source.papers_dir / wire_names.TOKENIZER), source.tokenizer_size
     return PrepSettings(
         text=list(data.text),
         validation=list(data.validation),
@@ -283,7 +305,10 @@ def _refuse_twice(trace: Trace, phases: list[Phase]) -> None:
     for number, phase in enumerate(phases):
         if phase.kind in [earlier.kind for earlier in phases[:number]]:
             trace.wrong(
-                ("phases", number, "kind"), f"{phase.kind} is there twice.", "Each kind of phase has one place."
+                ("phases", number, "kind"),
+                f"{phase.kind} is there twice, and checkpoints lie in a folder named for the kind.",
+                f"Put the second into a run file of its own, with init_from: models/{trace.file.name or 'NAME'} after"
+                " `homing fetch`, or make them one phase.",
             )
 
 

@@ -143,7 +143,11 @@ def _batch(run: Run, run_dir: Path) -> tuple[Tensor, Tensor, str]:
     data_dir = run_dir / run.data.dir
     if (data_dir / names.MANIFEST).is_file():
         manifest = read_manifest(data_dir)
-        if manifest.vocab_size != run.model.vocab_size:
+        # Open weights may have more rows than their tokenizer has ids.
+        is_fit = (
+            manifest.vocab_size <= run.model.vocab_size if run.base else manifest.vocab_size == run.model.vocab_size
+        )
+        if not is_fit:
             raise DataError(
                 what="Data and model do not have the same vocabulary.",
                 why=f"{data_dir / names.MANIFEST} says {manifest.vocab_size:,} tokens, "

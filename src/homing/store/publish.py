@@ -48,11 +48,13 @@ def look(address: HubAddress, world: World) -> Looked:
     """Raises before anything is made where the token cannot do it."""
     door = open_door(address, world)
     repo = {"repo_id": address.repo_id, "repo_type": address.repo_type}
+    if not door.token:
+        raise _refused(door, "there is none")
     try:
         who = door.api.whoami()
     except hub_failures() as exc:
-        if status_of(exc) in (401, 403) or not door.token:
-            raise _refused(door, "it is invalid, or there is none") from exc
+        if status_of(exc) in (401, 403):
+            raise _refused(door, "it is invalid") from exc
         raise door.raised(exc, "published") from exc
     role = str(((who.get("auth") or {}).get("accessToken") or {}).get("role", ""))
     if role == "read":

@@ -1,8 +1,9 @@
 """manifest.json beside token shards: what they are, how much, from which text, and their hashes.
 
 A shard `train-00000.bin` is tokens and nothing else, little-endian, `dtype` wide, documents end to end, each with
-<|endoftext|> before it. `train-00000.idx` is little-endian uint64: the token offset at which each document starts,
-then the shard's token count, so document i of the shard is tokens [idx[i], idx[i+1]).
+<|endoftext|> before it, or with the marks of the family that its tokenizer comes from. `train-00000.idx` is
+little-endian uint64: the token offset at which each document starts, then the shard's token count, so document i of
+the shard is tokens [idx[i], idx[i+1]).
 
 Shards of conversations have a third file, `train-00000.mask`: one byte a token, 1 where it is learned from. Their
 documents are conversations, each beginning as the chat template begins it.
@@ -56,7 +57,7 @@ class DataManifest:
     dtype: str  # uint16 | uint32
     vocab_size: int
     tokenizer_sha256: str
-    specials: List[str]  # ids 0, 1, ... in order
+    specials: List[str]  # by their ids; 0, 1, ... in a tokenizer of ours
     splits: Dict[str, Split]  # train, val
     source: List[SourceFile]
     source_sha256: str  # of the source list, so that one string tells whether inputs changed

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.contracts.providers import ProviderContract
+from tests.contracts.reconcile import end_what_was_forgotten
 from tests.doubles.aws import AwsDouble, NoMachines, Settings, Strike
 
 from homing.cloud.mark import make_mark
@@ -616,6 +617,16 @@ def test_what_was_made_for_an_attempt_is_listed_under_its_mark_and_goes_with_it(
     for each in found:
         rig.provider.destroy_resource(each)
         rig.provider.destroy_resource(each)  # gone already is success
+    assert rig.provider.list_resources() == []
+
+
+def test_what_a_lost_ledger_knew_is_found_by_reconcile_and_ended(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    boot = dataclasses.replace(rig.request.order.boot, store="s3://bucket/x")
+    rig.request = rig.provider.plan(rig.request.offer, dataclasses.replace(rig.request.order, boot=boot))
+    found = end_what_was_forgotten(rig.create(), rig.home, OWNER, rig.world)
+    assert sorted(each.thing for each in found) == ["group", "instance", "role"]
+    assert rig.double.living() == []
     assert rig.provider.list_resources() == []
 
 

@@ -15,6 +15,7 @@ import pytest
 from grpclib import Status
 from tests.cloud.rig import make_run
 from tests.contracts.providers import SECRET, ProviderContract
+from tests.contracts.reconcile import end_what_was_forgotten
 from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, TOKEN_SECRET, Fault
 from tests.doubles.modal import Modal as Cloud
@@ -272,6 +273,13 @@ def test_what_waits_in_the_queue_is_ours_to_see_and_to_end(cloud: Cloud, modal: 
     modal.destroy(found.id)
     cloud.capacity["T4"] = 8
     cloud.tick()
+    assert cloud.billing() == []
+
+
+def test_what_a_lost_ledger_knew_is_found_by_reconcile_and_ended(cloud: Cloud, modal: Modal, tmp_path: Path) -> None:
+    made = modal.create(order_of(modal, tmp_path))
+    found = end_what_was_forgotten(made, tmp_path / "home", OWNER, Skipping(cloud))
+    assert [each.thing for each in found] == ["instance"]
     assert cloud.billing() == []
 
 

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 from tests.contracts.providers import SECRET, ProviderContract
+from tests.contracts.reconcile import end_what_was_forgotten
 from tests.contracts.rest_faults import RestFaults
 from tests.doubles.openapi import FOLDER_ENV, OpenApi, Unlike
 from tests.doubles.runpod import GPUS, NO_CAPACITY, NO_DISK, Gpu
 from tests.doubles.runpod_world import KEY, URL, RunpodWorld
 
 from homing.cloud.bundle import TORCH_CUDA
+from homing.cloud.doctor_balance import Balance, check_balance
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance, Needs, Provider, Request, Resource
 from homing.cloud.providers.fake_faults import Faults, Strike
@@ -31,7 +33,7 @@ from homing.cloud.providers.runpod_catalogue import storage_rate
 from homing.cloud.providers.runpod_pod import MAY_END, end_command
 from homing.config.clouds.runpod import IMAGE, RunpodCloud
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
-from homing.world import HttpRequest, HttpResponse
+from homing.world import HttpRequest, HttpResponse, NetworkError
 
 OWNER = "abc123"
 MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
@@ -266,7 +268,7 @@ def test_another_400_is_a_bad_request_and_not_a_lack_of_machines(tmp_path: Path)
 
 def test_refusals_say_what_to_do(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.cloud.has_balance = False
+    rig.cloud.balance_usd = Decimal(0)
     with pytest.raises(ProviderRefused, match="balance is too low") as caught:
         rig.create()
     assert "billing" in caught.value.fix
@@ -615,6 +617,50 @@ def test_the_doctor_hears_what_the_key_may_not_read_and_of_a_volume_that_is_not_
     assert "volume_size" in volume.fix
 
 
+def test_the_balance_is_told_with_what_goes_from_it_and_changes_nothing(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    assert rig.provider.balance() == Balance(Decimal(250), Decimal(0))
+    rig.create()
+    rig.cloud.balance_usd = Decimal("3.25")
+    rig.world.requests.clear()
+    told = rig.provider.balance()
+    assert told is not None
+    assert told.left_usd == Decimal("3.25")
+    assert told.rate_usd_per_hour > 0
+    (asked,) = rig.world.requests
+    assert asked.url == "http://runpod.test/graphql"
+    assert b"mutation" not in asked.body
+    assert KEY.encode() not in asked.body
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HttpResponse(200, {}, b'{"errors": [{"message": "not authorized"}], "data": null}'),
+        HttpResponse(200, {}, b'{"data": {"myself": {"clientBalance": "much", "currentSpendPerHr": 0}}}'),
+        HttpResponse(200, {}, b"<html>"),
+        HttpResponse(403, {}, b'{"detail": "access denied"}'),
+        HttpResponse(500, {}, b""),
+        NetworkError("the line was cut"),
+    ],
+)
+def test_a_balance_that_is_not_told_is_not_known_and_never_guessed(
+    tmp_path: Path, answer: HttpResponse | NetworkError
+) -> None:
+    rig = Rig(tmp_path)
+
+    def http(request: HttpRequest) -> HttpResponse:
+        if isinstance(answer, NetworkError):
+            raise answer
+        return answer
+
+    rig.world.http = http  # type: ignore[method-assign]
+    assert rig.provider.balance() is None
+    check = check_balance(rig.provider, Decimal(12))
+    assert (check.name, check.state) == ("runpod.balance", "skipped")
+    assert "billing" in check.page
+
+
 def test_the_log_is_read_out_of_events_and_a_broken_stream_is_taken_up_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     made = rig.create()
@@ -698,6 +744,15 @@ def test_a_volume_whose_answer_was_lost_is_found_and_not_made_twice(tmp_path: Pa
     assert len(rig.cloud.volumes) == 1
     (found,) = rig.provider.list_resources()
     assert "$120.00 a month" in found.detail  # above one TB a GB costs less
+
+
+def test_what_a_lost_ledger_knew_is_found_by_reconcile_and_ended(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, volume="corpus", volume_size="1TB", data_centers=["EU-RO-1"])
+    found = end_what_was_forgotten(rig.create(), rig.home, OWNER, rig.world)
+    assert sorted(each.thing for each in found) == ["instance", "volume"]
+    (volume,) = rig.provider.list_resources()
+    assert volume.is_kept, "data that was meant to last is shown with its price and ended by nobody unasked"
+    assert rig.num_living == 0
 
 
 def test_other_peoples_volumes_are_mounted_by_id_and_never_ours_to_end(tmp_path: Path) -> None:

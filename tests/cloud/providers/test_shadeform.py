@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.contracts.providers import SECRET, ProviderContract
+from tests.contracts.reconcile import end_what_was_forgotten
 from tests.contracts.rest_faults import RestFaults
 from tests.doubles.openapi import Unlike
 from tests.doubles.shadeform import CATALOGUE, KEY, URL, Settings, ShadeformCloud, card, published
@@ -578,6 +579,13 @@ def test_the_key_is_ours_alone_and_goes_with_its_instance(tmp_path: Path) -> Non
     assert rig.cloud.keys == {}
     with pytest.raises(ProviderRefused, match="not ours"):
         rig.provider.destroy_resource(Resource("key", "1", "somebody's laptop", "shadeform"))
+
+
+def test_what_a_lost_ledger_knew_is_found_by_reconcile_and_ended(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    found = end_what_was_forgotten(rig.create(), rig.home, OWNER, rig.world)
+    assert sorted(each.thing for each in found) == ["instance", "key"]
+    assert (rig.num_living, rig.cloud.keys) == (0, {})
 
 
 def test_a_key_that_was_added_before_is_used_again(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ class AwsApi:
                 self._pause(number)
         raise ProviderSilent(
             what=f"AWS cannot be asked now: {operation} in {region} failed {TRIES} times.",
-            why=f"{problem}. So nothing is known: what was billing may bill on.",
+            why=f"{problem}.",
+            doubt="So nothing is known: what was billing may bill on.",
             fix="Try again in a minute: homing runs",
         )
 
@@ -201,7 +202,7 @@ def _list_in(page: dict[str, Any], key: str) -> list[dict[str, Any]]:
     if not isinstance(found, list):
         raise ProviderSilent(
             what=f"AWS answered without {key!r}.",
-            why="What it lists is not known: what was billing may bill on.",
+            doubt="What it lists is not known: what was billing may bill on.",
             fix="Try again in a minute: homing runs",
         )
     return found

@@ -163,7 +163,7 @@ class Market:
             region.listed = self._list_prices(name, types)
         except (AwsRefused, ProviderSilent) as exc:
             # Then the dated table stands in, and the offers made from it say so.
-            region.list_problem = exc.why or exc.what
+            region.list_problem = (exc.reason if isinstance(exc, ProviderSilent) else exc.why) or exc.what
         return region
 
     def _spot_prices(self, region: str, kinds: list[str]) -> dict[tuple[str, str], Decimal]:

@@ -151,7 +151,8 @@ class ModalApi:
     def _silent(self, what: str, problem: str) -> ProviderSilent:
         return ProviderSilent(
             what=f"modal cannot be asked now: {what}",
-            why=f"{problem} So nothing is known: what was billing may bill on.",
+            why=problem,
+            doubt="So nothing is known: what was billing may bill on.",
             fix="Try again in a minute: homing runs   Modal's own page: https://modal.com/apps",
         )
 

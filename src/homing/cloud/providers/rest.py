@@ -68,7 +68,7 @@ class Api:
         if not isinstance(found, list):
             raise ProviderSilent(
                 what=f"{self.name} answered GET {path} without {key!r}.",
-                why="What it lists is not known: what was billing may bill on.",
+                doubt="What it lists is not known: what was billing may bill on.",
                 fix="Try again in a minute: homing runs",
             )
         return found
@@ -129,7 +129,8 @@ class Api:
                 self.world.sleep(_pause_s(response, number))
         raise ProviderSilent(
             what=f"{self.name} cannot be asked now: {method} {path} failed {TRIES} times.",
-            why=f"{problem}. So nothing is known: what was billing may bill on.",
+            why=f"{problem}.",
+            doubt="So nothing is known: what was billing may bill on.",
             fix="Try again in a minute: homing runs",
         )
 

@@ -26,6 +26,7 @@ from homing.cloud import boot as booting
 from homing.cloud import startup
 from homing.cloud.bundle import TORCH_CUDA
 from homing.cloud.checks import Check, fault, ok, warning
+from homing.cloud.doctor_balance import Balance
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers import runpod_catalogue, runpod_pod
 from homing.cloud.providers.base import (
@@ -43,6 +44,7 @@ from homing.cloud.providers.base import (
 )
 from homing.cloud.providers.once import Once
 from homing.cloud.providers.rest import Api, Unwelcome
+from homing.cloud.providers.runpod_balance import read_balance
 from homing.cloud.providers.runpod_catalogue import ANYWHERE, COUNTS, Choice, Wanted
 from homing.cloud.providers.runpod_log import read_log
 from homing.cloud.providers.runpod_refusals import CONSOLE, not_ours, refused
@@ -144,6 +146,9 @@ class Runpod:
             except UsageError as exc:
                 found.append(fault("runpod.volume", f"{exc.what} {exc.why}", exc.fix, f"{CONSOLE}/user/storage"))
         return found
+
+    def balance(self) -> Balance | None:
+        return read_balance(dataclasses.replace(self._api, url=self._url.removesuffix("/v2")))
 
     # --- what it would rent ---
 

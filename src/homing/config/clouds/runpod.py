@@ -68,7 +68,8 @@ class RunpodCloud(Section):
     """Settings for `providers: [runpod]`: the pod's image, disk, place and network volume."""
 
     image: Filled = key(
-        "Container image; it needs bash, python3 3.11 or newer, and sshd.",
+        "Container image; it needs bash, python3 3.11 or newer, and sshd, by which it gets its files. Its own torch is"
+        " used where homing knows that version, else one is installed at boot, which takes minutes.",
         default="",
         derived=f"the template's, else {IMAGE}",
         example="me/train:latest",
@@ -97,7 +98,7 @@ class RunpodCloud(Section):
         le=10**14,
     )
     min_cuda: Annotated[Filled, AfterValidator(_cuda)] = key(
-        "Only hosts whose driver knows this CUDA version.",
+        "Only hosts whose driver knows this CUDA version: a torch that was built for a newer one finds no card there.",
         default="",
         derived="what the torch that is installed there was built for",
         example="'13.0'",

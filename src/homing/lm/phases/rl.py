@@ -33,7 +33,7 @@ from homing.lm.rl.rollout import Sampler
 from homing.lm.rl.settings import check_settings
 from homing.lm.rl.tasks import open_task
 from homing.lm.rl.watch import Collapse, Graded, pass_at_k, summary
-from homing.lm.tokenizer import load_tokenizer
+from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.lm.tokenizer.specials import IM_END
 from homing.lm.train.batch import Batch
 from homing.wire import names
@@ -41,6 +41,7 @@ from homing.wire.run import Phase, Run
 
 __all__ = ["Reinforce"]
 
+_TURN_ENDS = (IM_END, "<|eot_id|>")  # ours and Qwen's, Llama 3's
 SAMPLES = "samples.safetensors"  # in a checkpoint made between two updates on one set of samples
 
 
@@ -59,8 +60,7 @@ class Reinforce:
             if kinds.count(asked.name) > 1:  # arithmetic_1, arithmetic_2: each has figures of its own
                 asked.name += f"_{number + 1}"
         self.order = Order([task.weight for task in self.rl.tasks], seed=run.seed)
-        specials = self.tokenizer.specials
-        self.stop_ids = sorted({self.tokenizer.end_of_text_id, specials.get(IM_END, self.tokenizer.end_of_text_id)})
+        self.stop_ids = _stop_ids(self.tokenizer)
         self.rows_per_step = self.rl.prompts_per_step * self.rl.samples_per_prompt
         self.held_out = self._held_out()
         self.can_evaluate = bool(self.held_out)
@@ -180,6 +180,12 @@ class Reinforce:
         return Evaluation(
             loss=self.rl.pass_reward - reward, bits_per_byte=None, num_tokens=num_tokens, more=more, is_in_nats=False
         )
+
+
+def _stop_ids(tokenizer: Tokenizer) -> list[int]:
+    """What ends a sample: the end of a turn or of a text, by whichever names the family has for them."""
+    turns = [tokenizer.specials[end] for end in _TURN_ENDS if end in tokenizer.specials]
+    return sorted({tokenizer.end_of_text_id, *tokenizer.stop_ids, *turns})
 
 
 class RlBatches:

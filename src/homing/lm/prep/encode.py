@@ -21,13 +21,16 @@ from homing.lm.prep.work import Work
 from homing.lm.shards.write import ShardWriter
 from homing.lm.text.split import document_hash
 from homing.lm.tokenizer.encode import Encoder
+from homing.lm.tokenizer.encode_theirs import TheirEncoder
 from homing.lm.tokenizer.heap import release_free_memory
 from homing.wire.data import Split
 
-__all__ = ["MARK_BYTES", "encode_all", "last_mark", "position_of"]
+__all__ = ["MARK_BYTES", "SLOW_MARK_BYTES", "AnyEncoder", "encode_all", "last_mark", "position_of"]
 
-# Text between two marks: a second or two of work is lost at most, and syncing stays a small part of the time.
-MARK_BYTES = 256_000_000
+AnyEncoder = Encoder | TheirEncoder
+
+# Text between two marks: a few seconds of work are lost at most, and syncing stays a small part of the time.
+MARK_BYTES, SLOW_MARK_BYTES = 256_000_000, 16_000_000
 # Text of the person's own on which the encoder is proven at each start; `tokenizers` is slow, so not much.
 _PROOF_BYTES = 32_000
 # Runs of documents on one side are written as they lie; where they are many, gathering each side first is faster.
@@ -52,9 +55,10 @@ def encode_all(
     work: Work,
     pieces: Iterator[Piece],
     threshold: int,
-    encoder: Callable[[], Encoder],
+    encoder: Callable[[], AnyEncoder],
     writers: Callable[[str, Any], ShardWriter],
     *,
+    is_slow: bool,
     mark: dict[str, Any],
     tell: Callable[[int, int], None],
     meanwhile: Callable[[], None],
@@ -66,6 +70,7 @@ def encode_all(
     """
     train, val = writers("train", mark.get("train")), writers("val", mark.get("val"))
     unmarked_bytes, proof, aside = 0, None, None
+    mark_bytes = SLOW_MARK_BYTES if is_slow else MARK_BYTES
     unreleased_bytes = _RELEASE_BYTES - _FIRST_RELEASE_BYTES
     try:
         with (
@@ -89,7 +94,7 @@ def encode_all(
                 if unreleased_bytes >= _RELEASE_BYTES:
                     write_beside.submit(release_free_memory)
                     unreleased_bytes = 0
-                if unmarked_bytes >= MARK_BYTES:
+                if unmarked_bytes >= mark_bytes:
                     writing.result()
                     position = {"source": piece.after.source, "document": piece.after.document}
                     states = {"train": train.mark(), "val": val.mark()}
@@ -116,7 +121,7 @@ def _with_sides(pieces: Iterator[Piece], threshold: int) -> Iterator[tuple[Piece
 
 
 def _encoded(
-    sided: Iterator[tuple[Piece, npt.NDArray[np.bool_]]], encoder: Callable[[], Encoder]
+    sided: Iterator[tuple[Piece, npt.NDArray[np.bool_]]], encoder: Callable[[], AnyEncoder]
 ) -> Iterator[tuple[Piece, npt.NDArray[np.bool_], tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]]:
     """In order, with the next pieces always under way: no core waits for a slow document, nor for us."""
     with ThreadPoolExecutor(2, "encode") as pool:

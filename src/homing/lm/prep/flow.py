@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from homing import __version__
 from homing.errors import DataError, HomingError, MissingExtra
-from homing.lm.prep.encode import encode_all, last_mark, position_of
+from homing.lm.prep.encode import AnyEncoder, encode_all, last_mark, position_of
 from homing.lm.prep.order import (
     Inputs,
     PrepOrder,
     Progress,
     check_order,
+    existing_tokenizer,
     file_sha256,
     find_inputs,
     settings_of,
@@ -32,9 +32,9 @@ from homing.lm.prep.work import Work, disk_full, open_work, write_whole
 from homing.lm.shards.write import ShardWriter, dtype_for
 from homing.lm.text.documents import Cuts
 from homing.lm.tokenizer.encode import Encoder, warm_up
+from homing.lm.tokenizer.encode_theirs import TheirEncoder
 from homing.lm.tokenizer.files import Facts, build_tokenizer_json, write_extras
 from homing.lm.tokenizer.heap import keep_large_blocks_out
-from homing.lm.tokenizer.specials import END_OF_TEXT
 from homing.lm.tokenizer.train import learn_merges, too_little_text
 from homing.wire.codec import loads
 from homing.wire.data import DataManifest, SourceFile, Split
@@ -98,12 +98,13 @@ def _make(job: _Job) -> DataManifest:
     with ThreadPoolExecutor(1, "beside") as beside:
         if job.order.tokenizer:
             _take_existing(job)
-            encoder = beside.submit(Encoder, work.folder / TOKENIZER)
+            _say_if_slow(job)
+            encoder = beside.submit(_load_encoder, job)
             scan, splits = _scan_and_encode(job, encoder.result)
         else:
             beside.submit(warm_up)
             scan = _scan_and_learn(job)
-            encoder = beside.submit(Encoder, work.folder / TOKENIZER)
+            encoder = beside.submit(_load_encoder, job)
         for warning in scan_warnings(scan, job.order, has_validation=bool(job.inputs.validation)):
             job.report(Progress("scan", warning=warning))
         splits = splits or _encode(job, scan, encoder.result)
@@ -113,12 +114,27 @@ def _make(job: _Job) -> DataManifest:
 
 def _take_existing(job: _Job) -> None:
     if "scan" not in job.work.state:
-        source = Path(job.order.tokenizer)
-        data = (source / TOKENIZER if source.is_dir() else source).read_bytes()
-        write_whole(job.work.folder / TOKENIZER, data)
+        source = existing_tokenizer(job.order)
+        write_whole(job.work.folder / TOKENIZER, source.read_bytes())
+        for name in job.settings.get("papers", {}):
+            write_whole(job.work.folder / name, (source.parent / name).read_bytes())
 
 
-def _scan_and_encode(job: _Job, encoder: Callable[[], Encoder]) -> tuple[Scan, dict[str, Split] | None]:
+def _load_encoder(job: _Job) -> AnyEncoder:
+    path = job.work.folder / TOKENIZER
+    return TheirEncoder(path, job.facts.end_id) if job.facts.why_slow else Encoder(path)
+
+
+def _say_if_slow(job: _Job) -> None:
+    if job.facts.why_slow:
+        warning = (
+            f"The fast encoder cannot be used with {existing_tokenizer(job.order)}: {job.facts.why_slow}."
+            " The tokenizers library encodes instead; the ids are its own, it only takes longer."
+        )
+        job.report(Progress("scan", warning=warning))
+
+
+def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan, dict[str, Split] | None]:
     """With a tokenizer that exists: one pass where the split is known before its end, else the first of two.
 
     Known it is where documents are many. Should they turn out to be few after all, the shards are made again. A killed
@@ -126,7 +142,7 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], Encoder]) -> tuple[Scan, d
     """
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"]), None
-    tell_scan = _teller("scan", job.inputs.num_bytes, job.report)
+    tell_scan = _teller("scan", job)
     scanner = Scanner(job.order, job.inputs, lambda done: tell_scan(done, 0))
     pieces = scanner.pieces()
     first = next(pieces)
@@ -146,7 +162,7 @@ def _scan_and_learn(job: _Job) -> Scan:
     """Pass one, with the tokenizer in the work folder at its end."""
     if "scan" in job.work.state:
         return Scan(**job.work.state["scan"])
-    tell = _teller("train", job.inputs.num_bytes, job.report)
+    tell = _teller("train", job)
     scanner = Scanner(job.order, job.inputs, lambda done: tell(done, 0))
     text = _learn(job, scanner)
     write_whole(job.work.folder / TOKENIZER, text.encode())
@@ -174,7 +190,7 @@ def _learn(job: _Job, scanner: Scanner) -> str:
     return build_tokenizer_json(merges, facts.specials, facts.split)
 
 
-def _encode(job: _Job, scan: Scan, encoder: Callable[[], Encoder]) -> dict[str, Split]:
+def _encode(job: _Job, scan: Scan, encoder: Callable[[], AnyEncoder]) -> dict[str, Split]:
     """Pass two, from the last mark on."""
     _check_disk(job, scan.num_text_bytes)
     mark = last_mark(job.work, scan.threshold)
@@ -184,7 +200,7 @@ def _encode(job: _Job, scan: Scan, encoder: Callable[[], Encoder]) -> dict[str, 
 
 
 def _encode_pieces(
-    job: _Job, pieces: Iterator[Piece], threshold: int, encoder: Callable[[], Encoder], mark: dict[str, Any]
+    job: _Job, pieces: Iterator[Piece], threshold: int, encoder: Callable[[], AnyEncoder], mark: dict[str, Any]
 ) -> dict[str, Split]:
     return encode_all(
         job.work,
@@ -192,9 +208,10 @@ def _encode_pieces(
         threshold,
         encoder,
         _writers(job),
+        is_slow=bool(job.facts.why_slow),
         mark=mark,
-        tell=_teller("encode", job.inputs.num_bytes, job.report),
-        meanwhile=lambda: write_extras(job.work.folder),
+        tell=_teller("encode", job),
+        meanwhile=lambda: None if job.facts.why_slow else write_extras(job.work.folder),
     )
 
 
@@ -204,7 +221,7 @@ def _writers(job: _Job) -> Callable[[str, Any], ShardWriter]:
             job.work.folder,
             split,
             dtype=dtype_for(job.facts.vocab_size),
-            end_of_text_id=job.facts.specials.index(END_OF_TEXT),
+            end_of_text_id=job.facts.mark_id,
             shard_tokens=job.order.shard_tokens,
             state=state,
         )
@@ -253,8 +270,9 @@ def _check_unchanged(inputs: Inputs, work: Work) -> None:
             )
 
 
-def _teller(stage: str, total_bytes: int, report: Report) -> Callable[[int, int], None]:
+def _teller(stage: str, job: _Job) -> Callable[[int, int], None]:
     started, first = time.monotonic(), -1
+    total_bytes, is_given = job.inputs.num_bytes, bool(job.order.tokenizer)
 
     def tell(done_bytes: int, num_tokens: int) -> None:
         nonlocal first
@@ -263,7 +281,7 @@ def _teller(stage: str, total_bytes: int, report: Report) -> Callable[[int, int]
         # From the second report on: what a resumed prep skipped says nothing about speed.
         speed = (done_bytes - first) / elapsed_s if done_bytes > first and elapsed_s > 0 else 0.0
         eta_s = (total_bytes - done_bytes) / speed if speed else None
-        report(Progress(stage, done_bytes, total_bytes, num_tokens, elapsed_s, eta_s))
+        job.report(Progress(stage, done_bytes, total_bytes, num_tokens, elapsed_s, eta_s, is_tokenizer_given=is_given))
 
     return tell
 

@@ -10,12 +10,22 @@ from typing import Any
 
 from homing.errors import DataError
 from homing.lm.text.find import Source, find_sources
-from homing.lm.tokenizer.files import Facts, read_facts
+from homing.lm.tokenizer.files import PAPERS, Facts, read_facts
 from homing.lm.tokenizer.specials import specials_named
 from homing.lm.tokenizer.splits import pattern_named
 from homing.lm.tokenizer.train import MAX_SAMPLE_BYTES, MIN_VOCAB
+from homing.wire.names import TOKENIZER
 
-__all__ = ["Inputs", "PrepOrder", "Progress", "check_order", "file_sha256", "find_inputs", "settings_of"]
+__all__ = [
+    "Inputs",
+    "PrepOrder",
+    "Progress",
+    "check_order",
+    "existing_tokenizer",
+    "file_sha256",
+    "find_inputs",
+    "settings_of",
+]
 
 MIN_VAL_FRACTION = 0.0001
 
@@ -44,6 +54,7 @@ class Progress:
     num_tokens: int = 0
     elapsed_s: float = 0.0  # in this stage, in this process
     eta_s: float | None = None  # of this stage
+    is_tokenizer_given: bool = False  # so its size and sample are not to be chosen
     warning: str = ""
 
 
@@ -104,9 +115,14 @@ def _check_new(order: PrepOrder) -> Facts:
     return Facts(order.vocab_size, specials, order.split, order.vocab_size - smallest)
 
 
-def _check_existing(order: PrepOrder) -> Facts:
+def existing_tokenizer(order: PrepOrder) -> Path:
+    """The tokenizer.json that the order names, by itself or by its folder."""
     path = Path(order.tokenizer)
-    path = path / "tokenizer.json" if path.is_dir() else path
+    return path / TOKENIZER if path.is_dir() else path
+
+
+def _check_existing(order: PrepOrder) -> Facts:
+    path = existing_tokenizer(order)
     if not path.exists():
         raise DataError(
             what=f"There is no tokenizer at {path}.",
@@ -147,9 +163,7 @@ def find_inputs(order: PrepOrder) -> Inputs:
 
 def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any]:
     """All that decides what comes out, beside the text; lies in the manifest."""
-    tokenizer = Path(order.tokenizer)
-    tokenizer = tokenizer / "tokenizer.json" if order.tokenizer and tokenizer.is_dir() else tokenizer
-    return {
+    settings = {
         "text": list(order.text),
         "num_text_files": len(inputs.text),  # the first ones of the source list; the others are validation
         "validation": list(order.validation),
@@ -159,10 +173,15 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
         "split": facts.split,
         "specials": facts.specials,
         "num_merges": facts.num_merges,
-        "tokenizer_sha256": file_sha256(tokenizer) if order.tokenizer else "",  # "": trained on this text
+        # "": trained on this text
+        "tokenizer_sha256": file_sha256(existing_tokenizer(order)) if order.tokenizer else "",
         "sample_bytes": 0 if order.tokenizer else order.sample_bytes,
         "shard_tokens": order.shard_tokens,
     }
+    if facts.why_slow:  # somebody else's tokenizer, with the papers that lie beside it
+        beside = [existing_tokenizer(order).parent / name for name in PAPERS]
+        settings["papers"] = {path.name: file_sha256(path) for path in beside if path.is_file()}
+    return settings
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:

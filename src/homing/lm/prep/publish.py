@@ -16,24 +16,24 @@ from typing import Any
 from homing.errors import DataError
 from homing.lm.prep.order import Inputs, file_sha256
 from homing.lm.prep.work import Work, sync_folder, write_whole
-from homing.lm.tokenizer.files import EXTRAS
+from homing.lm.tokenizer.files import EXTRAS, PAPERS
 from homing.wire.codec import WireError, dumps, loads
 from homing.wire.data import DataManifest
 from homing.wire.names import MANIFEST, TOKENIZER
 
-__all__ = ["find_finished", "publish"]
+__all__ = ["find_finished", "publish", "tokenizer_files"]
 
 PREP = "prep.json"
 _SHARD = re.compile(r"(train|val)-\d{5,}\.(bin|idx)")
 
 
 def publish(work: Work, manifest: DataManifest, inputs: Inputs) -> None:
-    names = [TOKENIZER, *EXTRAS, *_shard_files(manifest)]
+    names = [*tokenizer_files(manifest), *_shard_files(manifest)]
     work.save(manifest=dumps(manifest))
     (work.target / MANIFEST).unlink(missing_ok=True)
     sync_folder(work.target)
     for path in work.target.iterdir():
-        if _SHARD.fullmatch(path.name) and path.name not in names:
+        if path.name not in names and (_SHARD.fullmatch(path.name) or path.name in _others_extras(manifest)):
             path.unlink()
     for name in names:
         # Absent here means moved by the prep that died: nothing else takes a file out of this folder.
@@ -82,9 +82,19 @@ def _is_whole(target: Path, manifest: DataManifest) -> bool:
                 if not path.is_file() or path.stat().st_size != size:
                     return False
     tokenizer = target / TOKENIZER
-    if not all((target / name).is_file() for name in EXTRAS) or not tokenizer.is_file():
+    if not all((target / name).is_file() for name in tokenizer_files(manifest)):
         return False
     return file_sha256(tokenizer) == manifest.tokenizer_sha256
+
+
+def tokenizer_files(manifest: DataManifest) -> list[str]:
+    """tokenizer.json and what lies beside it: ours, or the papers of somebody else's."""
+    return [TOKENIZER, *manifest.settings.get("papers", EXTRAS)]
+
+
+def _others_extras(manifest: DataManifest) -> tuple[str, ...]:
+    """What would be taken for papers of somebody else's tokenizer, and is of the one that was here before."""
+    return (*EXTRAS, *PAPERS) if "papers" in manifest.settings else ()
 
 
 def _shard_files(manifest: DataManifest) -> list[str]:

@@ -2,7 +2,7 @@
 
 number   the number after the last ####, else the last number, equal in value: 1,000 and $1000.00 are the same
 letters  the letters one by one, in order
-text     a number where the answer is one, else the same words
+text     a number where the answer is one, else the same words; an answer without words (a smile, +) to the letter
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def is_right_letters(completion: str, answer: str) -> bool:
 def is_right_text(completion: str, answer: str) -> bool:
     if _is_number(answer):
         return is_right_number(completion, answer)
-    return _words(completion) == _words(answer)
+    words = _words(answer)
+    if not words:  # nothing to compare by words: a wordless completion, or an empty one, would always be right
+        return bool(answer.strip()) and completion.split() == answer.split()
+    return _words(completion) == words
 
 
 def final_number(text: str) -> Decimal | None:

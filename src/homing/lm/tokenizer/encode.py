@@ -6,7 +6,8 @@ the vocabulary carries them; the ids of specials are simply never produced.
 gigatoken is young, so it is not believed: `prove` encodes awkward strings and the beginning of the person's own text
 with `tokenizers` as well, at each start, and one different id stops the run. There is no second encoder to fall
 back to; shards must not depend on which of two was in a good mood. The one known difference (new_letters) is settled
-by the document alone.
+by the document alone. For somebody else's tokenizer, of which gigatoken knows too little, there is encode_theirs: which
+of the two encodes is decided by tokenizer.json alone, before anything is read.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Encoder:
         texts = [text.encode() for text in AWKWARD] + list(documents)
         ids, starts = self.encode(texts)
         rows = [ids[starts[n] : starts[n + 1]].tolist() for n in range(len(texts))]
-        return Proof(self._load_reference, texts, rows)
+        return Proof("gigatoken", self._load_reference, texts, rows)
 
     def _load_reference(self) -> Tokenizer:
         with self._reference_lock:
@@ -145,8 +146,10 @@ class Encoder:
 class Proof:
     """The comparison, in a thread of its own: `tokenizers` takes longer to load than the first pieces to encode."""
 
-    def __init__(self, reference: Callable[[], Tokenizer], texts: list[bytes], rows: list[list[int]]) -> None:
-        self._reference, self._texts, self._rows = reference, texts, rows
+    def __init__(
+        self, encoder: str, reference: Callable[[], Tokenizer], texts: list[bytes], rows: list[list[int]]
+    ) -> None:
+        self._encoder, self._reference, self._texts, self._rows = encoder, reference, texts, rows
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._compare, name="prove-encoder", daemon=True)
         self._thread.start()
@@ -164,15 +167,15 @@ class Proof:
             for text, got in zip(self._texts, self._rows, strict=True):
                 wanted = reference.encode(text.decode())
                 if got != wanted:
-                    raise _not_identical(text, got, wanted)
+                    raise _not_identical(self._encoder, text, got, wanted)
         except BaseException as exc:  # carried to the thread that asks
             self._error = exc
 
 
-def _not_identical(text: bytes, got: list[int], wanted: list[int]) -> IntegrityError:
+def _not_identical(encoder: str, text: bytes, got: list[int], wanted: list[int]) -> IntegrityError:
     at = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
     return IntegrityError(
-        what="The fast encoder and tokenizer.json give different ids for the same text.",
-        why=f"Token {at} of {text[:60]!r}: gigatoken {got[at : at + 4]}, tokenizers {wanted[at : at + 4]}.",
+        what="The encoder and tokenizer.json give different ids for the same text.",
+        why=f"Token {at} of {text[:60]!r}: {encoder} {got[at : at + 4]}, tokenizers {wanted[at : at + 4]}.",
         fix="Install the versions in constraints.txt: pip install -c constraints.txt gigatoken tokenizers",
     )

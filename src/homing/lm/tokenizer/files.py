@@ -4,6 +4,8 @@ tokenizer.json          all of it: specials first, then the 256 bytes, then merg
                         put there by the post-processor alone
 tokenizer_config.json   names of the specials and the ChatML template, for transformers
 vocab.json, merges.txt  the same vocabulary in GPT-2's two files
+
+Somebody else's tokenizer keeps its own papers instead: the files of PAPERS, as they lie beside it.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.tokenizer.bytes_as_text import as_text
-from homing.lm.tokenizer.load import read_tokenizer_json, specials_of
+from homing.lm.tokenizer.bytes_as_text import BYTE_TO_CHAR, as_text
+from homing.lm.tokenizer.load import TEXT_ENDS, document_mark, read_tokenizer_json, specials_of
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, END_OF_TEXT, IM_START, PAD
 from homing.lm.tokenizer.splits import name_of_split, pre_tokenizer_named
 from homing.wire.names import TOKENIZER, TOKENIZER_CONFIG
 
-__all__ = ["EXTRAS", "Facts", "build_tokenizer_json", "read_facts", "write_extras"]
+__all__ = ["EXTRAS", "PAPERS", "Facts", "build_tokenizer_json", "read_facts", "write_extras"]
 
 EXTRAS = (TOKENIZER_CONFIG, "vocab.json", "merges.txt")
+PAPERS = (TOKENIZER_CONFIG, "chat_template.jinja")
+OWN_SPLIT = "its own"
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,12 @@ class Facts:
     """What prep must know of a tokenizer.json, checked."""
 
     vocab_size: int
-    specials: list[str]  # ids 0, 1, ...
-    split: str
+    specials: list[str]  # by their ids, which in ours are 0, 1, ...
+    split: str  # gpt4, gpt2, or OWN_SPLIT
     num_merges: int
+    mark_id: int = 0  # stands before each document
+    end_id: int | None = None  # stands after each document, where the family has a token for that alone
+    why_slow: str = ""  # why only `tokenizers` can encode with it; "" where gigatoken can
 
 
 def build_tokenizer_json(merges: Sequence[tuple[bytes, bytes]], specials: Sequence[str], split: str) -> str:
@@ -86,23 +93,57 @@ def write_extras(folder: Path) -> None:
 
 
 def read_facts(path: Path) -> Facts:
-    """Of a tokenizer that prep can encode with: byte-level, a split of ours, specials at ids 0, 1, ..."""
+    """Of any byte-level BPE: ours, which the fast encoder knows, or somebody else's."""
     data = read_tokenizer_json(path)
     numbers = specials_of(data, path)
+    _refuse_losing(data, path)
     specials = sorted(numbers, key=numbers.__getitem__)
     split = name_of_split(data.get("pre_tokenizer"))
-    why = ""
+    mark = document_mark(numbers)
+    return Facts(
+        vocab_size=1 + max([*data["model"]["vocab"].values(), *(int(entry["id"]) for entry in data["added_tokens"])]),
+        specials=specials,
+        split=split or OWN_SPLIT,
+        num_merges=len(data["model"]["merges"]),
+        mark_id=numbers[mark],
+        end_id=next((numbers[end] for end in TEXT_ENDS if end in numbers and mark not in TEXT_ENDS), None),
+        why_slow=_why_slow(data, [numbers[special] for special in specials], split, mark),
+    )
+
+
+def _why_slow(data: dict[str, Any], special_ids: list[int], split: str | None, mark: str) -> str:
+    """gigatoken knows two splits, and is loaded without added tokens: all that could differ then is asked here."""
     if split is None:
-        why = "It splits text in a way of its own; homing encodes with the gpt4 or the gpt2 split."
-    elif [numbers[special] for special in specials] != list(range(len(specials))):
-        why = "Its special tokens do not have the ids 0, 1, 2, ..., where homing keeps them."
-    elif specials[0] != END_OF_TEXT:
-        why = f"Its token 0 is {specials[0]}, not {END_OF_TEXT}."
-    elif data.get("normalizer"):
-        why = "It normalizes text first, so what comes back would not be what went in."
+        return "it splits text in a way of its own"
+    if data.get("normalizer"):
+        return "it normalizes text first"
+    if data["model"].get("ignore_merges"):
+        return "it takes whole words without merging"
+    if not all(entry.get("special") for entry in data["added_tokens"]):
+        return "it has added tokens that text may spell"
+    if special_ids != list(range(len(special_ids))) or mark != END_OF_TEXT or special_ids[0] != 0:
+        return "its special tokens do not have the ids 0, 1, 2, ..."
+    return ""
+
+
+def _refuse_losing(data: dict[str, Any], path: Path) -> None:
+    """A letter that the vocabulary lacks would be left out in silence, and dropout gives other ids each time."""
+    why = ""
+    if "ByteLevel" not in _types(data.get("pre_tokenizer")) + _types(data.get("normalizer")):
+        why = "Nothing in it turns text into bytes, as its vocabulary needs."
+    elif missing := [byte for byte, letter in BYTE_TO_CHAR.items() if letter not in data["model"]["vocab"]]:
+        why = f"Its vocabulary lacks {len(missing)} of the 256 bytes, such as 0x{missing[0]:02x}."
+    elif data["model"].get("dropout"):
+        why = "It leaves merges out by chance (dropout), so the same text would become other ids each time."
     if why:
         raise DataError(
             f"{path} cannot encode for homing.", why=why, fix="Leave it out, and prep trains one of its own."
         )
-    assert split is not None
-    return Facts(len(data["model"]["vocab"].keys() | numbers.keys()), specials, split, len(data["model"]["merges"]))
+
+
+def _types(part: Any) -> list[str]:
+    """Of a part of tokenizer.json and of the parts inside it."""
+    if not isinstance(part, dict):
+        return []
+    inner = [*(part.get("pretokenizers") or []), *(part.get("normalizers") or [])]
+    return [str(part.get("type")), *(name for each in inner for name in _types(each))]

@@ -13,7 +13,15 @@ from homing.errors import DataError
 from homing.lm.tokenizer.bytes_as_text import CHAR_TO_BYTE
 from homing.lm.tokenizer.specials import END_OF_TEXT
 
-__all__ = ["DOCUMENT_MARKS", "Tokenizer", "load_tokenizer", "read_tokenizer_json", "specials_of"]
+__all__ = [
+    "DOCUMENT_MARKS",
+    "TEXT_ENDS",
+    "Tokenizer",
+    "document_mark",
+    "load_tokenizer",
+    "read_tokenizer_json",
+    "specials_of",
+]
 
 # Ours and Qwen's, Llama 3's, Llama 2's and Mistral's; the first that a tokenizer has counts.
 DOCUMENT_MARKS = (END_OF_TEXT, "<|begin_of_text|>", "<s>")
@@ -25,17 +33,24 @@ class Tokenizer:
         self._backend = backend
         # Text that spells a special stays text: only code that means it puts a special id into a stream.
         self._backend.encode_special_tokens = True
+        # A tokenizer.json may say to cut or to pad each text; what is encoded here is the text.
+        self._backend.no_truncation()
+        self._backend.no_padding()
         self.specials = specials
         self.vocab_size: int = backend.get_vocab_size()
         if backend.id_to_token(self.vocab_size - 1) is None:  # somebody's tokenizer that leaves ids out
             self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
         # What stands before a document, and with most families also ends it.
-        self.end_of_text_id = next(specials[mark] for mark in DOCUMENT_MARKS if mark in specials)
+        self.end_of_text_id = specials[document_mark(specials)]
         self.stop_ids = [specials[mark] for mark in TEXT_ENDS if mark in specials] or [self.end_of_text_id]
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone; no special id, whatever the text says."""
         return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_many(self, texts: list[str]) -> list[list[int]]:
+        """As `encode` of each, on all cores."""
+        return [list(row.ids) for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], *, skip_specials: bool = False) -> str:
         """Text, specials by their names unless skipped; bytes that are no character become U+FFFD."""
@@ -48,6 +63,11 @@ class Tokenizer:
             if token not in self.specials:
                 sizes[number] = len(token)  # one character of the byte alphabet is one byte
         return sizes
+
+
+def document_mark(specials: Iterable[str]) -> str:
+    """Which of a tokenizer's specials stands before a document."""
+    return next(mark for mark in DOCUMENT_MARKS if mark in specials)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
