@@ -24,6 +24,20 @@ for _name in [name for name in os.environ if re.match(r"(RUNPOD|SHADEFORM|AWS|MO
 _real_connect = socket.socket.connect
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """xdist would deal out the files with the most tests first, and so leave the trips of minutes, which are alone in
+    theirs, for the end: one worker at several of them, and the other with nothing to do."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first. The quick ones that are left for the end are small change for every worker."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def _loopback_only(self: socket.socket, address: object) -> None:
     host = address[0] if isinstance(address, tuple) else ""
     if isinstance(address, tuple) and not (str(host).startswith("127.") or host in ("::1", "localhost")):

@@ -16,7 +16,7 @@ from tests.doubles.aws_server import Cloud as AwsCloudDouble
 from tests.doubles.aws_server import aws_cloud
 from tests.doubles.hub import WRITE
 from tests.doubles.sshd import need_sshd
-from tests.e2e.trips import files_with, goes_on_here, stone
+from tests.e2e.trips import files_with, goes_on_here, look_at_clouds_more_often, stone
 
 from homing.cloud.destroy import destroy_run
 from homing.cloud.fetch import fetch
@@ -59,7 +59,7 @@ def open_account(monkeypatch: pytest.MonkeyPatch, cloud: AwsCloudDouble) -> None
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIACANARY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setattr("homing.cloud.providers.aws.Aws.settle_s", 1.0)
+    look_at_clouds_more_often(monkeypatch)
     import boto3
 
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="models")

@@ -16,6 +16,7 @@ import pytest
 from tests.cloud.rig import look_more_often, make_run, trainer_argv
 from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, TOKEN_SECRET, Modal
+from tests.e2e.trips import look_at_clouds_more_often
 
 from homing.cloud import relaunch
 from homing.cloud.fetch import fetch
@@ -64,6 +65,7 @@ def modal(server: Modal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modal]:
 @pytest.fixture
 def home(homing_home: Path, modal: Modal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     look_more_often(monkeypatch)
+    look_at_clouds_more_often(monkeypatch)
     home = Home(homing_home, World())
     yield home
     for instance in home.provider("local").list_owned():
@@ -174,8 +176,8 @@ def test_a_stop_and_a_new_limit_reach_the_sandbox_and_no_token_does(home: Home, 
 def test_a_run_that_is_longer_than_a_sandbox_may_live_saves_in_time_and_goes_on_in_a_new_one(
     home: Home, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A day of a minute and a half: what the guard at home does for days it does here at once."""
-    monkeypatch.setattr("homing.cloud.providers.modal_box.LIFETIME_S", 90.0)
+    """A day of one minute: what the guard at home does for days it does here at once."""
+    monkeypatch.setattr("homing.cloud.providers.modal_box.LIFETIME_S", 60.0)
     monkeypatch.setattr("homing.cloud.providers.modal_box._LEAST_S", 30)
     made = ready(home, tmp_path, steps=100, step_s=0.8)
     monkeypatch.setattr(
@@ -183,7 +185,7 @@ def test_a_run_that_is_longer_than_a_sandbox_may_live_saves_in_time_and_goes_on_
         lambda python, work_dir: trainer_argv(tmp_path, "/opt/homing/work", steps=100, step_s=0.02),
     )
     first = launch(made, home)
-    assert modal.sandboxes[first.instance.id].definition.timeout_secs == 90
+    assert modal.sandboxes[first.instance.id].definition.timeout_secs == 60
     until_over(home, modal)
     row = home.ledger.find("moss")
     assert row.is_interrupted, f"{row.state}: {row.reason}"

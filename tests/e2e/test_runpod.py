@@ -57,9 +57,6 @@ def runpod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunpodSe
 
 @pytest.fixture
 def home(homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setattr("homing.cloud.providers.runpod_start.EVERY_S", 0.3)
-    monkeypatch.setattr("homing.cloud.providers.runpod.Runpod.settle_s", 1.0)
-    monkeypatch.setattr("homing.cloud.providers.runpod._DESCRIBE_EVERY_S", 0.5)
     return open_home(homing_home, monkeypatch)
 
 

@@ -99,6 +99,14 @@ def test_a_hostile_name_never_becomes_an_input_of_an_instance(tmp_path: Path, st
     assert not [item for item in taken if "checkpoints" in item.path and item.path.endswith(name)]
 
 
+def test_what_was_compiled_is_code_and_never_comes_back_out_of_a_store(store: FileStore) -> None:
+    """A trainer loads what lies in the run's `compiled/` (docs/engine.md): nobody but itself puts anything there."""
+    for name in ("compiled/kernels.bin", "compiled/kernels.json", names.EVENTS):
+        store.put_bytes(f"runs/{RUN_ID}/{name}", EVIL)
+    taken, _ = resume_inputs(store, RUN_ID, ["pretrain"])
+    assert [item.path for item in taken] == [f"run/{names.EVENTS}"]
+
+
 @pytest.mark.parametrize("path", [name for name in NAMES if "/" in name or name in ("..", "", "evil\0.json")])
 def test_an_input_that_leads_out_of_the_work_folder_is_refused_there(
     tmp_path: Path, store: FileStore, path: str

@@ -4,49 +4,15 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-import pytest
-from tests.sim.schedule import destroy_all, play
+from tests.sim.schedule import destroy_all
 from tests.sim.stage import pace
-from tests.sim.stories import LONG, Rig, strike, strikes
+from tests.sim.stories import LONG, Rig
 
 from homing.cloud.guard import guard_pass, wait_for_next
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
-from homing.cloud.providers.fake_faults import Faults, Strike
-from homing.cloud.reconcile import CREATE_GRACE_S, refresh
-
-_EVERY = 1201  # prime, so that the points that are taken do not fall on the same call of every loop
-
-
-@pytest.mark.parametrize("first", range(0, 24, 12))
-def test_some_bad_days_leak_nothing_double_nothing_and_hold_the_limit(first: int) -> None:
-    with pace():
-        verdicts = [play(seed, provider="modal") for seed in range(first, first + 12)]
-    assert [(each.seed, each.broken) for each in verdicts if each.broken] == []
-    assert sum(bool(each.outcome) and each.outcome != "none" for each in verdicts) > 6  # most days had a run in them
-
-
-def test_one_seed_is_one_day() -> None:
-    with pace():
-        first, again = play(4, provider="modal"), play(4, provider="modal")
-    assert (first.digest, first.num_calls) == (again.digest, again.num_calls)
-
-
-def test_killed_or_failed_here_and_there_a_run_on_modal_is_recovered() -> None:
-    with pace():
-        tasks = strikes("modal")
-        assert len(tasks) > 5000
-        struck = [strike(point, kind, provider="modal") for point, kind in tasks[::_EVERY]]
-    assert [(each.point, each.kind, each.broken) for each in struck if each.broken] == []
-    assert sum(each.was_hit for each in struck) > 0.9 * len(struck)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-def test_more_bad_days_with_modal(part: int) -> None:
-    with pace():
-        verdicts = [play(seed, provider="modal") for seed in range(1000 + part, 1160, 4)]
-    assert [(each.seed, each.broken) for each in verdicts if each.broken] == []
+from homing.cloud.providers.fake_faults import Faults
+from homing.cloud.reconcile import CREATE_GRACE_S
 
 
 def test_a_sandbox_that_hangs_is_ended_by_its_timeout_inside_the_limit_without_anybody() -> None:
@@ -88,35 +54,6 @@ def test_a_sandbox_whose_every_program_died_is_over() -> None:
         rig.stage.advance(5.0)
         assert rig.cloud.cloud.live() == {}
         rig.stage.close()
-
-
-def test_an_answer_that_was_lost_is_no_second_sandbox_because_its_name_is_taken() -> None:
-    with pace():
-        rig = Rig(provider="modal")
-        rig.cloud.cloud.change_faults(Faults(strikes=(Strike("lost_after", 1, "create"),)))
-        assert rig.launch().error is None
-        assert rig.stage.truth.most_live == 1
-        assert len(rig.cloud.cloud.bill()) == 1
-        rig.stage.close()
-
-
-def test_a_sandbox_that_was_lost_is_followed_by_another_that_goes_on() -> None:
-    with pace():
-        rig = Rig(provider="modal")
-        rig.limit = Decimal("3")
-        assert rig.launch(trainer={**LONG, "steps": 60.0}).error is None
-        cloud, stage = rig.cloud, rig.stage
-        stage.advance(160.0)
-        (first,) = cloud.cloud._live
-        cloud.cloud.preempt(first)
-        for _ in range(6):
-            rig.do("guard", lambda home: guard_pass(home, every_s=60.0))
-            stage.advance(60.0)
-        assert len(cloud.cloud.bill()) == 2
-        stage.advance(600.0)
-        assert rig.do("runs", lambda home: (refresh(home), home.ledger.find("moss").state)[1]).answer == "done"
-        assert cloud.cloud.live() == {}
-        stage.close()
 
 
 def test_without_a_free_card_it_waits_in_the_queue_and_rents_nothing() -> None:

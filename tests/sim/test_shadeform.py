@@ -4,42 +4,13 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-import pytest
-from tests.sim.schedule import play
 from tests.sim.shadeform import SimShadeform
 from tests.sim.stage import pace
-from tests.sim.stories import LONG, Rig, strike, strikes
+from tests.sim.stories import LONG, Rig
 
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
-
-_EVERY = 1201  # prime, so that the points that are taken do not fall on the same call of every loop
-
-
-@pytest.mark.parametrize("first", range(0, 24, 12))
-def test_some_bad_days_leak_nothing_double_nothing_and_hold_the_limit(first: int) -> None:
-    with pace():
-        verdicts = [play(seed, provider="shadeform") for seed in range(first, first + 12)]
-    assert [(each.seed, each.broken) for each in verdicts if each.broken] == []
-    assert sum(bool(each.outcome) and each.outcome != "none" for each in verdicts) > 6  # most days had a run in them
-
-
-def test_killed_or_failed_here_and_there_a_run_on_shadeform_is_recovered() -> None:
-    with pace():
-        tasks = strikes("shadeform")
-        assert len(tasks) > 5000
-        struck = [strike(point, kind, provider="shadeform") for point, kind in tasks[::_EVERY]]
-    assert [(each.point, each.kind, each.broken) for each in struck if each.broken] == []
-    assert sum(each.was_hit for each in struck) > 0.9 * len(struck)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-def test_more_bad_days_with_shadeform(part: int) -> None:
-    with pace():
-        verdicts = [play(seed, provider="shadeform") for seed in range(1000 + part, 1160, 4)]
-    assert [(each.seed, each.broken) for each in verdicts if each.broken] == []
 
 
 def test_a_launch_that_died_before_the_hand_over_costs_one_start_and_not_the_limit() -> None:
