@@ -9,8 +9,9 @@
             shape, rank and tokens, at its own best micro-batch
 
 Rows of 2,048 random tokens, adapters of rank 16 on all seven projections, AdamW. A setting is looked at for a few steps
-and the best one measured in three windows of ten; memory, and documents that do not see each other, in one. Bounds:
-LoRA 14,000 tok/s and 1.6 times the peer, 20 GB at micro-batch 1; QLoRA 9 GB, and at most 1.3 times slower than LoRA.
+and the best one measured in three windows of ten, without and with documents that do not see each other; memory in one.
+Bounds: LoRA on packed rows 14,000 tok/s and 1.6 times the peer (which computes such rows as one text), 20 GB at
+micro-batch 1; QLoRA 9 GB, and at most 1.3 times slower than LoRA.
 --quick runs every part with a tiny shape, on any machine, and bounds nothing but that losses are finite and equal.
 """
 
@@ -44,7 +45,7 @@ SEVEN_B = Model("stock", "qwen2", 28, 3584, 28, 4, 128, 18944, 2048, 152064, Fal
 TINY = Model("stock", "qwen2", 2, 64, 4, 2, 16, 96, 32, 256, False)
 SETTINGS = Lora(rank=16, alpha=32.0, targets=["all"])
 ADAM = Optimizer(kind="adamw", lr=1e-4, lr_embedding=1e-4, lr_head=1e-4, lr_norm=1e-4, weight_decay=0.0)
-WINDOWS, STEPS, LOOK = 3, 10, 3
+WINDOWS, STEPS, LOOK, WARM = 3, 10, 3, 3
 DOCUMENTS = 4  # in a packed row
 MUST = {"tokens_per_s": 14_000, "peak": 20e9, "ratio": 1.6, "qlora_peak": 9e9, "qlora_slowdown": 1.3}
 
@@ -185,7 +186,7 @@ def packed_row(where: Where, model: Decoder, optimizer: Any, best: dict[str, Any
     """What fails here fails the verdict, and not the figures that are measured already."""
     try:
         step = our_step(where, model, optimizer, **setting(best), is_packed=True)
-        row = {**best, **timed(where, step, best["rows"], 1)}
+        row = {**best, **timed(where, step, best["rows"])}
     except RuntimeError as error:
         print(f"       packed rows fail: {error}")
         return {"error": str(error)[:500]}
@@ -303,7 +304,8 @@ def look(where: Where, step: Step, rows: int) -> dict[str, Any]:
 
 
 def timed(where: Where, step: Step, rows: int, num_windows: int = WINDOWS) -> dict[str, Any]:
-    loss = float(step())
+    for _ in range(WARM if where.is_card else 1):  # a late graph would be compiled in the first window
+        loss = float(step())
     clean(where)
     if where.is_card:
         torch.cuda.reset_peak_memory_stats()
@@ -392,11 +394,11 @@ def judge(figures: dict[str, Any]) -> list[str]:
     errors = figures.get("check", {})
     misses = [f"{name} is off by {error:.1%}" for name, error in errors.items() if error > bound(name)]
     if ours:
-        rate, peak = ours["best"]["tokens_per_s"], ours["least"]["peak_bytes"]
+        rate, peak = ours["packed"].get("tokens_per_s", 0), ours["least"]["peak_bytes"]
         misses += [f"LoRA {rate:,} tok/s of {MUST['tokens_per_s']:,}"] if rate < MUST["tokens_per_s"] else []
         misses += [f"LoRA {peak / 1e9:.1f} GB"] if peak > MUST["peak"] else []
     if ours and "best" in peer:
-        figures["ratio"] = ours["best"]["tokens_per_s"] / peer["best"]["tokens_per_s"]
+        figures["ratio"] = ours["packed"].get("tokens_per_s", 0) / peer["best"]["tokens_per_s"]
         misses += [f"{figures['ratio']:.2f} of the peer"] if figures["ratio"] < MUST["ratio"] else []
     misses += [peer["missing"]] if "missing" in peer else []
     misses += ["packed rows fail" for part in (ours, four) if "error" in part.get("packed", {})]
