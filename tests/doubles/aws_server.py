@@ -53,7 +53,7 @@ class RealMachines:
             "OMP_NUM_THREADS": "1",
         }
         script = script.replace("/dev/disk/by-id/", f"{disks}/")
-        machine = Machine(folder, script, env=there, kind="vm", name=instance_id)
+        machine = Machine(folder, script, env=there, kind="vm")
         for name, text in self._programs(instance_id, machine, env.get("type", "")).items():
             machine._program(name, text)
         self._machines[instance_id] = machine

@@ -48,7 +48,6 @@ class Machine:
         *,
         env: Mapping[str, str] | None = None,
         kind: str = "container",
-        name: str = "",
         has_environment: bool = True,
     ) -> None:
         need_sshd()
@@ -56,7 +55,8 @@ class Machine:
         self.root = self.folder / "opt/homing"
         self.port = free_port()
         self.user = getpass.getuser()
-        self._tree = ProcessTree(MACHINE_ENV, f"machine/{name or self.folder}", World())
+        # By its folder: ids come again in the doubles of tests that run beside this one.
+        self._tree = ProcessTree(MACHINE_ENV, f"machine/{self.folder}", World())
         self._has_environment = has_environment
         self._env = {name: os.environ[name] for name in _NAMES if name in os.environ} | dict(env or {})
         for part in ("bin", "etc/ssh", "run", "home", "per-boot"):

@@ -36,7 +36,7 @@ class RealPods:
         self.restarts_ended = True
 
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
-        machine = Machine(self.folder / instance_id, _script(argv), env=env, kind="container", name=instance_id)
+        machine = Machine(self.folder / instance_id, _script(argv), env=env, kind="container")
         cards = "".join(f"echo '{env['RUNPOD_GPU_NAME']}, 580.65.06'\n" for _ in range(int(env["RUNPOD_GPU_COUNT"])))
         machine._program("nvidia-smi", cards)  # as the driver would show what was rented
         self.machines[instance_id] = machine

@@ -31,7 +31,7 @@ class RealMachines:
         self.card = "A6000"  # what the driver of each shows
 
     def boot(self, instance_id: str, script: str) -> None:
-        machine = Machine(self.folder / instance_id, script, kind="vm", name=instance_id)
+        machine = Machine(self.folder / instance_id, script, kind="vm")
         machine._program("nvidia-smi", f"echo 'NVIDIA {self.card}, 580.65.06'\n")
         self.machines[instance_id] = machine
         machine.start()
