@@ -174,6 +174,18 @@ def test_a_receipt_is_the_larger_of_the_providers_figure_and_ours(
     assert Decimal(home.ledger.lines()[0].spend_usd) == Decimal(costs)
 
 
+def test_a_clock_at_home_that_is_ahead_of_the_providers_makes_no_life_free(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
+    instance = rent(home, tmp_path)
+    note(home, instance.id)
+    (line,) = home.ledger.lines()
+    assert line.created_at is not None
+    there = line.created_at - 7200.0
+    receipt(home, line, dataclasses.replace(instance, created_at=there, ended_at=there + 3600, spend_usd=None), "ended")
+    assert Decimal(home.ledger.lines()[0].spend_usd) == Decimal("2.49")
+
+
 def test_what_was_closed_and_is_still_there_is_opened_again(home: Home, tmp_path: Path) -> None:
     instance = rent(home, tmp_path)
     line = note(home, instance.id)

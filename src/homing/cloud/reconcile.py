@@ -84,7 +84,11 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
         home.ledger.close(line.mark, at=ended_at, spend_usd=Decimal(line.spend_usd), note=note)
         return
     assert line.created_at is not None, line
-    ours = meter.cost(Decimal(line.rate_usd_per_hour), ended_at - line.created_at)
+    began = [line.created_at]
+    if instance.ended_at is not None and instance.created_at is not None:
+        # By the clock that tells its end too: ours may be ahead of it by more than the whole life.
+        began.append(instance.created_at)
+    ours = max(meter.cost(Decimal(line.rate_usd_per_hour), ended_at - at) for at in began)
     seen = Decimal(line.spend_usd) if instance.ended_at is not None else _seen_spend(home, line)
     theirs = instance.spend_usd or Decimal(0)
     _note_bill(home, line.mark, instance)
