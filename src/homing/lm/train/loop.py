@@ -146,7 +146,10 @@ class _Phase:
         if not self.work.can_evaluate:
             text = "There is no held-out text: nothing is evaluated, and no checkpoint is called the best."
             self._event("not_evaluated", text, aloud=True)
+        return self._take_steps()
 
+    def _take_steps(self) -> Stop | None:
+        """From where the state stands to the end, with all that falls due between two steps."""
         first_step = clocked_from = self.state.step
         begun = mark = time.perf_counter()
         tokens_since_mark = 0
