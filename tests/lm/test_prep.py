@@ -275,20 +275,7 @@ def test_one_pass_stopped_at_any_write_goes_on_to_the_same_bytes(
         monkeypatch.setattr("homing.lm.text.split._MAX_EXACT", 1000)
         monkeypatch.setattr(scan.Scanner, "is_likely_small", lambda *_: False)
     run(dataclasses.replace(order, dir=corpus.parent / "whole"))
-    real_replace, count = os.replace, 0
-
-    def replace_or_die(source: Any, target: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > kill_after:
-            raise Killed
-        real_replace(source, target)
-
-    monkeypatch.setattr(os, "replace", replace_or_die)
-    with pytest.raises(Killed):
-        run(order)
-    assert not (order.dir / "manifest.json").exists()
-    monkeypatch.setattr(os, "replace", real_replace)
+    killed_after(kill_after, order, monkeypatch)
     _, seen = run(order)
     assert files(order.dir) == files(corpus.parent / "whole")
     assert ("resumed" in stages(seen)) == (kill_after > 2)
@@ -369,6 +356,24 @@ class Killed(BaseException):
     pass
 
 
+def killed_after(num_writes: int, order: PrepOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prep that dies at the write after so many, and leaves nothing that looks whole."""
+    real_replace, count = os.replace, 0
+
+    def replace_or_die(source: Any, target: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > num_writes:
+            raise Killed
+        real_replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace_or_die)
+        with pytest.raises(Killed):
+            run(order)
+    assert not (order.dir / "manifest.json").exists()
+
+
 @pytest.mark.parametrize("kill_after", [0, 2, 3, 6, 10, 14, 18, 22, 26])
 def test_a_prep_stopped_at_any_write_goes_on_to_the_same_bytes(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int
@@ -377,20 +382,7 @@ def test_a_prep_stopped_at_any_write_goes_on_to_the_same_bytes(
     monkeypatch.setattr(pieces, "_piece_bytes", lambda: 4000)
     monkeypatch.setattr(encode, "MARK_BYTES", 10_000)
     order = order_of(corpus, shard_tokens=3000)
-    real_replace, count = os.replace, 0
-
-    def replace_or_die(source: Any, target: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > kill_after:
-            raise Killed
-        real_replace(source, target)
-
-    monkeypatch.setattr(os, "replace", replace_or_die)
-    with pytest.raises(Killed):
-        run(order)
-    assert not (order.dir / "manifest.json").exists()
-    monkeypatch.setattr(os, "replace", real_replace)
+    killed_after(kill_after, order, monkeypatch)
     _, seen = run(order)
     assert files(order.dir) == files(corpus.parent / "whole")
     assert ("resumed" in stages(seen)) == (kill_after > 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.lm.open_weights.theirs import write_their_tokenizer
-from tests.lm.test_prep import Killed, files, order_of, run, stages, text_of, warnings
+from tests.lm.test_prep import Killed, files, killed_after, order_of, run, stages, text_of, warnings
 from tokenizers import Tokenizer
 
 from homing.errors import DataError
@@ -107,20 +106,7 @@ def test_stopped_at_any_write_it_goes_on_to_the_same_bytes(
     monkeypatch.setattr("homing.lm.text.split._MAX_EXACT", 50)
     order = order_with(theirs, corpus, shard_tokens=3000, val_fraction=0.1)
     run(dataclasses.replace(order, dir=corpus.parent / "whole"))
-    real_replace, count = os.replace, 0
-
-    def replace_or_die(source: Any, target: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > kill_after:
-            raise Killed
-        real_replace(source, target)
-
-    monkeypatch.setattr(os, "replace", replace_or_die)
-    with pytest.raises(Killed):
-        run(order)
-    assert not (order.dir / "manifest.json").exists()
-    monkeypatch.setattr(os, "replace", real_replace)
+    killed_after(kill_after, order, monkeypatch)
     run(order)
     assert files(order.dir) == files(corpus.parent / "whole")
 
