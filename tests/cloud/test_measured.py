@@ -106,7 +106,7 @@ def test_the_same_shape_on_the_same_card_is_measured_and_everything_else_is_mode
     others = {
         "another card": estimate(run, offer("H100"), home),
         "several cards": estimate(run, offer(num_gpus=8), home),
-        "another shape": estimate(make(D12), offer(), home),
+        "another shape": estimate(make(dataclasses.replace(PERSONA, num_layers=13)), offer(), home),
         "another method": estimate(make(PERSONA, method="lora", lora=ALL), offer(), home),
         "another precision": estimate(make(PERSONA, precision="fp32"), offer(), home),
         "computed again": estimate(make(PERSONA, recompute="all"), offer(), home),

@@ -6,12 +6,19 @@ CUDA context (which took 0.80 GB more).
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from homing.config.load import load_run, preset_dir
 from homing.config.memory import fits, memory_of, training_memory
 from homing.gpus import GPUS
+from homing.wire import codec
 from homing.wire.run import Model
+
+ENGINE = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "engine.json"
 
 
 def stock(layers: int, width: int, heads: int, ffn: int, context: int, vocab: int, arch: str = "llama") -> Model:
@@ -36,6 +43,22 @@ def test_the_plan_is_never_below_and_at_most_a_tenth_above_what_was_measured(
     memory = memory_of(model, optimizer, precision=precision)
     planned = memory.peak(rows) - memory.cuda
     assert 1.0 <= planned / measured <= 1.1
+
+
+def engine_rows() -> list[tuple[str, dict[str, Any]]]:
+    figures = json.loads(ENGINE.read_text(encoding="utf-8"))["figures"]
+    return sorted({**figures["speed"], **figures["peaks"]}.items())
+
+
+@pytest.mark.parametrize(("name", "row"), engine_rows())
+def test_the_plan_is_near_every_peak_of_the_benchmark(name: str, row: dict[str, Any]) -> None:
+    memory = memory_of(codec.load(Model, row["shape"]), row["optimizer"], precision=row["precision"])
+    planned = memory.peak(row["rows"]) - memory.cuda
+    assert 0.95 <= planned / row["peak_bytes"] <= 1.1, f"{name}: {planned / row['peak_bytes']:.3f} of what was measured"
+
+
+def test_the_benchmark_measured_shapes_enough() -> None:
+    assert len(engine_rows()) >= 12
 
 
 def test_memory_grows_with_rows_and_muon_needs_less_state_than_adamw() -> None:
@@ -65,14 +88,15 @@ def test_a_card_that_is_too_small_names_the_setting_to_lower() -> None:
 def test_the_setting_named_is_enough() -> None:
     long = ["model.context=65536", "phases.0.batch_tokens=131072", "phases.0.micro_batch=0", "train.precision=auto"]
     run = load_run(str(preset_dir() / "1b.yaml"), long).run
-    named = 0
+    named = set()
     for fit in fits(run):
-        if fit.lower.startswith("model.context to "):
-            named += 1
-            shorter = [*long, f"model.context={fit.lower.split()[-1]}"]
-            again = fits(load_run(str(preset_dir() / "1b.yaml"), shorter).run, gpus={fit.gpu.name: fit.gpu})
+        if " to " in fit.lower:
+            levers = [lever.split(" to ") for lever in fit.lower.split(" and ")]
+            named.add(tuple(key for key, _ in levers))
+            lower = [*long, *(f"{key}={value}" for key, value in levers)]
+            again = fits(load_run(str(preset_dir() / "1b.yaml"), lower).run, gpus={fit.gpu.name: fit.gpu})
             assert again[0].is_fitting
-    assert named > 3
+    assert named == {("phases.0.recompute",), ("phases.0.recompute", "phases.0.offload"), ("model.context",)}
 
 
 def test_the_rows_that_fit_divide_the_batch() -> None:

@@ -26,7 +26,7 @@ from homing.lm.model.init import init_weights
 from homing.lm.model.layers import Embedding, Linear, RMSNorm, Rope, SwiGLU, look_up
 from homing.lm.model.lora import load_adapter, lora_tensors
 from homing.lm.model.loss import cap, mean_loss, token_losses
-from homing.lm.model.recompute import RECOMPUTES, recomputed
+from homing.lm.model.recompute import RECOMPUTES, is_recomputed, recomputed
 from homing.lm.model.segments import Isolation, isolate
 from homing.lm.model.shape import check_shape, padded_vocab
 from homing.lm.model.swift import SOFTCAP, SwiftStack
@@ -45,9 +45,14 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = SwiGLU(shape.width, shape.ffn_width)
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos, sin, cache, mask)
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+    def forward(
+        self, x_BTD: Tensor, y_BTD: Tensor | None, cos: Tensor, sin: Tensor, cache: KVCache | None, mask: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """The stream, and what is still to be added to it: the next norm takes the sum."""
+        x_BTD, normed = self.input_layernorm.of_sum(x_BTD, y_BTD)
+        y_BTD = self.self_attn(normed, cos, sin, cache, mask)
+        x_BTD, normed = self.post_attention_layernorm.of_sum(x_BTD, y_BTD)
+        return x_BTD, self.mlp(normed)
 
 
 class Stack(nn.Module):
@@ -59,7 +64,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(shape, layer) for layer in range(shape.num_layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
         self.rope = Rope(shape.head_size, shape.context, shape.rope_base, shape.rope_scaling)
-        self.compiled: dict[str, Callable[..., Tensor]] = {}  # by part, in training only; see Decoder.compile_blocks
+        self.compiled: dict[str, Callable[..., Any]] = {}  # by part, in training only; see Decoder.compile_blocks
         self.recompute_every = 0  # blocks; in training only; see Decoder.set_recompute
 
     def forward(
@@ -73,12 +78,16 @@ class Stack(nn.Module):
         cos, sin = self.rope.at(positions)
         mask = isolation.mask if isolation else None
         every = self.recompute_every if torch.is_grad_enabled() and cache is None else 0
+        # Compiled, the first block is to be like the others: a graph of its own would cost more than adding nothing.
+        y_BTD = x_BTD * 0.0 if compiled else None
         for number, block in enumerate(self.layers):
-            x_BTD = recomputed(run, number, every)(block, x_BTD, cos, sin, cache, mask)
-        return end(self, x_BTD)
+            if is_recomputed(number, every) and y_BTD is not None:
+                x_BTD, y_BTD = x_BTD + y_BTD, None  # of which backward keeps one, not two
+            x_BTD, y_BTD = recomputed(run, number, every)(block, x_BTD, y_BTD, cos, sin, cache, mask)
+        return end(self, x_BTD, y_BTD)
 
-    def end(self, x_BTD: Tensor) -> Tensor:
-        return self.norm(x_BTD)
+    def end(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+        return self.norm.of_sum(x_BTD, y_BTD)[1]
 
 
 class Decoder(nn.Module):
@@ -173,7 +182,7 @@ class Decoder(nn.Module):
     def compile_blocks(self, *, is_on: bool = True) -> None:
         """torch.compile of one block, shared by all: a few seconds, where the whole model takes a minute. It is for
         training; evaluation and generation, whose shapes vary, stay as they are."""
-        parts: dict[str, Callable[..., Tensor]] = {"look_up": look_up, "end": type(self.model).end}
+        parts: dict[str, Callable[..., Any]] = {"look_up": look_up, "end": type(self.model).end}
         parts["block"] = type(self.model.layers[0]).forward
         if isinstance(self.model, SwiftStack):
             parts["begin"] = SwiftStack.begin

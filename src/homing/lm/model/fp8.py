@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from homing.lm.model.opaque import opaque
+
 __all__ = ["fp8_product", "takes_fp8"]
 
 _LEAST_SIZE = 128  # narrower products are no faster in FP8
@@ -44,7 +46,15 @@ class _Fp8Product(torch.autograd.Function):
         return _product_backward(dy, *ctx.saved_tensors)
 
 
-@torch.library.custom_op("homing::fp8_product", mutates_args=())
+def _fp8_product_like(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    F, D = weight_FD.shape
+    N = x.numel() // D
+    scale = torch.empty((), device=x.device, dtype=torch.float32)
+    x8_DN, w8_DF = x.new_empty(D, N, dtype=_FINE), x.new_empty(D, F, dtype=_FINE)
+    return x.new_empty(*x.shape[:-1], F), x8_DN, scale, w8_DF, torch.empty_like(scale)
+
+
+@opaque("fp8_product", like=_fp8_product_like)
 def _product(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y, and for backward: x and W in FP8, transposed, each with its scale."""
     from homing.lm.model.kernels.cast import cast_both_ways  # Triton is there only where CUDA is
@@ -55,16 +65,14 @@ def _product(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     return y_NF.view(*x.shape[:-1], -1), x8_DN, x_scale, w8_DF, w_scale
 
 
-@_product.register_fake
-def _(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    F, D = weight_FD.shape
-    N = x.numel() // D
-    scale = torch.empty((), device=x.device, dtype=torch.float32)
-    x8_DN, w8_DF = x.new_empty(D, N, dtype=_FINE), x.new_empty(D, F, dtype=_FINE)
-    return x.new_empty(*x.shape[:-1], F), x8_DN, scale, w8_DF, torch.empty_like(scale)
+def _fp8_product_backward_like(
+    dy: Tensor, x8_DN: Tensor, x_scale: Tensor, w8_DF: Tensor, w_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    D, F = w8_DF.shape
+    return dy.new_empty(*dy.shape[:-1], D), dy.new_empty(F, D, dtype=torch.float32)
 
 
-@torch.library.custom_op("homing::fp8_product_backward", mutates_args=())
+@opaque("fp8_product_backward", like=_fp8_product_backward_like)
 def _product_backward(
     dy: Tensor, x8_DN: Tensor, x_scale: Tensor, w8_DF: Tensor, w_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -78,9 +86,3 @@ def _product_backward(
         dy8_FN, x8_DN.t(), scale_a=dy_scale, scale_b=x_scale, out_dtype=torch.float32, use_fast_accum=False
     )
     return dx_ND.view(*dy.shape[:-1], -1), dw_FD
-
-
-@_product_backward.register_fake
-def _(dy: Tensor, x8_DN: Tensor, x_scale: Tensor, w8_DF: Tensor, w_scale: Tensor) -> tuple[Tensor, Tensor]:
-    D, F = w8_DF.shape
-    return dy.new_empty(*dy.shape[:-1], D), dy.new_empty(F, D, dtype=torch.float32)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from homing.lm.model.nf4 import Nf4, dequantize, quantize
+from homing.lm.model.opaque import opaque
 
 __all__ = [
     "STORAGES",
@@ -225,7 +226,15 @@ class _Adapted(torch.autograd.Function):
         )
 
 
-@torch.library.custom_op("homing::adapted_product", mutates_args=())
+def _adapted_product_like(
+    x: Tensor, a_RD: Tensor | None, b_Fr: Tensor | None, key: Tensor | None, stored: list[Tensor], widths: list[int],
+    has_adapter: list[bool], num_parts: int, has_bias: bool, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    num_narrow = 0 if a_RD is None else a_RD.shape[0]
+    return x.new_empty(*x.shape[:-1], sum(widths)), x.new_empty(x.numel() // x.shape[-1], num_narrow)
+
+
+@opaque("adapted_product", like=_adapted_product_like)
 def _product(
     x: Tensor, a_RD: Tensor | None, b_Fr: Tensor | None, key: Tensor | None, stored: list[Tensor], widths: list[int],
     has_adapter: list[bool], num_parts: int, has_bias: bool, scale: float, dropout: float,
@@ -253,16 +262,18 @@ def _product(
     return y_NF.view(*x.shape[:-1], -1), h_NR
 
 
-@_product.register_fake
-def _(
-    x: Tensor, a_RD: Tensor | None, b_Fr: Tensor | None, key: Tensor | None, stored: list[Tensor], widths: list[int],
-    has_adapter: list[bool], num_parts: int, has_bias: bool, scale: float, dropout: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    num_narrow = 0 if a_RD is None else a_RD.shape[0]
-    return x.new_empty(*x.shape[:-1], sum(widths)), x.new_empty(x.numel() // x.shape[-1], num_narrow)
+def _adapted_product_backward_like(
+    dy: Tensor, x: Tensor | None, a_RD: Tensor | None, b_Fr: Tensor | None, h_NR: Tensor, key: Tensor | None,
+    stored: list[Tensor], widths: list[int], has_adapter: list[bool], num_parts: int, scale: float, dropout: float,
+    needs_dx: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    num_in = _num_in(stored, widths, num_parts)
+    dx = dy.new_empty(*dy.shape[:-1], num_in) if needs_dx else dy.new_empty(0)
+    da_RD, db_Fr = (dy.new_empty(0) if t is None else torch.empty_like(t) for t in (a_RD, b_Fr))
+    return dx, da_RD, db_Fr
 
 
-@torch.library.custom_op("homing::adapted_product_backward", mutates_args=())
+@opaque("adapted_product_backward", like=_adapted_product_backward_like)
 def _product_backward(
     dy: Tensor, x: Tensor | None, a_RD: Tensor | None, b_Fr: Tensor | None, h_NR: Tensor, key: Tensor | None,
     stored: list[Tensor], widths: list[int], has_adapter: list[bool], num_parts: int, scale: float, dropout: float,
@@ -294,27 +305,14 @@ def _product_backward(
     return dx_ND.view(*dy.shape[:-1], num_in) if needs_dx else dx_ND, da_RD, db_Fr
 
 
-@_product_backward.register_fake
-def _(
-    dy: Tensor, x: Tensor | None, a_RD: Tensor | None, b_Fr: Tensor | None, h_NR: Tensor, key: Tensor | None,
-    stored: list[Tensor], widths: list[int], has_adapter: list[bool], num_parts: int, scale: float, dropout: float,
-    needs_dx: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    num_in = _num_in(stored, widths, num_parts)
-    dx = dy.new_empty(*dy.shape[:-1], num_in) if needs_dx else dy.new_empty(0)
-    da_RD, db_Fr = (dy.new_empty(0) if t is None else torch.empty_like(t) for t in (a_RD, b_Fr))
-    return dx, da_RD, db_Fr
+def _row_norms_like(stored: list[Tensor], a_rD: Tensor, b_fr: Tensor, scale: float) -> Tensor:
+    return b_fr.new_empty(b_fr.shape[0])
 
 
-@torch.library.custom_op("homing::row_norms", mutates_args=())
+@opaque("row_norms", like=_row_norms_like)
 def _row_norms(stored: list[Tensor], a_rD: Tensor, b_fr: Tensor, scale: float) -> Tensor:
     weight_fD = _dense(stored, (b_fr.shape[0], a_rD.shape[1]), torch.float32)
     return torch.addmm(weight_fD, b_fr, a_rD, alpha=scale).norm(dim=1)
-
-
-@_row_norms.register_fake
-def _(stored: list[Tensor], a_rD: Tensor, b_fr: Tensor, scale: float) -> Tensor:
-    return b_fr.new_empty(b_fr.shape[0])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The pieces of a block that one kernel does on CUDA, with their gradients: the doors to `kernels`.
 
-    swiglu(gate_up)   silu(gate) * up                         turn(qkv, ...)   queries and keys, normed and turned
+    swiglu(gate_up)      silu(gate) * up                      turn(qkv, ...)   queries and keys, normed and turned
+    sum_norm(x, y, ...)  x + y, and that normed
 
 Each op is opaque to torch.compile, which plans everything around it. `has_kernels` says where they compute; the callers
 have the plain twin for everywhere else.
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["HAS_TRITON", "has_kernels", "swiglu", "turn"]
+from homing.lm.model.opaque import opaque
+
+__all__ = ["HAS_TRITON", "has_kernels", "sum_norm", "swiglu", "turn"]
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -29,6 +32,11 @@ def has_kernels(x: Tensor, head_size: int = 2) -> bool:
 def swiglu(gate_up: Tensor) -> Tensor:
     """(..., 2F) -> (..., F)"""
     return _SwiGLU.apply(gate_up)
+
+
+def sum_norm(x: Tensor, y: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(..., D) twice -> x + y, and that / rms * weight."""
+    return _SumNorm.apply(x, y, weight_D, eps)
 
 
 def turn(
@@ -61,7 +69,11 @@ class _SwiGLU(torch.autograd.Function):
         return _swiglu_backward(gate_up, dy)
 
 
-@torch.library.custom_op("homing::swiglu", mutates_args=())
+def _swiglu_like(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+@opaque("swiglu", like=_swiglu_like)
 def _swiglu(gate_up: Tensor) -> Tensor:
     from homing.lm.model.kernels import swiglu as kernel  # Triton is there only where CUDA is
 
@@ -69,12 +81,11 @@ def _swiglu(gate_up: Tensor) -> Tensor:
     return y.view(*gate_up.shape[:-1], -1)
 
 
-@_swiglu.register_fake
-def _(gate_up: Tensor) -> Tensor:
-    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+def _swiglu_backward_like(gate_up: Tensor, dy: Tensor) -> Tensor:
+    return gate_up.new_empty(gate_up.shape)
 
 
-@torch.library.custom_op("homing::swiglu_backward", mutates_args=())
+@opaque("swiglu_backward", like=_swiglu_backward_like)
 def _swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
     from homing.lm.model.kernels import swiglu as kernel
 
@@ -82,9 +93,52 @@ def _swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
     return kernel.swiglu_backward(flat, dy.reshape(len(flat), -1)).view(gate_up.shape)
 
 
-@_swiglu_backward.register_fake
-def _(gate_up: Tensor, dy: Tensor) -> Tensor:
-    return gate_up.new_empty(gate_up.shape)
+class _SumNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total, normed = _sum_norm(x, y, weight_D, eps)
+        ctx.save_for_backward(total, weight_D)
+        ctx.eps = eps
+        return total, normed
+
+    @staticmethod
+    def backward(ctx: Any, dtotal: Tensor, dnormed: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight_D = ctx.saved_tensors
+        dx, dweight_D = _sum_norm_backward(total, dtotal, dnormed, weight_D, ctx.eps)
+        dweight = dweight_D.to(weight_D.dtype) if ctx.needs_input_grad[2] else None
+        return dx, dx, dweight, None
+
+
+def _sum_norm_like(x: Tensor, y: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+@opaque("sum_norm", like=_sum_norm_like)
+def _sum_norm(x: Tensor, y: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    from homing.lm.model.kernels import norm as kernel
+
+    flat = (-1, x.shape[-1])
+    total, normed = kernel.sum_norm(x.reshape(flat), y.reshape(flat), weight_D, eps)
+    return total.view(x.shape), normed.view(x.shape)
+
+
+def _sum_norm_backward_like(
+    total: Tensor, dtotal: Tensor, dnormed: Tensor, weight_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return total.new_empty(total.shape), weight_D.new_empty(weight_D.shape, dtype=torch.float32)
+
+
+@opaque("sum_norm_backward", like=_sum_norm_backward_like)
+def _sum_norm_backward(
+    total: Tensor, dtotal: Tensor, dnormed: Tensor, weight_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    from homing.lm.model.kernels import norm as kernel
+
+    flat = (-1, total.shape[-1])
+    dx, dweight_D = kernel.sum_norm_backward(
+        total.reshape(flat), dtotal.reshape(flat), dnormed.reshape(flat), weight_D, eps
+    )
+    return dx.view(total.shape), dweight_D
 
 
 class _Turn(torch.autograd.Function):
@@ -114,7 +168,15 @@ class _Turn(torch.autograd.Function):
         return dqkv, None, None, dweights, None, None, None, None, None
 
 
-@torch.library.custom_op("homing::turn", mutates_args=())
+def _turn_like(
+    qkv_BTC: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None, num_heads: int, num_kv_heads: int,
+    has_norm: bool, scale: float, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    B, T, size = qkv_BTC.shape[0], qkv_BTC.shape[1], 2 * cos.shape[-1]
+    return qkv_BTC.new_empty(B, T, num_heads, size), qkv_BTC.new_empty(B, T, num_kv_heads, size)
+
+
+@opaque("turn", like=_turn_like)
 def _turn(
     qkv_BTC: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None, num_heads: int, num_kv_heads: int,
     has_norm: bool, scale: float, eps: float,
@@ -128,16 +190,14 @@ def _turn(
     return q.view(B, T, *q.shape[1:]), k.view(B, T, *k.shape[1:])
 
 
-@_turn.register_fake
-def _(
-    qkv_BTC: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None, num_heads: int, num_kv_heads: int,
+def _turn_backward_like(
+    qkv_BTC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None,
     has_norm: bool, scale: float, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    B, T, size = qkv_BTC.shape[0], qkv_BTC.shape[1], 2 * cos.shape[-1]
-    return qkv_BTC.new_empty(B, T, num_heads, size), qkv_BTC.new_empty(B, T, num_kv_heads, size)
+    return qkv_BTC.new_empty(qkv_BTC.shape), cos.new_empty(2, 2 * cos.shape[-1])
 
 
-@torch.library.custom_op("homing::turn_backward", mutates_args=())
+@opaque("turn_backward", like=_turn_backward_like)
 def _turn_backward(
     qkv_BTC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None,
     has_norm: bool, scale: float, eps: float,
@@ -148,14 +208,6 @@ def _turn_backward(
     dq, dk, dv = (d.reshape(len(flat), *d.shape[2:]) for d in (dq, dk, dv))
     dqkv, dweights = kernel.turn_backward(flat, dq, dk, dv, _table(cos), _table(sin), weights_2K, has_norm, scale, eps)
     return dqkv.view(qkv_BTC.shape), dweights
-
-
-@_turn_backward.register_fake
-def _(
-    qkv_BTC: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor, weights_2K: Tensor | None,
-    has_norm: bool, scale: float, eps: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return qkv_BTC.new_empty(qkv_BTC.shape), cos.new_empty(2, 2 * cos.shape[-1])
 
 
 def _table(angles: Tensor) -> Tensor:

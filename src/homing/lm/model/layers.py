@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from homing.lm.model.by_hand import is_by_hand, normed, turned
 from homing.lm.model.fp8 import fp8_product
 from homing.lm.model.frozen import FrozenLinear, adapted_product
-from homing.lm.model.fused import has_kernels, swiglu
+from homing.lm.model.fused import has_kernels, sum_norm, swiglu
 from homing.wire.run import RopeScaling
 
 __all__ = ["Embedding", "Linear", "RMSNorm", "Rope", "SwiGLU", "joined", "look_up", "rope_divisors"]
@@ -76,6 +76,13 @@ class RMSNorm(nn.Module):
         if is_by_hand(x):
             return normed(x, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+    def of_sum(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + y, and that normed: together they go over memory once."""
+        if y is not None and has_kernels(x):
+            return sum_norm(x, y, self.weight, self.eps)
+        total = x if y is None else x + y
+        return total, self(total)
 
 
 class Rope(nn.Module):

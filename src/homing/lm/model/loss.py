@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from homing.lm.model.opaque import opaque
+
 __all__ = ["IGNORED", "PIECE_LOGITS", "cap", "mean_loss", "token_losses"]
 
 IGNORED = -100  # a target that is not to be learned
@@ -81,9 +83,9 @@ class _PiecewiseLoss(torch.autograd.Function):
     ) -> Tensor:
         # A head that stands still, under adapters, is spared a gradient of its own size and a third of the work.
         has_dhead = ctx.needs_input_grad[1]
-        # An op of ours loads the whole compiler at its first call: seconds that a CPU, which needs none, is spared.
-        compute = _loss_and_gradients if h_ND.is_cuda or torch.compiler.is_compiling() else _compute
-        loss, dh_ND, dhead_PD = compute(h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead)
+        loss, dh_ND, dhead_PD = _loss_and_gradients(
+            h_ND, head_PD, targets_N, count, weights_N, vocab_size, softcap, has_dhead
+        )
         ctx.save_for_backward(dh_ND, dhead_PD if has_dhead else None)
         return loss
 
@@ -94,7 +96,23 @@ class _PiecewiseLoss(torch.autograd.Function):
         return (dh_ND * dloss).to(dh_ND.dtype), dhead_PD, None, None, None, None, None
 
 
-def _compute(
+def _loss_and_gradients_like(
+    h_ND: Tensor,
+    head_PD: Tensor,
+    targets_N: Tensor,
+    count: Tensor,
+    weights_N: Tensor | None,
+    vocab_size: int,
+    softcap: float,
+    has_dhead: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    loss = torch.empty((), device=h_ND.device, dtype=torch.float32)
+    dhead_PD = torch.empty(head_PD.shape if has_dhead else 0, device=h_ND.device, dtype=torch.float32)
+    return loss, torch.empty_like(h_ND), dhead_PD
+
+
+@opaque("loss_and_gradients", like=_loss_and_gradients_like)
+def _loss_and_gradients(
     h_ND: Tensor,
     head_PD: Tensor,
     targets_N: Tensor,
@@ -126,25 +144,6 @@ def _compute(
         if has_dhead:
             _add_product(dhead_PD, dlogits_nP.t(), h_nD)
     return loss / count, dh_ND, dhead_PD
-
-
-_loss_and_gradients = torch.library.custom_op("homing::loss_and_gradients", mutates_args=())(_compute)
-
-
-@_loss_and_gradients.register_fake
-def _(
-    h_ND: Tensor,
-    head_PD: Tensor,
-    targets_N: Tensor,
-    count: Tensor,
-    weights_N: Tensor | None,
-    vocab_size: int,
-    softcap: float,
-    has_dhead: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    loss = torch.empty((), device=h_ND.device, dtype=torch.float32)
-    dhead_PD = torch.empty(head_PD.shape if has_dhead else 0, device=h_ND.device, dtype=torch.float32)
-    return loss, torch.empty_like(h_ND), dhead_PD
 
 
 def _differentiate(

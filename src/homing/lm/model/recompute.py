@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["RECOMPUTES", "recomputed"]
+__all__ = ["RECOMPUTES", "is_recomputed", "recomputed"]
 
 RECOMPUTES = {"none": 0, "half": 2, "all": 1}  # every how many blocks
 
 
-def recomputed(run: Callable[..., Tensor], number: int, every: int) -> Callable[..., Tensor]:
+def is_recomputed(number: int, every: int) -> bool:
+    return every > 0 and number % every == 0
+
+
+def recomputed(run: Callable[..., Any], number: int, every: int) -> Callable[..., Any]:
     """`run` for block `number`, computed again in backward where it is that block's turn."""
-    if not every or number % every:
+    if not is_recomputed(number, every):
         return run
     return functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)

@@ -3,8 +3,11 @@
     qkv (N, (H + 2G) K) -> q (N, H, K), k (N, G, K)        v is a view of qkv and needs no kernel
     backward: dq, dk, dv -> dqkv, in one buffer, with the gradients of the two norms' weights
 
-One program takes some tokens with all their heads. The norm is x / rms(x) * weight * `scale`; without weights these are
-ones. Shapes: N tokens, H query heads, G KV heads, K head size.
+Forward, one program takes one token with all its heads. Backward it takes some heads of one kind (query, key or value),
+so that no lane is idle where the heads of a token are no power of two: there it is bound by arithmetic, and forward by
+memory. The norm is x / rms(x) * weight * `scale`; without weights these are ones.
+
+Shapes: N tokens, H query heads, G KV heads, K head size.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from torch import Tensor
 
 __all__ = ["turn", "turn_backward"]
 
-_TOKENS = 16  # of one program, in backward: so many share one row of partial sums
 _WARPS = 4
+_ROWS, _TURNS = 32, 8  # of one program in backward: so many heads at a time, so many times
 
 
 def turn(
@@ -44,15 +47,18 @@ def turn_backward(
     num_tokens, num_heads, size = dq.shape
     num_kv_heads = dk.shape[1]
     dqkv = torch.empty_like(qkv)
-    num_programs = triton.cdiv(num_tokens, _TOKENS)
-    partial = torch.zeros(num_programs if weights is not None else 1, 2, size, device=qkv.device, dtype=torch.float32)
-    _backward[(num_programs,)](
+    # Programs of the queries, then of the keys, then of the values.
+    num_q, num_k = (triton.cdiv(num_tokens * heads, _ROWS * _TURNS) for heads in (num_heads, num_kv_heads))
+    num_partial = num_q + num_k if weights is not None else 1
+    partial = torch.empty(num_partial, size, device=qkv.device, dtype=torch.float32)
+    _backward[(num_q + 2 * num_k,)](
         qkv, dq, dk, dv, cos, sin, weights if weights is not None else cos, dqkv, partial, num_tokens, qkv.shape[1],
-        cos.shape[0], num_heads, num_kv_heads, scale, eps, HALF=size // 2,
-        HEADS=triton.next_power_of_2(num_heads + num_kv_heads), VALUES=triton.next_power_of_2(num_kv_heads * size),
-        HAS_NORM=has_norm, HAS_WEIGHTS=weights is not None, TOKENS=_TOKENS, num_warps=_WARPS,
+        cos.shape[0], num_heads, num_kv_heads, num_q, num_k, scale, eps, HALF=size // 2, ROWS=_ROWS, TURNS=_TURNS,
+        HAS_NORM=has_norm, HAS_WEIGHTS=weights is not None, num_warps=_WARPS,
     )  # fmt: skip
-    return dqkv, partial.sum(0)
+    if weights is None:
+        return dqkv, torch.zeros(2, size, device=qkv.device)
+    return dqkv, torch.stack((partial[:num_q].sum(0), partial[num_q:].sum(0)))
 
 
 @triton.jit
@@ -91,36 +97,37 @@ def _forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     qkv_ptr, dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, weights_ptr, dqkv_ptr, partial_ptr, num_tokens, row_width,
-    num_positions, num_heads, num_kv_heads, scale, eps,
-    HALF: tl.constexpr, HEADS: tl.constexpr, VALUES: tl.constexpr, HAS_NORM: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    num_positions, num_heads, num_kv_heads, num_q, num_k, scale, eps,
+    HALF: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
-    heads = tl.arange(0, HEADS)[:, None]
     half = tl.arange(0, HALF)[None, :]
-    is_query, is_key = heads < num_heads, (heads >= num_heads) & (heads < num_heads + num_kv_heads)
-    is_there = heads < num_heads + num_kv_heads
-    value = tl.arange(0, VALUES)
-    num_values = num_kv_heads * 2 * HALF
-    if HAS_WEIGHTS:
-        of = tl.where(is_query, 0, 1) * 2 * HALF + half
-        weight_left = tl.load(weights_ptr + of).to(tl.float32)
-        weight_right = tl.load(weights_ptr + of + HALF).to(tl.float32)
-        sum_left = tl.zeros([HEADS, HALF], dtype=tl.float32)
-        sum_right = tl.zeros([HEADS, HALF], dtype=tl.float32)
-    for number in range(TOKENS):
-        token = program * TOKENS + number
-        if token < num_tokens:
-            from_q = dq_ptr + (token * num_heads + heads) * 2 * HALF + half
-            from_k = dk_ptr + (token * num_kv_heads + heads - num_heads) * 2 * HALF + half
-            dy_left = tl.load(from_q, mask=is_query, other=0.0).to(tl.float32)
-            dy_left += tl.load(from_k, mask=is_key, other=0.0).to(tl.float32)
-            dy_right = tl.load(from_q + HALF, mask=is_query, other=0.0).to(tl.float32)
-            dy_right += tl.load(from_k + HALF, mask=is_key, other=0.0).to(tl.float32)
+    if program < num_q + num_k:
+        is_key = program >= num_q
+        first_row = tl.where(is_key, program - num_q, program) * (ROWS * TURNS)
+        heads = tl.where(is_key, num_kv_heads, num_heads)
+        first_head = tl.where(is_key, num_heads, 0)
+        if HAS_WEIGHTS:
+            of = is_key.to(tl.int32) * 2 * HALF + half
+            weight_left = tl.load(weights_ptr + of).to(tl.float32)
+            weight_right = tl.load(weights_ptr + of + HALF).to(tl.float32)
+            sum_left = tl.zeros([ROWS, HALF], dtype=tl.float32)
+            sum_right = tl.zeros([ROWS, HALF], dtype=tl.float32)
+        for number in range(TURNS):
+            row = first_row + number * ROWS + tl.arange(0, ROWS)[:, None]
+            token, head = row // heads, row % heads
+            is_there = token < num_tokens
+            from_dy = row * 2 * HALF + half
+            if is_key:
+                dy_left = tl.load(dk_ptr + from_dy, mask=is_there, other=0.0).to(tl.float32)
+                dy_right = tl.load(dk_ptr + from_dy + HALF, mask=is_there, other=0.0).to(tl.float32)
+            else:
+                dy_left = tl.load(dq_ptr + from_dy, mask=is_there, other=0.0).to(tl.float32)
+                dy_right = tl.load(dq_ptr + from_dy + HALF, mask=is_there, other=0.0).to(tl.float32)
             position = (token % num_positions) * HALF + half
             cos, sin = tl.load(cos_ptr + position), tl.load(sin_ptr + position)
             d_left, d_right = dy_left * cos + dy_right * sin, dy_right * cos - dy_left * sin
-            at = token * row_width + heads * 2 * HALF + half
+            at = token * row_width + (first_head + head) * 2 * HALF + half
             if HAS_NORM:
                 left = tl.load(qkv_ptr + at, mask=is_there, other=0.0).to(tl.float32)
                 right = tl.load(qkv_ptr + at + HALF, mask=is_there, other=0.0).to(tl.float32)
@@ -137,12 +144,17 @@ def _backward(  # type: ignore[no-untyped-def]
                 d_right = scale * inverse * (d_right - right * along)
             tl.store(dqkv_ptr + at, d_left, mask=is_there)
             tl.store(dqkv_ptr + at + HALF, d_right, mask=is_there)
-            dv = tl.load(dv_ptr + token * num_values + value, mask=value < num_values, other=0.0)
-            to_v = dqkv_ptr + token * row_width + (num_heads + num_kv_heads) * 2 * HALF + value
-            tl.store(to_v, dv, mask=value < num_values)
-    if HAS_WEIGHTS:
-        to = partial_ptr + program * 4 * HALF + tl.arange(0, HALF)
-        tl.store(to, scale * tl.sum(tl.where(is_query, sum_left, 0.0), axis=0))
-        tl.store(to + HALF, scale * tl.sum(tl.where(is_query, sum_right, 0.0), axis=0))
-        tl.store(to + 2 * HALF, scale * tl.sum(tl.where(is_key, sum_left, 0.0), axis=0))
-        tl.store(to + 3 * HALF, scale * tl.sum(tl.where(is_key, sum_right, 0.0), axis=0))
+        if HAS_WEIGHTS:
+            to = partial_ptr + program * 2 * HALF + tl.arange(0, HALF)
+            tl.store(to, scale * tl.sum(sum_left, axis=0))
+            tl.store(to + HALF, scale * tl.sum(sum_right, axis=0))
+    else:
+        first_row = (program - num_q - num_k) * (ROWS * TURNS)
+        for number in range(TURNS):
+            row = first_row + number * ROWS + tl.arange(0, ROWS)[:, None]
+            token, head = row // num_kv_heads, row % num_kv_heads
+            is_there = token < num_tokens
+            from_dy = dv_ptr + row * 2 * HALF + half
+            to = dqkv_ptr + token * row_width + (num_heads + num_kv_heads + head) * 2 * HALF + half
+            tl.store(to, tl.load(from_dy, mask=is_there, other=0.0), mask=is_there)
+            tl.store(to + HALF, tl.load(from_dy + HALF, mask=is_there, other=0.0), mask=is_there)

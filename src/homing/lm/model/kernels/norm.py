@@ -1,0 +1,82 @@
+"""The sum of the stream and what a block adds to it, and that sum normed; and back.
+
+    x, y (N, D) -> sum = x + y, normed = sum / rms(sum) * weight
+    backward: sum, the gradients of both -> the one gradient of x and of y, and the weight's
+
+A norm by itself reads what the sum before it has just written, and its gradient is added to the stream's by a third
+pass. Here each number is read once and written once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["sum_norm", "sum_norm_backward"]
+
+_PROGRAMS = 1024  # of backward: so many rows of partial sums for the weight's gradient
+
+
+def sum_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    num_rows, width = x.shape
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    _forward[(num_rows,)](x, y, weight, total, normed, width, eps, BLOCK=block, num_warps=4)
+    return total, normed
+
+
+def sum_norm_backward(
+    total: Tensor, dtotal: Tensor, dnormed: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    num_rows, width = total.shape
+    dx = torch.empty_like(total)
+    num_programs = min(_PROGRAMS, num_rows)
+    partial = torch.empty(num_programs, width, device=total.device, dtype=torch.float32)
+    block = triton.next_power_of_2(width)
+    _backward[(num_programs,)](
+        total, dtotal, dnormed, weight, dx, partial, num_rows, width, eps, triton.cdiv(num_rows, num_programs),
+        BLOCK=block, num_warps=8 if block >= 2048 else 4,
+    )  # fmt: skip
+    return dx, partial.sum(0)
+
+
+@triton.jit
+def _forward(x_ptr, y_ptr, weight_ptr, total_ptr, normed_ptr, width, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    cols = tl.arange(0, BLOCK)
+    is_there = cols < width
+    at = tl.program_id(0).to(tl.int64) * width + cols
+    total = tl.load(x_ptr + at, mask=is_there, other=0.0).to(tl.float32)
+    total += tl.load(y_ptr + at, mask=is_there, other=0.0).to(tl.float32)
+    total = total.to(total_ptr.dtype.element_ty)  # as it is stored, so that backward sees the same
+    tl.store(total_ptr + at, total, mask=is_there)
+    total = total.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
+    weight = tl.load(weight_ptr + cols, mask=is_there, other=0.0).to(tl.float32)
+    tl.store(normed_ptr + at, total * inverse * weight, mask=is_there)
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    total_ptr, dtotal_ptr, dnormed_ptr, weight_ptr, dx_ptr, partial_ptr, num_rows, width, eps, rows_each,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + cols, mask=cols < width, other=0.0).to(tl.float32)
+    dweight = tl.zeros([BLOCK], dtype=tl.float32)
+    for number in range(rows_each):
+        row = program * rows_each + number
+        is_there = cols < tl.where(row < num_rows, width, 0)
+        at = row * width + cols
+        total = tl.load(total_ptr + at, mask=is_there, other=0.0).to(tl.float32)
+        dnormed = tl.load(dnormed_ptr + at, mask=is_there, other=0.0).to(tl.float32)
+        dx = tl.load(dtotal_ptr + at, mask=is_there, other=0.0).to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
+        total *= inverse
+        dweight += dnormed * total
+        dnormed *= weight
+        along = tl.sum(dnormed * total, axis=0) / width
+        tl.store(dx_ptr + at, dx + inverse * (dnormed - total * along), mask=is_there)
+    tl.store(partial_ptr + program * width + cols, dweight, mask=cols < width)
