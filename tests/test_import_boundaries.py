@@ -44,6 +44,24 @@ def test_help_takes_at_most_three_tenths_of_a_second_of_cpu() -> None:
     assert min(spent) <= 0.3, spent
 
 
+@pytest.mark.parametrize("group", [[], ["store"], ["data"], ["image"]])
+def test_without_a_verb_the_help_is_printed_and_nothing_is_called_an_error(group: list[str]) -> None:
+    argv = [sys.executable, "-m", "homing.cli", *group]
+    bare = subprocess.run(argv, capture_output=True, text=True, check=False)
+    asked = subprocess.run([*argv, "--help"], capture_output=True, text=True, check=True)
+    assert (bare.returncode, bare.stderr) == (0, "")
+    assert bare.stdout.strip() == asked.stdout.strip()
+
+
+@pytest.mark.parametrize("arguments", ["", "store", "--help"])
+def test_a_reader_of_the_help_that_leaves_early_is_no_accident(arguments: str) -> None:
+    # Unbuffered, and read by nobody: the first write finds the pipe closed.
+    line = f"{sys.executable} -u -m homing.cli {arguments} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.strip() in ("0", "1")
+
+
 def test_a_verb_that_does_not_exist_is_answered_with_the_nearest() -> None:
     done = subprocess.run([sys.executable, "-m", "homing.cli", "lunch"], capture_output=True, text=True, check=False)
     assert done.returncode == 2

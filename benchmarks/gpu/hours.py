@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/gpu/hours.py RUN_DIR... [--out FILE]
 
 Trains each run (a folder with run.json, as `homing train` makes it) and compares, for its first phase, the time that
-was still to come by the speed of the first 20 steps with the time that it then took, evaluations, samples and
-checkpoints included. Passes when every run is within a fifth.
+was still to come by what the run itself told then (`eta_s` of its metrics) with the time that it then took. Passes when
+every run is within a fifth.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def main() -> int:
 def compare(run_dir: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     lines = [line for line in lines if line["phase"] == lines[0]["phase"]]
-    judged = next(line for line in lines if line["step"] >= JUDGED_STEPS and line["step_s"])
-    told_s = (judged["num_steps"] - judged["step"]) * judged["step_s"]
+    judged = next(line for line in lines if line["step"] >= JUDGED_STEPS and line["eta_s"])
+    told_s = judged["eta_s"]
     took_s = lines[-1]["t"] - judged["t"]
     assert lines[-1]["step"] == judged["num_steps"], "it did not come to its end"
     return {

@@ -3,11 +3,20 @@
 Importing this loads neither torch nor a provider SDK; each verb loads what it needs.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
 __all__ = ["__version__"]
 
-try:
-    __version__ = version("homing")
-except PackageNotFoundError:  # run from source, as on a machine where nothing can be installed
-    __version__ = "0+source"
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    """The version is looked up when it is first asked for: what reads it is a third of the start of a small program."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("homing")
+    except PackageNotFoundError:  # run from source, as on a machine where nothing can be installed
+        found = "0+source"
+    globals()[name] = found
+    return found

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from homing.agent import supervise
 from homing.cloud import boot as boot_module
 from homing.store import FileStore
 from homing.wire import codec, names
@@ -57,6 +59,19 @@ class Instance:
     def train_with(self, **told: float) -> None:
         words = [f"{name}={value}" for name, value in told.items()]
         self.change(trainer_argv=[sys.executable, str(TRAINER), str(self.run_dir), *words])
+
+    def hurry(self, **constants: float) -> None:
+        """The agent waits as it always does, but so many seconds: constants of its supervise module."""
+        zip_path, module = self.root / "work/agent.zip", "homing/agent/supervise.py"
+        boot_module.build_agent_zip(zip_path, World())
+        with zipfile.ZipFile(zip_path) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        for name, value in constants.items():
+            assert hasattr(supervise, name), f"the agent knows no {name}"
+            files[module] += f"\n{name} = {value}\n".encode()
+        with zipfile.ZipFile(zip_path, "w") as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
 
     def start(self, python: str = sys.executable) -> subprocess.Popen[bytes]:
         self.change(agent_argv=boot_module.agent_argv(python, self.root / "work"))

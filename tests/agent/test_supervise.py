@@ -49,6 +49,7 @@ def test_a_run_that_is_done_is_pushed_and_then_ends_billing(instance: Instance) 
     assert (manifest.step, manifest.is_final) == (20, True)
     heartbeat = instance.heartbeat()
     assert (heartbeat.step, heartbeat.num_steps, heartbeat.phase, heartbeat.problem) == (20, 20, "pretrain", "")
+    assert heartbeat.eta_s == 1.0, "as the trainer said, and not by steps alone"
     assert 0 < float(heartbeat.spend_usd) < 0.05
     assert instance.store.exists("runs/amber-1/logs/agent.log")
     assert instance.store.exists("runs/amber-1/logs/trainer.log")

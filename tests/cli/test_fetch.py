@@ -30,9 +30,12 @@ def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_h
         assert f"homing {verb}" in said.err
     again = cli("fetch", "moss", "--json").json
     assert (again["schema"], again["step"], again["is_new"]) == ("homing.fetch/1", 12, False)
+    Path("models/moss/notes.txt").write_text("mine")
     older = cli("fetch", "moss", "--checkpoint", "10", "--json")
     assert older.code == 2
-    assert "another model" in json.loads(older.out)["what"]
+    assert "added since: notes.txt" in json.loads(older.out)["why"]
+    Path("models/moss/notes.txt").unlink()
+    assert cli("fetch", "moss", "--checkpoint", "pretrain:10", "--json").json["step"] == 10
     assert cli("fetch", "moss", "--checkpoint", "10", "--to", "older", "--json").json["step"] == 10
     listed = cli("fetch", "moss", "--list", "--json").json["checkpoints"]
     assert [each["step"] for each in listed] == sorted((each["step"] for each in listed), reverse=True)

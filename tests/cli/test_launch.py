@@ -65,6 +65,19 @@ def test_a_shape_that_cannot_be_is_refused_before_anything_is_created(cli: Homin
     assert cli("runs", "--json").json["runs"] == []
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_bad_lines_of_an_rl_task_are_told_before_anything_is_rented(cli: Homing, more: list[str]) -> None:
+    run_file = Path("runs/moss.yaml")
+    rl = "  - {kind: rl, steps: 2, rl: {answer_tokens: 8, tasks: [{kind: gsm8k, file: sums.jsonl}]}}\n"
+    run_file.write_text(run_file.read_text().replace("train:", rl + "train:"))
+    Path("sums.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n{"question": "2+2?", "answer": "4"}\n{')
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", *more)
+    assert said.code == 2
+    assert str(Path("sums.jsonl").absolute()) in said.err
+    assert "line 2: its answer has no ####; line 3:" in said.err
+    assert cli("runs", "--json").json["runs"] == []
+
+
 def test_wishes_for_failure_and_guards_ride_in_the_request(cli: Homing) -> None:
     assert cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--keep-on-failure", "soon").code == 2
     said = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "--keep-on-failure", "30m", "--one-guard", "--json")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.control_rig import lay_out
 from tests.cloud.rig import TRAINER, homing, look_more_often, make_run
 
+from homing.cli.rehearse import _for_real
 from homing.cloud.providers.fake_faults import Faults
 from homing.cloud.providers.fake_machines import machine_prefix
 from homing.cloud.providers.process_tree import MACHINE_ENV
@@ -65,6 +68,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = None
     loaded = Loaded(run, tmp_path / "moss.yaml", "name: moss\n", nothing, [], is_prepared=True)  # type: ignore[arg-type]
     monkeypatch.setattr("homing.cli.rehearse._prepared", lambda run, sets: loaded)
+    monkeypatch.setattr("homing.cli.rehearse.load_run", lambda run, sets: loaded)
     monkeypatch.setattr(
         "homing.cloud.boot.trainer_argv",
         lambda python, work_dir: [sys.executable, str(script), f"{work_dir}/run", "40", "0.25", "ok"],
@@ -86,8 +90,18 @@ def test_a_run_that_is_preempted_comes_home_although_answers_are_lost_and_destro
     assert len(body["instances"]) == 2
     assert Path(body["model"], "model.safetensors").is_file()
     assert "preempt: it happens now" in said.err
+    assert re.search(r"For real: homing launch moss --spend-limit \d+\.\d\d", said.err)
     assert marked(homing_home) == []
     assert not (homing_home / "ledger.sqlite").exists()  # the real ledger is untouched
+
+
+def test_what_it_takes_for_real_is_a_sum_or_where_to_find_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_out(tmp_path, monkeypatch, steps=1, step_s=0.0)
+    assert re.fullmatch(r"homing launch moss --spend-limit \d+\.\d+", _for_real("moss", []))
+    limited = ["limits.spend=3"]
+    assert _for_real("moss", limited) == "homing launch moss --set limits.spend=3   within $3.00"
+    clouds = ["cloud.providers=[fake]"]
+    assert _for_real("moss", clouds).startswith("homing plan moss --set 'cloud.providers=[fake]'   ")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from homing.cli import train as verb
 from homing.config import has_smoke_passed
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.event import Metric, Outcome
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lm"))
@@ -172,3 +173,19 @@ def test_a_time_limit_exits_with_5_and_a_failure_with_1(project: Path) -> None:
     assert failed.returncode == 1
     assert "seed:" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_a_phase_by_itself_after_one_of_adapters_begins_with_both_put_together(project: Path) -> None:
+    make_data(project / "data/tiny")
+    adapter = "  - {kind: mid, method: lora, steps: 2, batch_tokens: 128}\n"
+    rl = "rl: {tasks: [{kind: arithmetic}], answer_tokens: 4, prompts_per_step: 2, samples_per_prompt: 2}"
+    text = RUN_FILE.replace("STEPS", "2").replace("context: 32", "context: 64")
+    text = text.replace("train:", f"{adapter}  - {{kind: rl, steps: 1, {rl}}}\ntrain:")
+    (project / "runs/tiny.yaml").write_text(text)
+    assert homing("train", "tiny", "--phase", "pretrain+mid", "--quiet").returncode == 0
+    done = homing("train", "tiny", "--phase", "rl", "--json")
+    assert done.returncode == 0, done.stderr
+    folder = Path(json.loads(done.stdout)["checkpoint"])
+    assert (folder / names.WEIGHTS).is_file(), "whole weights, not another adapter"
+    lineage = codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes()).lineage
+    assert [(stage.phase, stage.method) for stage in lineage] == [("pretrain", "full"), ("mid", "lora"), ("rl", "full")]

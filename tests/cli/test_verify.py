@@ -73,6 +73,20 @@ def test_without_data_it_shows_sizes_memory_and_the_next_verb(
     assert "homing prep base" in said.err
 
 
+def test_state_in_the_hosts_memory_is_counted_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "verify", "--no-run", "--json") == 0
+    near = json.loads(capsys.readouterr().out)["memory"]
+    assert homing(monkeypatch, "verify", "--no-run", "--json", "--set", "phases.0.offload=optimizer") == 0
+    said = capsys.readouterr()
+    far = json.loads(said.out)["memory"]
+    assert (near["host"], near["host_needed"]) == (0, 0)
+    assert (far["optimizer"], far["host"]) == (0, near["optimizer"])
+    assert far["host_needed"] > far["host"]
+    assert "Of the host:" in said.err
+
+
 def test_it_needs_no_torch_without_the_step(folder: Path) -> None:
     code = (
         "import sys; sys.argv = ['homing', 'verify', '--no-run', '-q']\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_a_failed_run_exits_1(cli: Homing, tmp_path: Path, monkeypatch: pytest.M
     assert "homing logs moss" in said.err
 
 
-def test_a_stopped_run_of_several_phases_says_in_which_and_promises_no_figure_for_the_others(
+def test_a_stopped_run_of_several_phases_says_in_which_and_what_all_of_them_would_take(
     cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = Path("runs/moss.yaml").read_text()
@@ -61,7 +62,9 @@ def test_a_stopped_run_of_several_phases_says_in_which_and_promises_no_figure_fo
     said = cli("watch", "moss").err
     assert "Stopped in pretrain at step " in said
     assert " of 20. What it has learned: homing fetch moss" in said
-    assert "To the end: homing launch moss --resume --spend-limit DOLLARS" in said
+    found = re.search(r"To the end: about \$([\d.]+) more: homing launch moss --resume --spend-limit ([\d.]+)", said)
+    assert found, said
+    assert 0 < float(found[1]) < float(found[2])
 
 
 @pytest.mark.parametrize("every", ["0", "-5", "soon", "2w"])
@@ -70,10 +73,13 @@ def test_a_bad_interval_is_refused(cli: Homing, every: str) -> None:
     assert cli("watch", "moss", f"--every={every}").code == 2
 
 
-def test_with_no_run_yet_it_says_so(cli: Homing) -> None:
+def test_with_no_run_yet_it_says_so_and_where_the_sum_is_told(cli: Homing) -> None:
     said = cli("watch")
     assert said.code == 2
     assert "no run yet" in said.err
+    named = cli("watch", "moss")
+    assert "moss has not been launched yet" in named.err
+    assert "how to begin: homing plan moss\n" in named.err
 
 
 @pytest.mark.slow

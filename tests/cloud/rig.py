@@ -52,8 +52,9 @@ def save(step, is_final):
     for name, data in files.items():
         write(os.path.join(folder, name), data)
         hashes.append({"name": name, "num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
-    manifest = {"schema": "homing.checkpoint/1", "run_name": "moss", "run_id": "?", "phase": "pretrain", "step": step,
-                "num_tokens": step * 64, "is_final": is_final, "config_sha256": "", "seed": 0, "files": hashes}
+    manifest = {"schema": "homing.checkpoint/1", "run_name": "moss", "run_id": json.loads(files["run.json"])["id"],
+                "phase": "pretrain", "step": step, "num_tokens": step * 64, "is_final": is_final,
+                "config_sha256": "", "seed": 0, "files": hashes}
     write(os.path.join(folder, "manifest.json"), json.dumps(manifest).encode())
     write(os.path.join(steps_dir, "latest.json"), json.dumps({"schema": "homing.pointer/1", "step": step}).encode())
     line("events.jsonl", t=time.time(), source="trainer", kind="checkpoint_saved", text="Checkpoint saved.", step=step)
@@ -79,7 +80,8 @@ print("trainer begins at step", first, flush=True)
 for step in range(first, num_steps + 1):
     time.sleep(step_s)
     line("metrics.jsonl", t=time.time(), phase="pretrain", step=step, num_steps=num_steps, num_tokens=step * 64,
-         loss=5.0 / step, tokens_per_s=6400.0, step_s=max(step_s, 0.001), mfu=0.41)
+         loss=5.0 / step, tokens_per_s=6400.0, step_s=max(step_s, 0.001), mfu=0.41,
+         eta_s=2.0 * (num_steps - step) * step_s)
     print("step", step, flush=True)
     if ask().get("stop"):
         save(step, False)

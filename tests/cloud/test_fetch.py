@@ -68,16 +68,52 @@ def test_fetching_twice_is_fetching_once(home: Home, tmp_path: Path, done: RunRo
     assert fetch(home, done, tmp_path / "models/moss").is_new
     assert not fetch(home, done, tmp_path / "models/moss").is_new
     (tmp_path / "models/moss/model.safetensors").write_bytes(b"damaged here")
-    with pytest.raises(UsageError, match="another model"):
+    with pytest.raises(UsageError, match="not written over") as caught:
         fetch(home, done, tmp_path / "models/moss")
+    assert "changed since it was fetched: model.safetensors" in caught.value.why
+
+
+def test_an_earlier_state_of_the_same_run_makes_room(home: Home, tmp_path: Path, done: RunRow) -> None:
+    """As after a run that was stopped, fetched and resumed."""
+    target = tmp_path / "models/moss"
+    fetch(home, done, target, which="10")
+    (target / ".DS_Store").write_bytes(b"a look at the folder")
+    (target / "tokenizer.json").unlink()  # what is gone is brought again
+    assert fetch(home, done, target).is_new
+    assert weights(target) == b"weights at 12"
+    assert (target / "tokenizer.json").exists()
+    assert [path.name for path in target.parent.iterdir()] == ["moss"]
+
+
+def test_another_run_of_the_same_name_does_not(home: Home, tmp_path: Path, done: RunRow) -> None:
+    target = tmp_path / "models/moss"
+    fetch(home, done, target, which="10")
+    manifest = read_json(target / "manifest.json")
+    (target / "manifest.json").write_text(json.dumps({**manifest, "run_id": "moss-of-may"}))
+    with pytest.raises(UsageError, match="not written over") as caught:
+        fetch(home, done, target)
+    assert "another model, pretrain step 10 of moss-of-may" in caught.value.why
+    assert weights(target) == b"weights at 10"
+
+
+def test_what_a_person_put_there_stays(home: Home, tmp_path: Path, done: RunRow) -> None:
+    target = tmp_path / "models/moss"
+    fetch(home, done, target, which="10")
+    (target / "notes").mkdir()
+    (target / "notes/mine.txt").write_text("she likes the rain")
+    with pytest.raises(UsageError, match="not written over") as caught:
+        fetch(home, done, target)
+    assert "added since: notes/mine.txt" in caught.value.why
+    assert fetch(home, done, target, force=True).is_new
 
 
 def test_another_model_is_not_written_over_unless_forced(home: Home, tmp_path: Path, done: RunRow) -> None:
     target = tmp_path / "models/moss"
     target.mkdir(parents=True)
     (target / "model.safetensors").write_bytes(b"somebody's work")
-    with pytest.raises(UsageError, match="another model"):
+    with pytest.raises(UsageError, match="not written over") as caught:
         fetch(home, done, target)
+    assert "another model" in caught.value.why
     assert weights(target) == b"somebody's work"
     fetch(home, done, target, force=True)
     assert weights(target) == b"weights at 12"
@@ -120,6 +156,9 @@ def test_a_step_can_be_named_and_a_wrong_one_lists_those_there(home: Home, tmp_p
     step = sorted(int(name[5:]) for name in there)[0]
     got = fetch(home, done, tmp_path / "m", which=str(step))
     assert weights(got.model_dir) == b"weights at %d" % step
+    assert weights(fetch(home, done, tmp_path / "n", which=f"pretrain:{step}").model_dir) == b"weights at %d" % step
+    with pytest.raises(UsageError):
+        fetch(home, done, tmp_path / "m", which=f"sft:{step}")
     with pytest.raises(UsageError) as caught:
         fetch(home, done, tmp_path / "m", which="7777")
     assert "pretrain 12" in caught.value.why

@@ -92,6 +92,21 @@ def test_on_the_instance_all_of_it_lies_where_its_run_json_says(chain: Run, tmp_
     assert json.loads(text)["phases"][0]["init_from"] == "../data/start-sft"
 
 
+def test_the_weights_of_an_adapter_to_start_from_travel_too_and_those_of_the_base_only_once(
+    chain: Run, tmp_path: Path
+) -> None:
+    first, *rest = chain.phases
+    assert chain.base is not None
+    on_base = dataclasses.replace(chain, phases=[dataclasses.replace(first, init_base=chain.base.dir), *rest])
+    assert {item.path for item in travelling(on_base, World())} == {item.path for item in travelling(chain, World())}
+    assert relocated(on_base).phases[0].init_base == "../data/base"
+    write(tmp_path / "beside" / names.WEIGHTS, b"beside")
+    beside = dataclasses.replace(chain, phases=[dataclasses.replace(first, init_base=str(tmp_path / "beside")), *rest])
+    found = {item.path: item.sha256 for item in travelling(beside, World())}
+    assert found["start-sft-base/model.safetensors"] == sha256(b"beside")
+    assert relocated(beside).phases[0].init_base == "../data/start-sft-base"
+
+
 def test_another_home_sends_them_again_from_the_store(chain: Run, tmp_path: Path) -> None:
     run = dataclasses.replace(chain, id="moss-1", inputs=travelling(chain, World()))
     store = FileStore(str(tmp_path / "store"), World())

@@ -64,8 +64,11 @@ def test_the_run_directory_at_home_and_the_record_in_the_store_tell_of_it(home: 
 
 
 def test_no_spend_limit_is_refused(home: Home, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="spend limit"):
+    with pytest.raises(UsageError, match="spend limit") as caught:
         make_draft(home, tmp_path, limit=None)
+    assert "it costs about $" in caught.value.why
+    named = caught.value.fix.removeprefix("homing launch moss --spend-limit ")
+    assert make_draft(home, tmp_path, limit=named).spend_limit_usd > 0
 
 
 def test_a_limit_below_the_minimum_is_refused_and_says_how_much_is_enough(home: Home, tmp_path: Path) -> None:

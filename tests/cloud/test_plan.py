@@ -17,14 +17,16 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.plan import Plan, make_plan, needs_of, relay_of
 from homing.cloud.providers.base import Needs, Offer, lack
-from homing.cloud.speed import FILE, estimate, remember
+from homing.cloud.speed import FILE, HOST_BYTES_PER_S, estimate, remember
 from homing.cloud.timing import timing_of
 from homing.cloud.watch import remember_speed
+from homing.config.derive import sizes as sizes_of
+from homing.config.memory import training_memory
 from homing.errors import NoOffer
 from homing.store import FileStore, run_key
 from homing.wire import codec, names
 from homing.wire.event import Metric
-from homing.wire.run import Cloud, Limits, Rl, RlTask
+from homing.wire.run import Cloud, Limits, Model, Rl, RlTask, Run
 from homing.world import Completed, World
 
 H100 = Offer("runpod", "h100", "H100", 1, 16, 80 * 2**30, Decimal("2.49"))
@@ -167,6 +169,7 @@ def test_needs_follow_the_run(tmp_path: Path) -> None:
         (Needs(gpu="A100"), "no A100"),
         (Needs(num_gpus=2), "GPUs"),
         (Needs(memory_bytes=2**40), "memory"),
+        (Needs(host_bytes=2**40), ""),  # of its host nothing was told
         (Needs(max_rate_usd_per_hour=Decimal(1)), "over the limit"),
         (Needs(gpu="NVIDIA H100 80GB HBM3"), ""),
     ],
@@ -174,6 +177,13 @@ def test_needs_follow_the_run(tmp_path: Path) -> None:
 def test_what_an_offer_lacks_is_said_in_a_few_words(needs: Needs, word: str) -> None:
     assert word in lack(H100, needs)
     assert bool(word) == bool(lack(H100, needs))
+
+
+def test_a_machine_whose_own_memory_is_known_to_be_too_small_is_no_offer() -> None:
+    needs, told = Needs(host_bytes=40 * 10**9), dataclasses.replace(H100, host_bytes=32 * 10**9)
+    assert lack(told, needs) == "has 32.00 GB of 40.00 GB memory beside the card's"
+    assert lack(dataclasses.replace(told, host_bytes=64 * 10**9), needs) == ""
+    assert "has no card" in lack(dataclasses.replace(told, device="CPU", num_gpus=0, host_bytes=64 * 10**9), needs)
 
 
 # --- several offers ---
@@ -328,3 +338,45 @@ def test_a_card_that_cannot_compute_in_the_precision_is_left_out_with_the_one_th
     assert lack(H100, Needs(precision=precision)) == ""
     for fine in ("auto", "fp32", ""):
         assert lack(t4, Needs(precision=fine)) == ""
+
+
+def big_run(tmp_path: Path, **phase: Any) -> Run:
+    """Qwen2.5-1.5B trained whole, which needs more than 24 GB."""
+    run = make_run(tmp_path)
+    model = Model("stock", "qwen2", 28, 1536, 12, 2, 128, 8960, 2048, 151936, True, rope_base=1e6)
+    optimizer = dataclasses.replace(run.phases[0].optimizer, kind="adamw")
+    settings = {"batch_tokens": 16 * 2048, "micro_batch": 1, "optimizer": optimizer, **phase}
+    changed = dataclasses.replace(run.phases[0], **settings)
+    train = dataclasses.replace(run.train, device="auto", precision="auto")
+    return dataclasses.replace(
+        run, model=model, sizes=sizes_of(model), phases=[changed], train=train, cloud=Cloud(providers=["north"])
+    )
+
+
+def test_where_nothing_fits_the_lever_that_would_make_it_fit_is_named(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sell(monkeypatch, shop_offer("T4"), shop_offer("RTX4090", host_bytes=64 * 10**9))
+    with pytest.raises(NoOffer) as caught:
+        make_plan(big_run(tmp_path), plain)
+    assert caught.value.fix.startswith("To fit RTX4090, lower phases.0.offload to optimizer. Or: ")
+    plan = make_plan(big_run(tmp_path, offload="optimizer"), plain)
+    assert plan.best.offer.device == "RTX4090"
+    assert 16e9 < plan.needs.host_bytes < 32e9
+    sell(monkeypatch, shop_offer("RTX4090", host_bytes=16 * 10**9))
+    with pytest.raises(NoOffer, match="No provider can start") as caught:
+        make_plan(big_run(tmp_path, offload="optimizer"), plain)
+    assert "memory beside the card's" in caught.value.why
+    assert "To fit" not in caught.value.fix
+
+
+def test_the_way_of_the_state_to_the_card_and_back_takes_time_in_every_step(plain: Home, tmp_path: Path) -> None:
+    near, far = (estimate(big_run(tmp_path, offload=kind), H100, plain) for kind in ("none", "optimizer"))
+    more_s = 16 * 2048 / far.tokens_per_s - 16 * 2048 / near.tokens_per_s
+    state = training_memory(big_run(tmp_path, offload="optimizer")).host
+    assert more_s == pytest.approx(state / HOST_BYTES_PER_S)
+    assert "s a step for the optimizer's state, at an assumed 20 GB/s each way" in far.text
+    assert far.source == "modelled"
+    remember(dataclasses.replace(big_run(tmp_path), id="moss-1"), "H100", 1, 3000.0, plain)
+    assert estimate(big_run(tmp_path), H100, plain).source == "measured"
+    assert estimate(big_run(tmp_path, offload="optimizer"), H100, plain).source == "modelled", "another kind of step"

@@ -8,18 +8,19 @@ import signal
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cloud.rig import make_draft, marked_now, trainer_argv
 
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
-from homing.cloud.ledger import RunRow
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.providers.base import Instance
 from homing.cloud.providers.local import Local
 from homing.cloud.signs import Signs, Tail
 from homing.cloud.status import Status, look, progress_line
-from homing.cloud.watch import check_interval, to_finish, watch
+from homing.cloud.watch import _Watch, check_interval, to_finish, watch
 from homing.errors import ProviderRefused, StillBilling, StoreError, UsageError
 from homing.store import FileStore, run_key
 from homing.wire import codec, names
@@ -55,6 +56,39 @@ def test_one_line_has_everything_in_its_order_with_money_on_it() -> None:
     assert progress_line(status, busy) == "step 1,200/20,000 | card 97%, its memory 62% | $1.83 of $12.00"
     over = dataclasses.replace(status, run=dataclasses.replace(run, state="done"))
     assert "card" not in progress_line(over, busy)
+    chain = dataclasses.replace(status, phases=("pretrain", "sft", "rl"))
+    assert progress_line(chain, dataclasses.replace(bare, phase="sft")).startswith("sft 2/3 | step 1,200/20,000 | ")
+    alone = dataclasses.replace(status, phases=("sft",))
+    assert progress_line(alone, dataclasses.replace(bare, phase="sft")).startswith("step 1,200/20,000 | ")
+
+
+def left_usd(home: Home, **told: Any) -> Decimal | None:
+    """Of a run at step 40 of 100, a second a step, on a machine of a cent a second."""
+    beat = Heartbeat(0.0, "m", 1, "ended", 0.0, "36", "1", step=40, num_steps=100, step_s=1.0, **told)
+    run = RunRow("moss-1", "moss", "stopped", 0.0, "file:/s", "")
+    line = LedgerLine("m", run.id, run.name, 1, "local", "o", "36", None, 0.0)
+    return to_finish(Status(run, [line], Signs(beat, None), Decimal(1), 0.0), home)
+
+
+def test_the_dollars_to_the_end_are_by_the_trainers_own_count_and_to_the_planned_end(home: Home) -> None:
+    assert left_usd(home, eta_s=150.0) == Decimal("1.50"), "60 steps of a second, and its evaluations"
+    assert left_usd(home, eta_s=0.0, end_step=40, plan_s=150.0) == Decimal("1.50"), "landed"
+    assert left_usd(home) is None
+    assert left_usd(home, eta_s=0.0, end_step=40) is None, "a landing as it was told before"
+
+
+def test_a_line_of_the_phase_before_is_not_laid_over_the_newer_heartbeat(home: Home) -> None:
+    run = RunRow("moss-1", "moss", "running", 0.0, f"file:{home.path}/store", "")
+    beat = Heartbeat(50.0, "m", 1, "training", 0.0, "36", "1", phase="sft", step=2, num_steps=8)
+    status = Status(run, [], Signs(beat, None), Decimal(1), 0.0, phases=("pretrain", "sft"))
+    watching = _Watch(home, run, 1.0)
+    shown = {}
+    for t, phase, step in ((40.0, "pretrain", 20), (49.0, "sft", 3), (60.0, "rl", 1)):
+        watching.metric = Metric(t, phase, step, 20, 100, 3.0)
+        newest = watching._beat(status)
+        assert newest is not None
+        shown[phase] = (newest.phase, newest.step)
+    assert shown == {"pretrain": ("sft", 2), "sft": ("sft", 3), "rl": ("rl", 1)}
 
 
 def test_watch_tells_steps_events_samples_and_the_end(home: Home, tmp_path: Path) -> None:
@@ -69,6 +103,9 @@ def test_watch_tells_steps_events_samples_and_the_end(home: Home, tmp_path: Path
     assert not any("once upon" in text for text in events)  # a sample is shown once, as a sample
     last = [report.text for report in reports if report.kind == "line"][-1]
     assert last.startswith("step 30/30 | loss 0.167 | 6.4k tok/s | mfu 41% | $")
+    beats = [report.data["heartbeat"] for report in reports if report.kind == "line" and report.data["heartbeat"]]
+    trained = [beat for beat in beats if beat["step"]]
+    assert [beat["eta_s"] for beat in trained] == [pytest.approx(2.0 * (30 - beat["step"]) * 0.02) for beat in trained]
     assert json.loads((home.path / "speed.json").read_text())["measured"][0]["tokens_per_s"] == 6400.0
 
 

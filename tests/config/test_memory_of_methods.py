@@ -7,20 +7,32 @@ what CUDA takes for itself.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
 from homing.config.load import load_run, preset_dir
-from homing.config.memory import SAMPLED_LOGIT_BYTES, adapter_params, fits, memory_of, training_memory
+from homing.config.memory import (
+    AT_A_TIME,
+    HOST_SHARE,
+    PROCESS_BYTES,
+    SAMPLED_LOGIT_BYTES,
+    adapter_params,
+    fits,
+    memory_of,
+    training_memory,
+)
 from homing.config.rollouts import prompt_tokens, row_tokens, rows_at_a_time
 from homing.gpus import GPUS
 from homing.lm.model import Decoder, lora
 from homing.lm.model.row_cache import RowCache
 from homing.lm.rl.draws import draws
 from homing.lm.rl.rollout import Sampler
-from homing.lm.train.optim import build_optimizer
+from homing.lm.train import offload
+from homing.lm.train.offload import HostPlace
+from homing.lm.train.optim import build_optimizer, state_bytes
 from homing.wire.run import Lora, Model, Optimizer, Rl, RlTask
 
 QWEN_7B = Model("stock", "qwen2", 28, 3584, 28, 4, 128, 18944, 2048, 152064, False, rope_base=1e6)
@@ -110,6 +122,56 @@ def test_moments_in_eight_bits_are_counted() -> None:
     _, found = trained("lora", ALL, states="int8")
     planned = memory_of(SMALL, "adamw", precision="bf16", method="lora", lora=ALL, states="int8")
     assert planned.optimizer == pytest.approx(found["optimizer"], rel=0.15)  # small matrices stay in fp32
+
+
+@pytest.mark.parametrize(("kind", "states"), [("muon", "fp32"), ("adamw", "fp32"), ("adamw", "int8")])
+def test_offloaded_state_is_the_hosts_and_what_passes_is_counted(
+    kind: str, states: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, alive, most = dataclasses.replace(ADAM, kind=kind, states=states), [0], [0]
+    bring = HostPlace._bring
+
+    def brought(self: HostPlace, load: offload.Load) -> offload._Visit:
+        visit = bring(self, load)
+        alive[0] += load.num_bytes
+        most[0] = max(most[0], alive[0])
+        weakref.finalize(visit.tensors[0], lambda: alive.__setitem__(0, alive[0] - load.num_bytes))
+        return visit
+
+    monkeypatch.setattr(HostPlace, "_bring", brought)
+    model = built("full", None)
+    optimizer = build_optimizer(model, spec, place=HostPlace(torch.device("cpu")))
+    tokens = torch.randint(1024, (1, 65), generator=torch.Generator().manual_seed(0))
+    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    optimizer.step(1.0)
+    planned = memory_of(SMALL, kind, precision="bf16", states=states, offload="optimizer")
+    plain = memory_of(SMALL, kind, precision="bf16", states=states)
+    assert planned.optimizer == 0
+    assert planned.host == plain.optimizer == pytest.approx(state_bytes(model, spec), rel=0.01)
+    assert planned.checkpoint == plain.checkpoint
+    assert most[0] <= planned.scratch - plain.scratch <= plain.optimizer, "never more than what lived there before"
+    assert planned.peak(1) <= plain.peak(1)
+    assert planned.peak(64) == plain.peak(64) - plain.optimizer, "where it is the rows that take the most"
+    assert offload.AT_A_TIME == AT_A_TIME, "the trainer's own"
+    assert plain.host_needed(2) == 0
+    for_two = (2 * (planned.host + PROCESS_BYTES) + planned.gradients) / HOST_SHARE
+    assert planned.host_needed(2) == pytest.approx(for_two)
+
+
+def test_a_card_of_24_gb_trains_with_offload_what_it_could_not_and_is_told_so() -> None:
+    base = load_run(str(preset_dir() / "1b.yaml")).run
+    # Qwen2.5-1.5B, fine-tuned whole.
+    model = Model("stock", "qwen2", 28, 1536, 12, 2, 128, 8960, 2048, 151936, True, rope_base=1e6)
+    phase = dataclasses.replace(base.phases[0], optimizer=ADAM, micro_batch=0, batch_tokens=16 * 2048)
+    train = dataclasses.replace(base.train, precision="auto")
+    run = dataclasses.replace(base, model=model, phases=[phase], train=train)
+    card = {"RTX4090": GPUS["RTX4090"]}
+    (fit,) = fits(run, gpus=card)
+    assert (fit.is_fitting, fit.lower) == (False, "phases.0.offload to optimizer")
+    (fit,) = fits(dataclasses.replace(run, phases=[dataclasses.replace(phase, offload="optimizer")]), gpus=card)
+    assert fit.is_fitting
+    smaller = {"small": dataclasses.replace(GPUS["RTX4090"], memory_gib=20)}
+    assert fits(run, gpus=smaller)[0].lower == "phases.0.recompute to all and phases.0.offload to optimizer"
 
 
 @pytest.mark.parametrize(("method", "settings"), METHODS)

@@ -219,3 +219,39 @@ def test_a_line_that_breaks_in_the_middle_is_an_error_with_a_fix(hub: Hub, monke
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(StoreError, match="could not be fetched"):
         bring(source)
+
+
+def test_one_command_asks_the_hub_once_and_a_commit_is_asked_about_once_for_all(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, homing_home: Path
+) -> None:
+    publish(hub, "them/model", papers(), is_private=False)
+    asked: list[str] = []
+    real = hub.answer
+    monkeypatch.setattr(hub, "answer", lambda ask: (asked.append(ask.path.split("?")[0]), real(ask)))
+    first = read_source("hf:them/model")
+    assert sum("/api/models/" in path for path in asked) >= 2, "which commit, and what lies in it"
+    asked.clear()
+    assert read_source("hf:them/model") == first
+    assert asked == []
+
+    another_command(monkeypatch)
+    assert read_source("hf:them/model") == first
+    assert len(asked) == 1, "main may have moved on; what lies in the commit cannot have"
+    asked.clear()
+    another_command(monkeypatch)
+    assert read_source(first.address) == first
+    assert asked == [], "named with its commit nobody need be asked"
+
+    changed = {name: File(data, is_lfs=False) for name, data in papers(rope_theta=5.0).items()}
+    hub.add("them/model").commits.append(Commit("d" * 40, "newer", changed))
+    another_command(monkeypatch)
+    assert read_source("hf:them/model").revision == "d" * 40
+
+    for memory in (homing_home / "cache/hub/them--model").iterdir():
+        memory.write_text('{"endpoint": "' + hub.endpoint + '", "listing": {"sizes": []}}')
+    another_command(monkeypatch)
+    assert read_source(first.address) == first, "a memory that cannot be read is none"
+
+
+def another_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homing.config.open_weights_hub._answers", {})

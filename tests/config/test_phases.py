@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,10 @@ from homing.config import Loaded
 from homing.errors import Mistake
 from homing.hf_config import config_of
 from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.checkpoint import CheckpointManifest, Stage
+
+from .test_open_weights import papers
+from .test_open_weights import write as write_open_weights
 
 Load = Callable[..., Loaded]
 Mistakes = Callable[..., list[Mistake]]
@@ -38,10 +42,21 @@ def trained(run_dir: Path, loaded: Loaded, kind: str, step: int = 10) -> Path:
     """A final checkpoint as a phase leaves it, as far as the run file looks at it."""
     folder = run_dir / names.CHECKPOINTS / kind / names.step_dir(step)
     folder.mkdir(parents=True)
-    manifest = CheckpointManifest("base", "base-1", kind, step, 0, True, "", 1, [])
+    lineage = [Stage(kind, run_id="base-1", step=step)]
+    manifest = CheckpointManifest("base", "base-1", kind, step, 0, True, "", 1, [], lineage=lineage)
     (folder / names.MANIFEST).write_text(codec.dumps(manifest))
     (folder / "config.json").write_text(json.dumps(config_of(loaded.run.model)))
     (folder / names.WEIGHTS).write_bytes(b"")
+    return folder
+
+
+def adapted(folder: Path, before: Stage, told: str) -> Path:
+    """The checkpoint made into one of a phase that trained an adapter of the weights `before`."""
+    manifest = codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes())
+    manifest = dataclasses.replace(manifest, lineage=[before, manifest.lineage[-1]])
+    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+    (folder / names.WEIGHTS).rename(folder / names.ADAPTER)
+    (folder / names.ADAPTER_CONFIG).write_text(json.dumps({"homing_base_dir": told}))
     return folder
 
 
@@ -74,6 +89,52 @@ def test_without_one_it_is_said_where_was_looked_and_an_unknown_phase_lists_the_
     assert "no trained mid or pretrain of base is here" in missing.problem
     found = mistakes(RUN, "train.only=mid+stf")
     assert any("Did you mean sft? This run has pretrain, mid, sft" in mistake.suggestion for mistake in found)
+
+
+def test_a_phase_after_an_adapter_starts_from_it_and_the_weights_that_it_stood_beside(
+    load: Load, mistakes: Mistakes, homing_home: Path, folder: Path
+) -> None:
+    run_dir, before = homing_home / "runs/base-1", Stage("pretrain", run_id="base-1", step=12)
+    mid = adapted(trained(run_dir, load(RUN), "mid"), before, "checkpoints/pretrain/step-00000012")
+    (missing,) = mistakes(RUN, "train.only=sft")
+    assert "those of pretrain at step 12 of base-1" in missing.problem
+    assert missing.suggestion == "homing fetch base-1 --checkpoint pretrain:12 --to models/base-1-pretrain"
+
+    base = trained(run_dir, load(RUN), "pretrain", 12)
+    loaded = load(RUN, "train.only=sft")
+    assert (loaded.run.phases[0].init_from, loaded.run.phases[0].init_base) == (str(mid), str(base))
+    assert loaded.run.origin["phases.0.init_base"] == "derived from phases.2.init_from"
+
+    # Fetched to where the suggestion says, the adapter too: neither lies in a run directory then.
+    (folder / "models").mkdir()
+    fetched = base.rename(folder / "models/base-1-pretrain")
+    mid.rename(folder / "models/base")
+    assert load(RUN, "train.only=sft").run.phases[0].init_base == str(fetched)
+    adapted(fetched, Stage("base", address="hf:a/b"), "")
+    (nested,) = mistakes(RUN, "train.only=sft")
+    assert "an adapter on top of another adapter" in nested.problem
+
+
+def test_on_open_weights_a_later_phase_starts_from_the_adapter_and_not_from_the_weights_alone(
+    load: Load, mistakes: Mistakes, homing_home: Path, tmp_path: Path
+) -> None:
+    source = str(write_open_weights(tmp_path / "open", papers()).resolve())
+    rl = "rl: {tasks: [{kind: prompts, file: asks.jsonl}], answer_tokens: 8}"
+    text = f"name: base\nmodel: {{from: {source}}}\nphases:\n"
+    text += "  - {kind: sft, method: lora, data: {chat: [a.jsonl]}}\n" + f"  - {{kind: rl, steps: 5, {rl}}}\n"
+    Path("asks.jsonl").write_text('{"ids": [1, 2], "answer": "x"}\n')
+    (missing,) = mistakes(text, "train.only=rl")
+    assert "rl starts from sft, and no trained sft of base is here" in missing.problem
+    run_dir = homing_home / "runs/base-20260101-000000-aaaa"
+    sft = adapted(trained(run_dir, load(text), "sft"), Stage("base", address=source), "../../../open")
+    phase = load(text, "train.only=rl").run.phases[0]
+    assert (phase.init_from, phase.init_base) == (str(sft), source)
+    other = Stage("base", address="hf:another/one@1")
+    manifest = codec.loads(CheckpointManifest, (sft / names.MANIFEST).read_bytes())
+    manifest = dataclasses.replace(manifest, lineage=[other, manifest.lineage[-1]])
+    (sft / names.MANIFEST).write_text(codec.dumps(manifest))
+    (wrong,) = mistakes(text, "train.only=rl")
+    assert f"It was trained on hf:another/one@1, and model.from is {source}" in wrong.problem
 
 
 def test_weights_of_another_model_are_refused_with_both(load: Load, mistakes: Mistakes, tmp_path: Path) -> None:
@@ -112,11 +173,19 @@ def test_a_run_that_reads_no_text_has_the_vocabulary_of_the_checkpoint_that_it_b
         ("phases.1.rl.kl=0.1", "has no effect in a phase of kind mid"),
         ("phases.0.method=lora", "needs trained weights to stand beside"),
         ("phases.2.states=int8", "is about AdamW's moments"),
+        (["phases.0.offload=optimizer", "train.device=cpu"], "has no effect with train.device: cpu"),
+        (["phases.2.offload=optimizer", "phases.2.method=lora"], "has no use with method: lora"),
         ("model.from=nowhere", "no open weights"),
     ],
 )
-def test_what_has_no_effect_or_no_meaning_is_refused(mistakes: Mistakes, change: str, words: str) -> None:
-    assert any(words in found.problem for found in mistakes(RUN, change)), mistakes(RUN, change)
+def test_what_has_no_effect_or_no_meaning_is_refused(mistakes: Mistakes, change: str | list[str], words: str) -> None:
+    found = mistakes(RUN, *([change] if isinstance(change, str) else change))
+    assert any(words in wrong.problem for wrong in found), found
+
+
+def test_the_optimizers_state_may_live_in_the_hosts_memory(load: Load) -> None:
+    phases = load(RUN, "phases.0.offload=optimizer").run.phases
+    assert [phase.offload for phase in phases] == ["optimizer", "none", "none"]
 
 
 def test_adapters_take_adamw_and_know_their_matrices(load: Load, mistakes: Mistakes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,11 @@ import pytest
 
 from homing.config import Loaded
 from homing.errors import Mistake
+from homing.lm.tokenizer.specials import IM_END, IM_START
+from homing.questions import TURN_MARKS
 from homing.wire.run import Rl
+
+from .conftest import put_data
 
 RUN = """\
 name: base
@@ -97,3 +102,33 @@ def test_what_cannot_be_or_has_no_effect_is_refused(
     mistakes: Callable[..., list[Mistake]], change: tuple[str, str], words: str
 ) -> None:
     assert any(words in str(mistake) for mistake in mistakes(RUN.replace(*change)))
+
+
+def test_every_bad_line_of_a_file_is_told_with_its_number(mistakes: Callable[..., list[Mistake]], folder: Path) -> None:
+    lines = ['{"prompt": "Hello?"}', "not json", '{"prompt": ""}', "", '{"ids": [9999]}', "[]"]
+    (folder / "asks.jsonl").write_text("\n".join(lines))
+    (mistake,) = mistakes(RUN)
+    assert mistake.key == "phases.1.rl.tasks.0.file"
+    assert str(folder / "asks.jsonl") in mistake.problem
+    assert [number for number in range(1, 7) if f"line {number}:" in mistake.problem] == [2, 3, 6]
+    put_data(folder)  # now it is known how many ids the tokenizer has
+    assert "line 5: its ids are not all whole numbers below 512" in "".join(map(str, mistakes(RUN)))
+
+
+def test_a_tokenizer_without_the_marks_of_turns_is_refused_before_anything_is_rented(
+    load: Callable[..., Loaded], mistakes: Callable[..., list[Mistake]], folder: Path
+) -> None:
+    load(RUN)  # nothing is prepared, and nothing can be said yet
+    path = put_data(folder) / "tokenizer.json"
+    assert {mistake.key for mistake in mistakes(RUN)} == {"phases.1.rl.tasks.0.kind", "phases.1.rl.tasks.1.kind"}
+    (folder / "asks.jsonl").write_text('{"ids": [1, 2]}\n')
+    (mistake,) = mistakes(RUN)  # the sums are still asked in turns
+    assert "no <|im_start|> and no <|im_end|>" in mistake.problem
+    document = json.loads(path.read_text())
+    document["added_tokens"] = [{"id": 510, "content": IM_START}, {"id": 511, "content": IM_END}]
+    path.write_text(json.dumps(document))
+    load(RUN)
+
+
+def test_the_marks_are_those_of_the_trainer() -> None:
+    assert TURN_MARKS == (IM_START, IM_END)

@@ -12,11 +12,14 @@ bill. User data runs on `machines`, which end with their instance, and end it wh
 from __future__ import annotations
 
 import base64
+import dataclasses
 import datetime
+import email.utils
 import gzip
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -214,15 +217,21 @@ class AwsDouble:
             if way == "lost_before":
                 raise NetworkError(f"{action}: connection reset")
             if way == "throttle":
-                return _refusal(service, 503, "RequestLimitExceeded", "Request limit exceeded.")
+                return self.dated(_refusal(service, 503, "RequestLimitExceeded", "Request limit exceeded."))
             if way == "error_before":
-                return _refusal(service, 503, "Unavailable", "The service is unavailable. Please try again shortly.")
-            response = self._answer(service, action, form, request)
+                text = "The service is unavailable. Please try again shortly."
+                return self.dated(_refusal(service, 503, "Unavailable", text))
+            response = self.dated(self._answer(service, action, form, request))
             if way == "lost_after":
                 raise NetworkError(f"{action}: connection reset after it was sent")
             if way == "error_after":
-                return _refusal(service, 500, "InternalError", "An internal error has occurred")
+                return self.dated(_refusal(service, 500, "InternalError", "An internal error has occurred"))
             return response
+
+    def dated(self, response: HttpResponse) -> HttpResponse:
+        """By the double's clock: moto dates what it answers by that of this computer."""
+        date = email.utils.formatdate(self._now(), usegmt=True)
+        return dataclasses.replace(response, headers={**response.headers, "date": date})
 
     def metadata(self, instance_id: str, method: str, path: str, headers: dict[str, str]) -> HttpResponse:
         """The metadata service as one instance sees it: nothing without a token."""
@@ -391,6 +400,9 @@ class AwsDouble:
             return refusal
         response = self._to_moto(request)
         if response.status == 200:
+            began = f"<launchTime>{_iso(int(self._now()))}</launchTime>".encode()  # moto tells that of this computer
+            body = re.sub(rb"<launchTime>[^<]*</launchTime>", began, response.body)
+            response = dataclasses.replace(response, body=body)
             self._tokens[token] = (digest, response)
             self._born(form, _between(response.body.decode(), "<instanceId>", "</instanceId>"), _region_of(request))
         return response

@@ -81,7 +81,9 @@ def main() -> int:
             return end("failed", 1, step, is_final=True)
         if not told.get("silent"):
             loss = 3.0 if step < told.get("lost_at", 1e9) else None
-            metric = Metric(time.time(), "pretrain", step, int(told["steps"]), step * 10, loss, step_s=told["step_s"])
+            # More than steps alone would take: it saves too, and once more at the end.
+            times = {"step_s": told["step_s"], "eta_s": (told["steps"] - step) * told["step_s"] + 1.0}
+            metric = Metric(time.time(), "pretrain", step, int(told["steps"]), step * 10, loss, **times)
             with open(run_dir / names.METRICS, "a") as file:
                 file.write(codec.dumps(metric) + "\n")
         is_last = step == told["steps"]

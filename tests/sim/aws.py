@@ -27,6 +27,7 @@ from tests.sim.world import SimWorld
 
 from homing.cloud.providers import aws_api, aws_market
 from homing.cloud.providers.aws import Aws
+from homing.cloud.providers.base import Feature
 from homing.cloud.providers.fake_faults import Faults
 from homing.cloud.providers.fake_things import Settings
 from homing.cloud.startup import WORK_DIR
@@ -74,7 +75,8 @@ class SimAws(SimRunpod):
     # --- what its machines are ---
 
     def boot(self, instance_id: str, script: str) -> None:
-        skew_s = self._stage.random.uniform(-self.machine_skew_s, self.machine_skew_s)
+        # Amazon's own clock is that of its machines, as far as they keep it.
+        skew_s = self._stage.random.uniform(-self.machine_skew_s, self.machine_skew_s) + self.cloud.faults.clock_skew_s
         host = self.machines[instance_id] = self._stage.add_host(instance_id, skew_s=skew_s)
         self._stage.say(f"aws boots {instance_id}")
         begin = lambda world: _Startup(world, script, self).run()  # noqa: E731
@@ -90,6 +92,9 @@ class SimAws(SimRunpod):
         at = self._timers[host.name] = self._stage.t + 60.0 * minutes
         self._stage.say(f"{host.name} shuts down in {minutes} min at the latest")
         self._stage.at(at, lambda: self._fire(host, at))
+
+    def is_armed(self, host: Host) -> bool:
+        return host.name in self._timers and host.is_up and not host.is_frozen
 
     def _fire(self, host: Host, at: float) -> None:
         if self._timers[host.name] != at or not host.is_up:
@@ -113,9 +118,10 @@ class _Startup(Startup):
 
     def __init__(self, world: SimWorld, script: str, cloud: SimAws) -> None:
         super().__init__(world, script.replace("BEGIN_BY=''", "BEGIN_BY='1e18'"))
-        told = dict(re.findall(r"^([A-Z_]+)=(\d+)$", script, re.MULTILINE))
+        told = dict(re.findall(r"^([A-Z_]+)=(-?\d+)$", script, re.MULTILINE))
         self._cloud, self._follow_s = cloud, float(told["FOLLOW_S"])
         self._armed, self._most_m = int(told["SYSTEM_TIMER_AT"]), int(told["SYSTEM_TIMER_MAX_M"])
+        self._ahead_s = int(told["CLOCK_AHEAD_S"])
         self._looked_at = 0.0
 
     def prepare(self) -> None:
@@ -139,7 +145,8 @@ class _Startup(Startup):
         rate, before = Decimal(told["rate_usd_per_hour"]), Decimal(told["spent_before_usd"])
         allowed = allowed_s(rate, spend, before, told["time_limit_s"])
         now = self.world.now()
-        left = int(told["started_at"] + allowed - reserve_s(PROVIDER, allowed, told["stop_grace_s"]) - now)
+        began = told["started_at"] + self._ahead_s
+        left = int(began + allowed - reserve_s(PROVIDER, allowed, told["stop_grace_s"]) - now)
         if abs(now + left - self._armed) > 60:
             self._armed, self._most_m = int(now + left), left // 60 + 1
             self._arm()
@@ -193,6 +200,13 @@ class _Clients:
 
 
 _open, _through = aws_api.AwsApi._open, aws_api._through
+_really_cannot = Aws.cannot.fget
+assert _really_cannot is not None
+
+
+def _cannot(aws: Aws) -> dict[Feature, str]:
+    """All that launch says of it stays: what is lacking decides what a person is told about the guards."""
+    return {feature: text for feature, text in _really_cannot(aws).items() if feature != "file_store"}
 
 
 @contextlib.contextmanager
@@ -202,7 +216,7 @@ def pace() -> Iterator[None]:
     price = (Decimal("3.6") - beside) / Decimal("1.1") / Decimal(str(min(double.SPOT_SHARE.values())))
     endpoint = {"AWS_ENDPOINT_URL": f"http://{CLOUD_HOST}", "AWS_EC2_METADATA_DISABLED": "true"}
     with (
-        mock.patch.object(Aws, "cannot", {}),
+        mock.patch.object(Aws, "cannot", property(_cannot)),
         mock.patch.object(aws_api.AwsApi, "_open", lambda api, service, region: _Clients.open(api, service, region)),
         mock.patch.object(aws_market, "BOOT_S", 45.0),
         mock.patch.dict(double.PRICES, {_KIND: f"{price:.5f}"}),

@@ -150,3 +150,9 @@ class SimCloud:
 
     def log(self, instance_id: str) -> str:
         return ""
+
+    # --- what the machines' own systems do ---
+
+    def is_armed(self, host: Host) -> bool:
+        """Whether its system itself will shut it down in time, which ends its billing."""
+        return False

@@ -45,6 +45,9 @@ class Ec2(FakeCloud):
         self.scripts: dict[str, str] = {}
 
     def handle(self, request: HttpRequest) -> HttpResponse:
+        return self.aws.dated(self._handle(request))
+
+    def _handle(self, request: HttpRequest) -> HttpResponse:
         self.tick()
         service, action, form = self.aws._read(request)
         ways = self._dice.throw(_route(action, form))

@@ -260,7 +260,7 @@ class _Play:
         told = {"provider": self.stage.provider, "limit": str(limit), "resume": is_resume}
         ready = self.stage.draft(home, **told)
         self.stage.truth.limits_usd[ready.run.id] = limit
-        self.verdict.is_announced = any("it bills on" in said for said in guards(ready, home))
+        self.verdict.is_announced = any("it bills on at" in said for said in guards(ready, home))
         return launch(ready, home)
 
     def _watch(self, home: Home) -> str:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from decimal import Decimal
 
+import pytest
 from tests.sim.aws import SimAws
+from tests.sim.schedule import destroy_all, play
 from tests.sim.stage import pace
 from tests.sim.stories import LONG, Rig
 
+from homing.cloud.guards import guards
+from homing.cloud.home import Home
+from homing.cloud.launch import launch
 
-def test_with_every_program_dead_and_home_gone_the_systems_own_timer_ends_it_inside_the_limit() -> None:
+
+@pytest.mark.parametrize("skew_s", [0.0, 280.0, -280.0])
+def test_with_every_program_dead_and_home_gone_the_systems_own_timer_ends_it_inside_the_limit(skew_s: float) -> None:
+    """Whatever the clock at home says, and however long it booted: neither too late nor much too early."""
     with pace():
         rig = Rig(provider="aws")
         rig.limit = Decimal("1.5")  # fifteen hundred seconds
-        assert rig.launch(trainer=LONG).error is None
         cloud, stage = rig.cloud, rig.stage
         assert isinstance(cloud, SimAws)
+        stage.home.skew_s = skew_s
+        cloud.cloud.settings = dataclasses.replace(cloud.cloud.settings, boot_s=130.0)
+        assert rig.launch(trainer=LONG).error is None
         (host,) = cloud.machines.values()
         stage.advance(20.0)
         for proc in host.living():
@@ -25,8 +36,48 @@ def test_with_every_program_dead_and_home_gone_the_systems_own_timer_ends_it_ins
         assert cloud.num_timers_fired == 1
         assert cloud.cloud.live() == {}
         (line,) = cloud.cloud.bill()
-        assert Decimal(1) < line.usd <= rig.limit
+        assert Decimal("1.4") < line.usd <= rig.limit
         stage.close()
+
+
+def test_a_machine_that_hangs_with_nobody_at_home_bills_on_and_launch_has_said_so_before() -> None:
+    """Its timer is its own system's, and hangs with it. AWS has none."""
+    with pace():
+        rig = Rig(provider="aws")
+        stage, said = rig.stage, list[str]()
+        stage.programs.trainer = LONG
+
+        def verb(home: Home) -> object:
+            ready = stage.draft(home, provider="aws", limit=str(rig.limit))
+            said.extend(guards(ready, home))
+            assert rig.cloud.cloud.bill() == [], "before anything is rented"
+            return launch(ready, home)
+
+        assert rig.do("launch", verb).error is None
+        (sentence,) = (each for each in said if "it bills on at" in each)
+        assert "hangs or never comes up" in sentence
+        assert "/h until: homing destroy moss" in sentence
+        assert not any("the provider ends it" in each for each in said)
+        (machine,) = rig.cloud.cloud._live
+        rig.cloud.cloud.hang(machine)
+        stage.home.freeze()
+        stage.advance(2500.0)
+        assert list(rig.cloud.cloud._live) == [machine]
+        stage.home.thaw()
+        assert rig.do("tidy", destroy_all).answer == []
+        assert rig.cloud.cloud.live() == {}
+        stage.close()
+
+
+# Of the days on which nothing held the limit and nobody had said so: on one the machine hangs, on the other launch
+# itself waited beside a machine that never came up, for longer than its limit lasted.
+@pytest.mark.parametrize(("seed", "is_unguarded"), [(290, True), (792, False)])
+def test_a_day_that_nothing_could_hold_was_announced_and_what_launch_can_hold_it_holds(
+    seed: int, is_unguarded: bool
+) -> None:
+    with pace():
+        day = play(seed, provider="aws")
+    assert (day.broken, day.is_unguarded, day.is_announced) == ("", is_unguarded, True)
 
 
 def test_what_was_made_beside_an_instance_goes_with_it() -> None:

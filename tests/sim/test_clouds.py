@@ -103,6 +103,20 @@ def test_one_whose_home_died_before_the_hand_over_is_ended_inside_the_limit(prov
         stage.close()
 
 
+@pytest.mark.parametrize("way", ["boot_dies", "boot_never"])
+@every_cloud
+def test_what_never_comes_up_is_ended_inside_the_limit_by_the_launch_that_waits_for_it(provider: str, way: str) -> None:
+    """No program of ours is there to end it, and most providers have no guard: a patient launch would cost more."""
+    with pace():
+        rig = Rig(provider=provider)
+        rig.limit = Decimal("0.4")  # four hundred seconds
+        rig.cloud.cloud.change_faults(Faults(rates={way: 1.0}))
+        assert rig.launch().error is not None
+        assert rig.cloud.cloud.live() == {}
+        assert Decimal(0) < sum((line.usd for line in rig.cloud.cloud.bill()), Decimal(0)) <= rig.limit
+        rig.stage.close()
+
+
 @every_cloud
 def test_an_answer_that_was_lost_is_no_second_machine(provider: str) -> None:
     """AWS knows the call again by its token, Modal the name that is taken; the others are asked what they have."""

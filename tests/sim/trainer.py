@@ -49,10 +49,10 @@ class Trainer:
             code = self._mishap(step)
             if code is not None:
                 return code
-            metric = Metric(world.now(), PHASE, step, num_steps, step * 10, 3.0, step_s=told["step_s"])
+            left_s = (num_steps - step) * told["step_s"] + 2 * told["save_s"]
+            metric = Metric(world.now(), PHASE, step, num_steps, step * 10, 3.0, step_s=told["step_s"], eta_s=left_s)
             world.append(f"{self.dir}/{names.METRICS}", (codec.dumps(metric) + "\n").encode())
             is_stop, land_by = self._control()
-            left_s = (num_steps - step) * told["step_s"] + 2 * told["save_s"]
             is_landing = land_by is not None and world.now() + min(left_s, 2 * told["step_s"]) > land_by
             is_last = step == num_steps
             if is_last or is_stop or is_landing or step % int(told["save_every"]) == 0:

@@ -155,6 +155,8 @@ class Truth:
             return {"gone"}
         if thing.guard_usd is not None and Decimal(thing.guard_usd) + life.spent_before_usd <= life.limit_usd:
             found.add("provider")
+        if life.id in stage.hosts and stage.cloud.is_armed(stage.hosts[life.id]):
+            found.add("its system's timer")
         if stage.cloud.is_down:
             return found
         for host in stage.hosts.values():
@@ -165,6 +167,8 @@ class Truth:
                     found.add(f"{proc.role}")
                 elif proc.role == "guard" and _is_guarded_from(host, life.mark):
                     found.add(f"guard on {host.name}")
+                elif host.locks.get(f"{HOME}/launching/{life.mark}") is proc:
+                    found.add(f"{proc.role} on {host.name}")
         return found
 
     # --- the store ---

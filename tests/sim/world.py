@@ -287,6 +287,9 @@ class SimWorld(World):
         disk.get(full)
         return disk.times[full]
 
+    def stamp(self, path: PathLike) -> tuple[int, int, int]:
+        return self.size(path), int(self.modified_at(path) * 1e9), zlib.crc32(os.fspath(path).encode())
+
     def listdir(self, path: PathLike) -> list[str]:
         disk, full = self._at("listdir", path)
         return disk.names(full)

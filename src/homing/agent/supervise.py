@@ -315,9 +315,8 @@ class Agent:
         told.update(has_dead_man=self.has_dead_man, time_limit_s=dog.time_limit_s)
         told.update(trainer_pid=self.children.get("trainer"), last_progress_at=dog.progress_at)
         if metric is not None:
-            shown = ("phase", "step", "num_steps", "end_step", "step_s", "loss", "mfu", "tokens_per_s")
-            told.update({name: getattr(metric, name) for name in shown})
-            told["eta_s"] = metric.step_s and ((metric.end_step or metric.num_steps) - metric.step) * metric.step_s
+            shown = "phase step num_steps end_step step_s eta_s plan_s loss mfu tokens_per_s"
+            told.update({name: getattr(metric, name) for name in shown.split()})
         head = (self.world.now(), boot.mark, boot.attempt, self.state, boot.started_at, boot.rate_usd_per_hour)
         limit = None if dog.spend_limit is None else str(dog.spend_limit)
         self.folder.write(names.HEARTBEAT, Heartbeat(*head, f"{dog.spend():.6f}", limit, **told))

@@ -65,7 +65,7 @@ def find_run(home: Home, name: str | None) -> RunRow:
             raise UsageError(
                 what=f"{name} has not been launched yet.",
                 why=f"There is its run file, {run_files()[name]}, and no run of it.",
-                fix=f"Nothing of it bills. To begin: homing launch {name} --spend-limit DOLLARS",
+                fix=f"Nothing of it bills. What it would cost, and how to begin: homing plan {name}",
             ) from None
         raise
 

@@ -22,9 +22,11 @@ __all__ = ["command"]
 
 def command(
     run: RunName = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="latest, best or a step.")] = "latest",
+    checkpoint: Annotated[str, typer.Option("--checkpoint", help="latest, best, a step or PHASE:STEP.")] = "latest",
     to: Annotated[Path | None, typer.Option("--to", help="Folder; models/NAME when left out.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace another model there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another model there, or one that was changed.")
+    ] = False,
     or_older: Annotated[bool, typer.Option("--or-older", help="Take the one before if it is damaged.")] = False,
     is_list: Annotated[bool, typer.Option("--list", help="Only list the checkpoints in the store.")] = False,
     json_: Json = False,

@@ -176,6 +176,8 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
     except HomingError as error:
         return _show(error)
     except _ClickError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # no verb at all, or a group such as `store` without its own
+            return _print_help(error.ctx)
         command = getattr(getattr(error, "ctx", None), "command_path", "homing")
         return _show(UsageError(what=error.format_message(), fix=f"{command} --help"))
     except (KeyboardInterrupt, typer.Abort):
@@ -183,9 +185,7 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
             talk.say("Interrupted.")
         return 130, ""
     except BrokenPipeError:
-        # `homing ledger | head`: the reader left; point stdout at nothing so that the interpreter's flush stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0, ""
+        return _after_the_reader_left()
     except OSError as error:
         if talk.is_verbose():
             traceback.print_exc()
@@ -197,6 +197,21 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
         talk.say("This is a mistake in homing, not yours. Please report it with the lines above.")
         return 1, ""
     return (code if isinstance(code, int) else 0), ""
+
+
+def _print_help(context: Any) -> tuple[int, str]:
+    """As --help does it: somebody who types `homing` and nothing else has made no mistake."""
+    try:
+        print(context.get_help(), flush=True)
+    except BrokenPipeError:
+        return _after_the_reader_left()
+    return 0, ""
+
+
+def _after_the_reader_left() -> tuple[int, str]:
+    """`homing ledger | head`: stdout is pointed at nothing, so that the interpreter's own flush stays quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0, ""
 
 
 def _retyped(wrong: str, right: str) -> str:

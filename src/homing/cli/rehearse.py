@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from typing import Annotated, Any
@@ -9,14 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.control import parse_limit, say_problems, usd
+from homing.cli.control import open_home, parse_limit, say_problems, usd
 from homing.cli.extras import need
-from homing.cli.options import Json, Sets
+from homing.cli.options import Json, Sets, as_typed
+from homing.cli.plan import suggested_limit
+from homing.cloud.plan import make_plan
 from homing.cloud.rehearse import DEFAULT_LIMIT_USD, Rehearsal, RehearsalOrder, rehearse
 from homing.cloud.rehearse_scenes import SCENES, find_scenes
 from homing.config import Loaded, load_run
 from homing.config import home as home_path
-from homing.errors import DataError, RunFailed, UsageError
+from homing.errors import DataError, NoOffer, RunFailed, UsageError
 from homing.units import format_duration
 from homing.world import World
 
@@ -55,7 +58,8 @@ def command(
     order = RehearsalOrder(loaded.run, loaded.text, tuple(fault or ()), seed, has_guard=not no_guard, limit_usd=limit)
     done = rehearse(order, home_path(), World(), _tell)
     talk.emit("rehearse/1", _document(done, order))
-    _say_verdict(done, order, run)
+    _say_verdict(done, order)
+    talk.say(f"For real: {_for_real(run, sets or [])}")
 
 
 def _show_faults() -> None:
@@ -110,7 +114,18 @@ def _document(done: Rehearsal, order: RehearsalOrder) -> dict[str, Any]:
     }
 
 
-def _say_verdict(done: Rehearsal, order: RehearsalOrder, run: str) -> None:
+def _for_real(run: str, sets: list[str]) -> str:
+    """With the plan's own sum, where planning asks nobody but this computer: a rehearsal calls no cloud."""
+    real, changes = load_run(run, sets).run, as_typed(sets, is_smoke=False)
+    if real.limits.spend_usd is not None:
+        return f"homing launch {run}{changes}   within {usd(real.limits.spend_usd)}"
+    if set(real.cloud.providers) <= {"local"}:
+        with open_home() as home, contextlib.suppress(NoOffer):
+            return f"homing launch {run}{changes} --spend-limit {suggested_limit(make_plan(real, home))}"
+    return f"homing plan {run}{changes}   says what it costs, and how to launch it"
+
+
+def _say_verdict(done: Rehearsal, order: RehearsalOrder) -> None:
     rows = [
         (row.mark, row.instances, format_duration(row.billed_s), usd(row.bill_usd), usd(row.ledger_usd))
         for row in done.verdict.rows
@@ -128,4 +143,3 @@ def _say_verdict(done: Rehearsal, order: RehearsalOrder, run: str) -> None:
         f"Good: nothing was left billing, {usd(done.verdict.bill_usd)} of {usd(order.limit_usd)} made-up dollars were"
         f" spent, bill and ledger agree, and the model of step {done.fetched.manifest.step:,} came home."
     )
-    talk.say(f"For real: homing launch {run} --spend-limit DOLLARS")

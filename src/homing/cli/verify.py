@@ -92,10 +92,17 @@ def _memory(loaded: Loaded, found: _Findings) -> None:
     run = loaded.run
     memory = training_memory(run)
     parts = ("weights", "gradients", "optimizer", "copies", "activations_per_row", "scratch", "cuda")
-    found.document["memory"] = {name: getattr(memory, name) for name in parts}
+    needed = memory.host_needed(run.cloud.num_gpus)
+    found.document["memory"] = {**{name: getattr(memory, name) for name in parts}, "host": memory.host}
+    found.document["memory"]["host_needed"] = needed
     talk.say(
         "Memory: " + ", ".join(f"{name.replace('_', ' ')} {format_bytes(getattr(memory, name))}" for name in parts)
     )
+    if memory.host:
+        talk.say(
+            f"Of the host: {format_bytes(memory.host)} for the optimizer's state of each card; a machine needs"
+            f" {format_bytes(needed)} of its own memory in all."
+        )
     every = fits(run)
     found.document["cards"] = [
         {

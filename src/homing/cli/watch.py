@@ -16,7 +16,7 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.meter import MARGIN_S, cost
 from homing.cloud.status import Status, look
-from homing.cloud.watch import DEFAULT_EVERY_S, Report, to_finish, watch
+from homing.cloud.watch import DEFAULT_EVERY_S, Report, planned_usd, to_finish, watch
 from homing.config import mark_smoke_passed
 from homing.errors import UsageError
 from homing.units import parse_duration
@@ -121,12 +121,26 @@ def _stopped_where(status: Status, steps: dict[str, int]) -> str:
 
 
 def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
-    run, beat = status.run, status.signs.heartbeat if status.signs else None
-    # How long a phase takes that has not begun, the speed of this one does not tell.
-    is_last = len(phases) < 2 or (beat is not None and beat.phase == phases[-1])
-    rest = to_finish(status, home) if is_last else None
-    if rest is None or not status.lines:
-        return f"homing launch {run.name} --resume --spend-limit DOLLARS"
-    whole = status.spend_usd + rest * Decimal("1.2") + cost(Decimal(status.lines[-1].rate_usd_per_hour), MARGIN_S)
+    """With a limit that is enough, as far as can be told; where nothing can, launch names the least that it takes."""
+    again = f"homing launch {status.run.name} --resume"
+    measured, planned = _rest(home, status, phases)
+    if (measured is None and planned is None) or not status.lines:
+        return again
+    rest = (measured or Decimal(0)) + (planned or Decimal(0))
+    # A plan may be off by more than the count of the trainer itself.
+    enough = (measured or Decimal(0)) * Decimal("1.2") + (planned or Decimal(0)) * Decimal("1.5")
+    whole = status.spend_usd + enough + cost(Decimal(status.lines[-1].rate_usd_per_hour), MARGIN_S)
     limit = usd(whole).removeprefix("$").replace(",", "")
-    return f"about {usd(rest)} more: homing launch {run.name} --resume --spend-limit {limit}"
+    return f"about {usd(rest)} more: {again} --spend-limit {limit}"
+
+
+def _rest(home: Home, status: Status, phases: list[str]) -> tuple[Decimal | None, Decimal | None]:
+    """Dollars of the phase that it was in, by the trainer's own count; and of those that it cannot tell of, by the
+    plan."""
+    beat, outcome = (status.signs.heartbeat, status.signs.outcome) if status.signs else (None, None)
+    # The last words of the trainer: the heartbeat knows a new phase only from its first line of numbers on.
+    at = outcome.phase if outcome is not None and outcome.phase in phases else beat.phase if beat is not None else ""
+    measured = to_finish(status, home) if beat is not None and beat.phase in ("", at) else None
+    first = phases.index(at) + (measured is not None) if at in phases else 0
+    left = phases[first:] if at in phases or measured is None else []
+    return measured, planned_usd(home, status.run, left) if left else None

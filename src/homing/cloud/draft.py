@@ -12,6 +12,7 @@ from decimal import Decimal
 from homing.cloud import lease as leases
 from homing.cloud import meter
 from homing.cloud.guards import can_end_itself
+from homing.cloud.hashes import Hashes
 from homing.cloud.home import Home
 from homing.cloud.inputs import travelling
 from homing.cloud.ledger import LIVE_STATES, RunRow
@@ -78,12 +79,6 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
     home.configure(order.run)
     order = dataclasses.replace(order, run=without_time(order.run))
     run, limit = order.run, order.spend_limit_usd
-    if limit is None:
-        raise UsageError(
-            what="No spend limit is set, and nobody rents without saying how much.",
-            why="Neither limits.spend in the run file nor --spend-limit names one.",
-            fix=f"homing launch {run.name} --spend-limit DOLLARS" + (" --resume" if order.resume else ""),
-        )
     if not order.is_prepared:
         raise DataError(
             what=f"{run.name} is not ready to launch.",
@@ -106,6 +101,8 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
     # Without a plan nothing is probed: this computer may be at work, and the figures are rather too long anyway.
     speed = estimate(run, order.offer, home, may_probe=False)
     timing = order.timing or timing_of(run, order.offer, speed, home)
+    if limit is None:
+        raise _without_limit(order, timing, spent)
     _check_minimum(order, timing, limit, spent)
     run_id = earlier.id if earlier else new_run_id(run.name, home.world)
     attempt = max((line.attempt for line in lines), default=0) + 1
@@ -114,11 +111,29 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         id=run_id,
         limits=dataclasses.replace(run.limits, spend_usd=str(limit)),
         train=dataclasses.replace(run.train, needs_gpu=run.train.needs_gpu or order.offer.num_gpus > 0),
-        inputs=run.inputs or travelling(run, home.world),
+        inputs=run.inputs or travelling(run, home.world, Hashes(home).sha256),
     )
     if not can_end_itself(home.provider(order.offer.provider)):
         final = with_time(final, order.offer, timing, limit, spent)
     return Draft(order, final, attempt, make_mark(home.owner, run_id, attempt), limit, spent, timing)
+
+
+def _without_limit(order: LaunchOrder, timing: Timing, spent: Decimal) -> UsageError:
+    rate, whole_s = order.offer.rate_usd_per_hour, timing.whole_s(order.run)
+    planned = meter.cost(rate, whole_s)
+    # Half as much again, for a plan may be off by that; and what brings a finished model home at all.
+    enough = spent + max(planned * 3 / 2, meter.cost(rate, timing.least_s(order.run)) * 2)
+    told = f"On {order.offer.name} it costs about {meter.show_usd(planned)} in {format_duration(whole_s)}."
+    return UsageError(
+        what="No spend limit is set, and nobody rents without saying how much.",
+        why=f"Neither limits.spend in the run file nor --spend-limit names one. {told}",
+        fix=f"homing launch {order.run.name} --spend-limit {_typed(enough or Decimal(1))}"
+        + (" --resume" if order.resume else ""),
+    )
+
+
+def _typed(dollars: Decimal) -> str:
+    return meter.show_usd(dollars).removeprefix("$").replace(",", "")
 
 
 def _check_rate(order: LaunchOrder) -> None:
@@ -160,12 +175,12 @@ def _check_minimum(order: LaunchOrder, timing: Timing, limit: Decimal, spent: De
             why=f"That takes {format_duration(least_s)} on {order.offer.name}: {timing.text}.",
             fix=f"Raise limits.time in the run file to {format_duration(2 * least_s)} or more.",
         )
-    enough = meter.show_usd(spent + 2 * least).removeprefix("$").replace(",", "")
     before = f"{meter.show_usd(spent)} of it is spent already; " if spent else ""
     raise UsageError(
         what=f"The spend limit of {meter.show_usd(limit)} is too small to bring a finished model home.",
         why=f"{before}the minimum on {order.offer.name} is {meter.show_usd(least)}: {timing.text}.",
-        fix=f"homing launch {order.run.name} --spend-limit {enough}" + (" --resume" if order.resume else ""),
+        fix=f"homing launch {order.run.name} --spend-limit {_typed(spent + 2 * least)}"
+        + (" --resume" if order.resume else ""),
     )
 
 

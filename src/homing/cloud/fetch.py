@@ -3,8 +3,9 @@
     choose a checkpoint -> its files into a folder aside, each checked -> renamed to ./models/NAME
                         -> logs, metrics, samples to $HOMING_HOME/runs/<id>/
 
-Whole or absent: a fetch that fails leaves what was there before. The instance need not live: all comes from the store.
-A damaged checkpoint is an IntegrityError. With `or_older` the one before is taken instead, and said so.
+Whole or absent: a fetch that fails leaves what was there before. What lies there of the same run, each file as it was
+fetched, makes room for what is fetched now; anything else stays unless `force`. The instance need not live: all comes
+from the store. A damaged checkpoint is an IntegrityError. With `or_older` the one before is taken instead, and said so.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from homing.cloud.ledger import RunRow
 from homing.cloud.signs import read_document
 from homing.errors import IntegrityError, UsageError
 from homing.store import NotInStore, Store, run_key
-from homing.wire import names
+from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.codec import WireError
 from homing.wire.run import Run
 
 __all__ = ["Fetched", "Shown", "choose", "fetch", "phases_of", "show"]
 
+_FINDER = ".DS_Store"  # what a Mac leaves in every folder that was looked at
 _PAPERS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
 
 
@@ -93,7 +96,7 @@ def show(home: Home, run: RunRow) -> list[Shown]:
 
 
 def choose(store: Store, run: RunRow, which: str, phases: list[str]) -> list[StoredCheckpoint]:
-    """The checkpoint that `which` names (latest, best or a step), then older ones to fall back to."""
+    """The checkpoint that `which` names (latest, best, a step or PHASE:STEP), then older ones to fall back to."""
     found = list_checkpoints(store, run.id, phases)
     if not found:
         raise UsageError(
@@ -103,18 +106,21 @@ def choose(store: Store, run: RunRow, which: str, phases: list[str]) -> list[Sto
         )
     if which == "latest":
         return found
+    phase, _, number = which.rpartition(":")
     step: int | None
     if which == "best":
-        step = best_step(store, run.id, found[0].manifest.phase)
+        phase = found[0].manifest.phase
+        step = best_step(store, run.id, phase)
     else:
-        step = int(which) if which.isdigit() else None
-    index = next((number for number, each in enumerate(found) if each.manifest.step == step), None)
+        step = int(number) if number.isdigit() else None
+    wanted = [each for each in found if each.manifest.step == step and phase in ("", each.manifest.phase)]
+    index = found.index(wanted[0]) if wanted else None
     if index is None:
         there = ", ".join(f"{each.manifest.phase} {each.manifest.step}" for each in found)
         raise UsageError(
             what=f"There is no checkpoint {which!r} of {run.id}.",
             why=f"In the store: {there}.",
-            fix="--checkpoint latest, best or one of these steps",
+            fix="--checkpoint latest, best, one of these steps, or PHASE:STEP",
         )
     return found[index:]
 
@@ -137,10 +143,11 @@ def _fetch_model(
     world = home.world
     if _is_same(home, checkpoint, model_dir):
         return False
-    if world.exists(model_dir) and not force:
+    foreign = _foreign(home, checkpoint, model_dir) if world.exists(model_dir) and not force else ""
+    if foreign:
         raise UsageError(
-            what=f"{model_dir} holds another model.",
-            why="It would be written over.",
+            what=f"{model_dir} is not written over.",
+            why=foreign,
             fix=f"homing fetch {checkpoint.manifest.run_name} --force   or to another folder: --to FOLDER",
         )
     if world.exists(model_dir) and not _may_replace(home, model_dir):
@@ -171,6 +178,28 @@ def _fetch_model(
     finally:
         world.rmtree(aside)
     return True
+
+
+def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
+    """What in the folder is not an earlier fetch of the same run, exactly as it came; "" where nothing is."""
+    world = home.world
+    try:
+        there = codec.loads(CheckpointManifest, world.read(folder / names.MANIFEST))
+    except (OSError, WireError):
+        return "It holds another model, and nothing says which." if not _is_empty(home, folder) else ""
+    if there.run_id != checkpoint.run_id:
+        return f"It holds another model, {there.phase} step {there.step:,} of {there.run_id or there.run_name}."
+    listed = {file.name: file.sha256 for file in there.files}
+    found = [name for name in world.walk(folder) if name not in (names.MANIFEST, _FINDER)]
+    added = [name for name in found if name not in listed]
+    changed = [name for name in found if name in listed and world.sha256(folder / name) != listed[name]]
+    told = [f"changed since it was fetched: {', '.join(changed)}"] if changed else []
+    told += [f"added since: {', '.join(added)}"] if added else []
+    return f"It is of the same run, but not as it came. {'; '.join(told).capitalize()}." if told else ""
+
+
+def _is_empty(home: Home, folder: Path) -> bool:
+    return home.world.is_dir(folder) and not home.world.listdir(folder)
 
 
 def _may_replace(home: Home, folder: Path) -> bool:

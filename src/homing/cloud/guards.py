@@ -52,7 +52,8 @@ def guards(draft: Draft, home: Home) -> list[str]:
         said.append("not armed: no guard at home is on duty. Start one anywhere: homing guard")
     if provider.guard and "native_deadline" in provider.cannot:  # its guard is on the machine, not at the provider
         said.append("If this computer is off and our programs there die, the machine ends itself inside the limit.")
-        said.append(f"If the machine hangs, it bills on at {rate}/h until: homing destroy {draft.run.name}")
+        end = f"it bills on at {rate}/h until: homing destroy {draft.run.name}"
+        said.append(f"If the machine hangs or never comes up, and no guard is at home, {end}")
     elif provider.guard:
         said.append("If this computer and the instance both die, the provider ends it at the limit.")
     else:

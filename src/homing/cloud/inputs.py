@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from homing.errors import DataError
 from homing.wire import codec, names
@@ -29,14 +29,16 @@ _WEIGHT_ENDINGS = (".safetensors", ".json", ".jinja")
 _NOT_WEIGHTS = (names.OPTIMIZER, names.STATE)
 
 
-def travelling(run: Run, world: World) -> list[RunInput]:
-    """Of a run resolved at home. All that is missing is said at once."""
+def travelling(run: Run, world: World, sha256: Callable[[str], str] | None = None) -> list[RunInput]:
+    """Of a run resolved at home. All that is missing is said at once. `sha256`: of a file, where somebody remembers it
+    (`hashes`); else it is read."""
     missing: list[str] = []
-    found = [item for phase in run.phases for item in _of_phase(phase, world, missing)]
+    sha256 = sha256 or world.sha256
+    found = [item for phase in run.phases for item in _of_phase(phase, run, world, missing, sha256)]
     beside = [(name, os.path.join(run.data.dir, name)) for name in BESIDE_TOKENIZER]
-    found += [RunInput(name, path, world.sha256(path)) for name, path in beside if world.exists(path)]
+    found += [RunInput(name, path, sha256(path)) for name, path in beside if world.exists(path)]
     if run.base:
-        found += _folder(run.base.dir, BASE, world, missing, what=f"the open weights {run.base.address}")
+        found += _folder(run.base.dir, BASE, world, missing, sha256, what=f"the open weights {run.base.address}")
     if missing:
         raise DataError(
             what=f"Not all that {run.name} needs is here.", why="\n".join(missing), fix=f"homing prep {run.name}"
@@ -49,17 +51,20 @@ def relocated(run: Run) -> Run:
     return dataclasses.replace(
         run,
         data=dataclasses.replace(run.data, dir=f"../{DATA_DIR}"),
-        phases=[_phase_there(phase) for phase in run.phases],
+        phases=[_phase_there(phase, run) for phase in run.phases],
         base=dataclasses.replace(run.base, dir=f"../{DATA_DIR}/{BASE}") if run.base else None,
     )
 
 
-def _phase_there(phase: Phase) -> Phase:
+def _phase_there(phase: Phase, run: Run) -> Phase:
     if phase.data:
         there = dataclasses.replace(phase.data, dir=f"../{DATA_DIR}/{phase.kind}")
         phase = dataclasses.replace(phase, data=there)
     if phase.init_from:
         phase = dataclasses.replace(phase, init_from=f"../{DATA_DIR}/{_start_name(phase)}")
+    if phase.init_base:
+        beside = BASE if _is_beside_base(phase, run) else _beside_name(phase)
+        phase = dataclasses.replace(phase, init_base=f"../{DATA_DIR}/{beside}")
     if phase.rl:
         tasks = [
             dataclasses.replace(
@@ -74,12 +79,17 @@ def _phase_there(phase: Phase) -> Phase:
     return phase
 
 
-def _of_phase(phase: Phase, world: World, missing: list[str]) -> Iterator[RunInput]:
+def _of_phase(
+    phase: Phase, run: Run, world: World, missing: list[str], sha256: Callable[[str], str]
+) -> Iterator[RunInput]:
     if phase.data:
         yield from _prepared(phase, world, missing)
     if phase.init_from:
         what = f"the weights that {phase.kind} starts from"
-        yield from _folder(phase.init_from, _start_name(phase), world, missing, what=what)
+        yield from _folder(phase.init_from, _start_name(phase), world, missing, sha256, what=what)
+    if phase.init_base and not _is_beside_base(phase, run):
+        what = f"the weights of the adapter that {phase.kind} starts from"
+        yield from _folder(phase.init_base, _beside_name(phase), world, missing, sha256, what=what)
     for number, task in enumerate(phase.rl.tasks if phase.rl else []):
         for name in _RL_FILES:
             path = getattr(task, name)
@@ -109,13 +119,15 @@ def _prepared(phase: Phase, world: World, missing: list[str]) -> Iterator[RunInp
         yield RunInput(f"{phase.kind}/{name}", source, digest)
 
 
-def _folder(folder: str, into: str, world: World, missing: list[str], *, what: str) -> list[RunInput]:
+def _folder(
+    folder: str, into: str, world: World, missing: list[str], sha256: Callable[[str], str], *, what: str
+) -> list[RunInput]:
     if not folder or not world.is_dir(folder):
         missing.append(f"{folder or what}: {what} are not here")
         return []
     chosen = [name for name in world.walk(folder) if _is_wanted(name)]
     paths = [(f"{into}/{name}", os.path.join(folder, name)) for name in chosen]
-    return [RunInput(path, source, world.sha256(source)) for path, source in paths]
+    return [RunInput(path, source, sha256(source)) for path, source in paths]
 
 
 def _is_wanted(name: str) -> bool:
@@ -125,6 +137,15 @@ def _is_wanted(name: str) -> bool:
 
 def _start_name(phase: Phase) -> str:
     return f"start-{phase.kind}"
+
+
+def _beside_name(phase: Phase) -> str:
+    return f"{_start_name(phase)}-base"
+
+
+def _is_beside_base(phase: Phase, run: Run) -> bool:
+    """An adapter of the open weights that the run brings anyway: they are not sent twice."""
+    return run.base is not None and phase.init_base == run.base.dir
 
 
 def _task_name(number: int, path: str) -> str:

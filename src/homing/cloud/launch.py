@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -54,6 +55,7 @@ from homing.wire import names
 from homing.wire.boot import Boot
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
+from homing.wire.limit import LAND, allowed_s, reserve_s
 from homing.wire.record import Lease
 
 __all__ = ["Draft", "LaunchOrder", "Launched", "draft", "dry_run", "guards", "launch"]
@@ -111,8 +113,9 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
         write_record(home, draft.run.id, store, leases.check(store, lease))
         began = home.world.monotonic()
         instance = _create(draft, home, request, store, lease, tell)
-        _hand_over(draft, home, store, request, instance)
-        heartbeat = _first_heartbeat(draft, home, store, instance, tell)
+        _hand_over(draft, home, store, request, instance, _start_within_s(request, home, began))
+        within_s = _start_within_s(request, home, began)
+        heartbeat = _first_heartbeat(draft, home, store, instance, within_s, tell)
         _check_guards(draft, home, store, heartbeat)
         if _tell_age(home, store, request.order.boot, heartbeat, began):
             tell("The instance's clock is behind; it was told how long it has billed")
@@ -215,9 +218,23 @@ def _create(
     return instance
 
 
-def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instance: Instance) -> None:
+def _start_within_s(request: Request, home: Home, began: float) -> float:
+    """How long its start may still be waited for: until the moment at which it would have to land.
+
+    Until the machine's own programs are there, perhaps nobody but this process could end it.
+    """
+    boot = request.order.boot
+    limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
+    allowed = allowed_s(Decimal(boot.rate_usd_per_hour), limit, Decimal(boot.spent_before_usd), boot.time_limit_s)
+    if math.isinf(allowed):
+        return allowed
+    return max(1.0, allowed - reserve_s(LAND, allowed, boot.stop_grace_s) - (home.world.monotonic() - began))
+
+
+def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instance: Instance, within_s: float) -> None:
+    order = dataclasses.replace(request.order, start_within_s=within_s)
     try:
-        home.provider(request.provider).hand_over(request, instance.id)
+        home.provider(request.provider).hand_over(dataclasses.replace(request, order=order), instance.id)
     except ProviderRefused as exc:
         with contextlib.suppress(HomingError):  # the undo takes the machine, and its log with it
             _boot_log(draft, home, store, instance)
@@ -227,10 +244,10 @@ def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instanc
 
 
 def _first_heartbeat(
-    draft: Draft, home: Home, store: Store, instance: Instance, tell: Callable[[str], None]
+    draft: Draft, home: Home, store: Store, instance: Instance, within_s: float, tell: Callable[[str], None]
 ) -> Heartbeat:
     """Only what the agent itself wrote into the store proves that the run can go on without us."""
-    timeout_s = draft.boot_timeout_s
+    timeout_s = min(draft.boot_timeout_s, within_s)
     tell(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
     provider = home.provider(instance.provider)
     (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)

@@ -262,7 +262,8 @@ class Ledger:
         near = difflib.get_close_matches(name or "", names, n=1)
         known = f"{', '.join(names[:20])}." + (f" Did you mean {near[0]}?" if near else "")
         if not runs:
-            raise UsageError(what="There is no run yet.", fix="homing launch NAME --spend-limit DOLLARS")
+            fix = f"What one costs, and how to begin: homing plan {name or ''}"
+            raise UsageError(what="There is no run yet.", fix=fix.rstrip())
         raise UsageError(what=f"There is no run {name!r}.", why=f"Known: {known}", fix="homing runs")
 
     def lines(self, run_id: str | None = None) -> list[LedgerLine]:

@@ -106,7 +106,7 @@ def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:
     for row in reversed(table.steps):
         adapters = _adapters(row.lora)
         found = (row.card, _sizes_alone(row.shape), row.precision, adapters, row.is_nf4, row.recompute, row.is_packed)
-        if phase.rl is None and row.kind != "rl" and found == wanted:
+        if phase.rl is None and row.kind != "rl" and found == wanted:  # offload is on top of it: see `speed`
             return row
     return None
 

@@ -20,8 +20,9 @@ from homing.cloud.providers.base import Needs, Offer
 from homing.cloud.speed import Speed, estimate
 from homing.cloud.timing import Timing, checkpoint_bytes, timing_of
 from homing.config.flops import flops_of_step
-from homing.config.memory import training_memory
-from homing.errors import NoOffer
+from homing.config.memory import fits, training_memory
+from homing.errors import HomingError, NoOffer
+from homing.gpus import find_gpu
 from homing.store.price import kept
 from homing.units import format_count, format_duration
 from homing.wire.limit import allowed_s
@@ -98,7 +99,12 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
     """With `explain` also what was left out, and why; it costs each provider one more question."""
     home.configure(run)
     needs = needs_of(run)
-    found = find_offers(needs, run.cloud.providers, home, explain=explain)
+    try:
+        found = find_offers(needs, run.cloud.providers, home, explain=explain)
+    except NoOffer as exc:
+        if not (lever := _how_to_fit(run, home)):
+            raise
+        raise NoOffer(what=exc.what, why=exc.why, fix=f"{lever} Or: {exc.fix}") from exc
     reached, beyond = _reached(run, found.offers, home)
     planned = [_plan_offer(run, offer, home) for offer in reached]
     hopeless = [row for row in planned if math.isinf(row.seconds)]
@@ -123,7 +129,8 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
 
 
 def needs_of(run: Run) -> Needs:
-    peaks = [training_memory(run, phase).peak(max(1, phase.micro_batch)) for phase in run.phases]
+    memories = [training_memory(run, phase) for phase in run.phases]
+    peaks = [memory.peak(max(1, phase.micro_batch)) for memory, phase in zip(memories, run.phases, strict=True)]
     shards = (run.data.num_train_tokens + run.data.num_val_tokens) * _BYTES_PER_TOKEN
     rate = run.limits.rate_usd_per_hour
     return Needs(
@@ -133,7 +140,24 @@ def needs_of(run: Run) -> Needs:
         disk_bytes=shards + _kept_bytes(run),
         max_rate_usd_per_hour=None if rate is None else Decimal(rate),
         precision=run.train.precision,
+        host_bytes=max(memory.host_needed(run.cloud.num_gpus) for memory in memories),
     )
+
+
+def _how_to_fit(run: Run, home: Home) -> str:
+    """What would make training fit the largest card that its providers have at all; "" where memory is not the matter,
+    or nobody could be asked."""
+    try:
+        asked = Needs(gpu=run.cloud.gpu, num_gpus=run.cloud.num_gpus)
+        every = [offer for name in run.cloud.providers for offer in home.provider(name).offers(asked)]
+    except (HomingError, OSError):
+        return ""
+    cards = [card for offer in every if offer.num_gpus and (card := find_gpu(offer.device))]
+    if not cards:
+        return ""
+    largest = max(cards, key=lambda card: card.memory_gib)
+    levers = [fit.lower for phase in run.phases for fit in fits(run, phase, {largest.name: largest}) if fit.lower]
+    return f"To fit {largest.name}, lower {', '.join(levers)}." if levers else ""
 
 
 def _reached(run: Run, offers: list[Offer], home: Home) -> tuple[list[Offer], list[LeftOut]]:

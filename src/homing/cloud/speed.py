@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from homing.cloud import measured
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Offer
 from homing.config.flops import flops_of_step, flops_of_token
+from homing.config.memory import training_memory
 from homing.gpus import Gpu, find_gpu
 from homing.wire.run import Model, Phase, Run
 
@@ -31,6 +32,7 @@ FLOPS_PER_CORE = 8e9  # fp32, where nothing could be asked: an ordinary core of 
 PROBE_TIMEOUT_S = 60.0
 FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, in smaller batches
 SAMPLED_SHARE = 4.0  # without a card: a token of rl is first sampled, one after the other, and then trained on
+HOST_BYTES_PER_S = 20e9  # between a host and its card, each way: PCIe 4 with sixteen lanes
 SOURCES = ("measured", "probed", "modelled", "assumed")  # the surest first
 
 # Prints FLOP/s of fp32 products at a size that stays in cache, as a small decoder's do.
@@ -72,9 +74,11 @@ def shape_key(model: Model) -> str:
 
 
 def _run_key(run: Run) -> str:
-    """Adapters beside frozen weights are half as fast again as the same shape trained whole: no figure for both."""
+    """Adapters beside frozen weights are half as fast again as the same shape trained whole: no figure for both. Nor
+    for a step that waits for its optimizer's state and one that does not."""
     methods = sorted({phase.method for phase in run.phases} - {"full"})
-    return "-".join([shape_key(run.model), *methods])
+    offloads = sorted({f"offload.{phase.offload}" for phase in run.phases} - {"offload.none"})
+    return "-".join([shape_key(run.model), *methods, *offloads])
 
 
 def estimate(run: Run, offer: Offer, home: Home, *, may_probe: bool = True) -> Speed:
@@ -99,7 +103,7 @@ def _pace(run: Run, phase: Phase, offer: Offer, home: Home, known: dict[str, Any
             if rate and _is_possible(run, phase, rate, gpu, offer.num_gpus):
                 return _even_pace(phase, rate, "measured", f"measured on {offer.device} by {entry['run_id']}")
     if gpu is not None:
-        return _pace_on_card(run, phase, gpu, offer.num_gpus)
+        return _with_offload(_pace_on_card(run, phase, gpu, offer.num_gpus), run, phase)
     is_here = may_probe and offer.provider == "local" and not offer.num_gpus
     probed = _probe(offer, home, known) if is_here else None
     if probed is not None:
@@ -151,6 +155,19 @@ def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int) -> Pace:
     rate = num_gpus * measured.tokens_per_s(table, gpu, run, phase)
     share = rate * flops_of_token(run, phase) / (num_gpus * gpu.peak_flops(run.train.precision))
     return _even_pace(phase, rate, "modelled", f"modelled: {share:.0%} of the peak of {num_gpus}x {gpu.name}, {seen}")
+
+
+def _with_offload(pace: Pace, run: Run, phase: Phase) -> Pace:
+    """And once a step, the optimizer's state to the card and back: both ways at once, on every card at once."""
+    if phase.offload == "none":
+        return pace
+    passing_s = training_memory(run, phase).host / HOST_BYTES_PER_S
+    step_s = phase.batch_tokens / pace.tokens_per_s
+    text = f"{pace.text}; and {passing_s:.1f} s a step for the optimizer's state, at an assumed"
+    return replace(
+        pace, tokens_per_s=phase.batch_tokens / (step_s + passing_s), source="modelled",
+        text=f"{text} {HOST_BYTES_PER_S / 1e9:.0f} GB/s each way",
+    )  # fmt: skip
 
 
 def _is_possible(run: Run, phase: Phase, rate: float, gpu: Gpu | None, num_gpus: int) -> bool:

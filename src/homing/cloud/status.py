@@ -17,6 +17,7 @@ from homing.units import format_count, format_duration
 from homing.wire import codec, names
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
+from homing.wire.run import Run
 
 __all__ = ["STALE_S", "Status", "billing_lines", "dump_line", "look", "newest_pushed", "progress_line"]
 
@@ -32,6 +33,7 @@ class Status:
     heartbeat_age_s: float | None
     problem: str = ""
     at: float = 0.0  # when this was looked at
+    phases: tuple[str, ...] = ()  # of the run, in their order; none where its record is not at home
 
     @property
     def limit_usd(self) -> Decimal | None:
@@ -68,6 +70,7 @@ class Status:
             "outcome": codec.dump(outcome) if outcome else None,
             "instances": [dump_line(line) for line in self.lines],
             "problem": self.problem,
+            "phases": list(self.phases),
         }
 
 
@@ -83,7 +86,15 @@ def look(home: Home, run: RunRow) -> Status:
             problem = f"The store could not be read: {str(exc).splitlines()[0]}"
     beat = signs.heartbeat if signs else None
     age_s = heard.age_s(home, run.id, beat) if beat else None
-    return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem, now)
+    return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem, now, _phases(home, run))
+
+
+def _phases(home: Home, run: RunRow) -> tuple[str, ...]:
+    try:
+        record = codec.loads(Run, home.world.read(home.run_dir(run.id) / names.RUN))
+    except (OSError, ValueError):
+        return ()
+    return tuple(phase.kind for phase in record.phases)
 
 
 def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
@@ -107,8 +118,10 @@ def dump_line(line: LedgerLine) -> dict[str, Any]:
 
 
 def progress_line(status: Status, beat: Heartbeat | None) -> str:
-    """Fixed order, money always on it."""
+    """Fixed order, money always on it; of several phases the one that it is at, and which of how many that is."""
     parts = []
+    if beat is not None and len(status.phases) > 1 and beat.phase in status.phases:
+        parts.append(f"{beat.phase} {status.phases.index(beat.phase) + 1}/{len(status.phases)}")
     if beat is not None and beat.num_steps:
         landing = "" if beat.end_step is None else f", landing at {beat.end_step:,}"
         parts.append(f"step {beat.step:,}/{beat.num_steps:,}{landing}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -21,10 +21,11 @@ from homing.cloud.destroy import open_lines, still_billing
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
+from homing.cloud.providers.base import Offer
 from homing.cloud.signs import Tail, read_document
-from homing.cloud.speed import remember
+from homing.cloud.speed import estimate, remember
 from homing.cloud.status import Status, look, progress_line
-from homing.cloud.timing import measure_trip
+from homing.cloud.timing import measure_trip, timing_of
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.store import Store, run_key
 from homing.units import format_duration
@@ -34,7 +35,7 @@ from homing.wire.control import Heartbeat
 from homing.wire.event import Event, Metric, Outcome
 from homing.wire.run import Run
 
-__all__ = ["DEFAULT_EVERY_S", "Report", "check_interval", "remember_speed", "to_finish", "watch"]
+__all__ = ["DEFAULT_EVERY_S", "Report", "check_interval", "planned_usd", "remember_speed", "to_finish", "watch"]
 
 DEFAULT_EVERY_S = 10.0
 _POLL_S = 2.0  # signs of the end are looked for this often, whatever the interval of lines
@@ -65,12 +66,28 @@ def watch(home: Home, run: RunRow, *, every_s: float = DEFAULT_EVERY_S) -> Itera
 
 
 def to_finish(status: Status, home: Home) -> Decimal | None:
-    """Dollars that the rest of the run would take at the speed it had; None where that is not known."""
+    """Dollars that the rest of the phase would take, by the trainer's own count; None where that is not known."""
     beat = status.signs.heartbeat if status.signs else None
-    if beat is None or beat.step_s is None or not status.lines:
+    if beat is None or not status.lines:
         return None
-    # To the planned end: after a landing eta_s is nothing.
-    return meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), (beat.num_steps - beat.step) * beat.step_s)
+    # To the planned end: that of a landing is no end of the plan.
+    seconds = beat.eta_s if beat.end_step is None else beat.plan_s
+    return None if seconds is None else meter.cost(Decimal(status.lines[-1].rate_usd_per_hour), seconds)
+
+
+def planned_usd(home: Home, run: RunRow, phases: Sequence[str]) -> Decimal | None:
+    """Dollars that these phases take by the plan, on the machine that the run had; None where its papers are not at
+    home."""
+    folder = home.run_dir(run.id)
+    try:
+        resolved = codec.loads(Run, home.world.read(folder / names.RUN))
+        note = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
+        offer = Offer(**{**note, "rate_usd_per_hour": Decimal(note["rate_usd_per_hour"])})
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
+        return None
+    timing = timing_of(resolved, offer, estimate(resolved, offer, home, may_probe=False), home)
+    seconds = dict(timing.parts(resolved))
+    return meter.cost(offer.rate_usd_per_hour, sum(seconds[phase] for phase in phases))
 
 
 def remember_speed(home: Home, run: RunRow, store: Store) -> None:
@@ -230,10 +247,12 @@ class _Watch:
         """The heartbeat with the newest metric laid over it, which is newer by up to one beat."""
         beat = status.signs.heartbeat if status.signs else None
         metric = self.metric
-        if beat is None or metric is None or metric.step < beat.step:
+        if beat is None or metric is None:
             return beat
-        left = (metric.end_step or metric.num_steps) - metric.step
-        left_s = left * metric.step_s if metric.step_s is not None else None
+        # Steps of two phases say nothing about which came first; their times do.
+        is_older = metric.step < beat.step if beat.phase in ("", metric.phase) else metric.t < beat.t
+        if is_older:
+            return beat
         return dataclasses.replace(
             beat,
             phase=metric.phase,
@@ -244,7 +263,8 @@ class _Watch:
             loss=metric.loss,
             tokens_per_s=metric.tokens_per_s or beat.tokens_per_s,
             mfu=metric.mfu if metric.mfu is not None else beat.mfu,
-            eta_s=left_s if left_s is not None else beat.eta_s,
+            eta_s=beat.eta_s if metric.eta_s is None and metric.phase == beat.phase else metric.eta_s,
+            plan_s=metric.plan_s,
         )
 
     def _line_data(self, status: Status) -> dict[str, Any]:

@@ -8,6 +8,7 @@
     lora           the weights once, in what is computed in; the rest for the adapters alone
     qlora          the blocks in NF4, dequantised one matrix at a time; embedding and head in bf16
     recompute      a block computed again keeps its input; while it is, one block more is whole in memory
+    offload        the optimizer's state is the host's; a step has a few loads of it on the card
     rl             a copy of the weights to sample from and the KV cache of all rows, which captured graphs keep
 
 so the peak is `always + max(forward, step, sampling)`. Activations are those that backward needs, by counting the
@@ -31,8 +32,8 @@ from homing.config.rollouts import (
 from homing.gpus import GPUS, Gpu
 from homing.wire.run import Lora, Model, Phase, Rl, Run
 
-__all__ = ["LORA_TARGETS", "RECOMPUTED_OF", "Fit", "Memory", "adapter_params", "fits", "layer_bytes", "memory_of",
-           "training_memory"]  # fmt: skip
+__all__ = ["AT_A_TIME", "LORA_TARGETS", "RECOMPUTED_OF", "Fit", "Memory", "adapter_params", "fits", "layer_bytes",
+           "memory_of", "training_memory"]  # fmt: skip
 
 FP32, BF16, FP8 = 4, 2, 1
 # The context, cuBLAS and cuDNN work spaces of one process: 0.75 GiB there, and more with other drivers.
@@ -47,6 +48,10 @@ LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # what `all` stands f
 RECOMPUTED_OF = {"none": 0.0, "half": 0.5, "all": 1.0}  # the blocks
 # Stacked gradient, momentum mix and update in fp32, and the polynomial's operands in bf16.
 MUON_SCRATCH_BYTES = 16
+# Of state that passes over the card: numbers of AdamW in one load, and how many loads are there at a time.
+AT_A_TIME, LOADS = 2**24, 3
+# Of a host that holds optimizer state: Python, torch and CUDA of one process, and the share that may be taken.
+PROCESS_BYTES, HOST_SHARE = 3 * 2**30, 0.9
 # Sampling: logits of one token of each row in bf16; in fp32 as they are, as logarithms, for entropy and for picking.
 SAMPLED_LOGIT_BYTES = 22
 # Log-probabilities of samples, for a pull or several updates, are computed so many tokens at a time.
@@ -74,6 +79,7 @@ class Memory:
     rollout: int = 0  # rl: the KV cache of the rows that are sampled at a time, and their logits
     is_rollout_kept: bool = False  # captured graphs need the same buffers at every step
     passing: int = 0  # rl: what comes and goes while prompts are read and samples looked back at
+    host: int = 0  # offload: the optimizer's state, in the host's memory
 
     @property
     def always(self) -> int:
@@ -83,7 +89,14 @@ class Memory:
     @property
     def checkpoint(self) -> int:
         """On disk: what is trained, in fp32, and the optimizer's state of it."""
-        return self.gradients + self.optimizer
+        return self.gradients + self.optimizer + self.host
+
+    def host_needed(self, num_cards: int = 1) -> int:
+        """Memory that a machine must have: each card's state, and the weights once, on their way to a checkpoint. 0
+        where nothing lives there."""
+        if not self.host:
+            return 0
+        return int((max(1, num_cards) * (self.host + PROCESS_BYTES) + self.gradients) / HOST_SHARE)
 
     def peak(self, micro_batch: int) -> int:
         sampling = self.passing + (0 if self.is_rollout_kept else self.rollout)
@@ -117,7 +130,7 @@ def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = Tr
         precision = "bf16" if has_bf16 else "fp32"
     return memory_of(
         run.model, phase.optimizer.kind, precision=precision, states=phase.optimizer.states, method=phase.method,
-        lora=phase.lora, recompute=phase.recompute, rl=phase.rl,
+        lora=phase.lora, recompute=phase.recompute, rl=phase.rl, offload=phase.offload,
     )  # fmt: skip
 
 
@@ -132,6 +145,7 @@ def memory_of(
     recompute: str = "none",
     rl: Rl | None = None,
     prompt: int = 0,
+    offload: str = "none",
 ) -> Memory:
     """`prompt`: tokens of the longest question of rl, where it is known better than by the kind of task."""
     size = FP32 if precision == "fp32" else BF16
@@ -148,17 +162,20 @@ def memory_of(
     row = row_tokens(model, rl, prompt) if rl else model.context
     per_layer = row * layer_bytes(model, size, is_fp8=precision == "fp8", lora=lora)
     kept_input = row * model.width * size
+    state, is_away = int(FP32 * muon + 2 * moment * (trained - muon)), offload == "optimizer"
+    scratch = MUON_SCRATCH_BYTES * _largest_group(table) if muon else 0
     ends = row * (4 * model.width * size + 8)  # embedding, final norm, the gradient of the loss, ids, targets
     training = Memory(
         weights=_weight_bytes(method, size, table, num_params, blocks) + FP32 * adapters,
         gradients=FP32 * trained,
-        optimizer=int(FP32 * muon + 2 * moment * (trained - muon)),
+        optimizer=0 if is_away else state,
         copies=_copy_bytes(model, method, precision, blocks=blocks, head=head, lora=lora, again=again),
         activations_per_row=int(model.num_layers * ((1.0 - again) * per_layer + again * kept_input) + ends),
         logits_per_row=row * padded_vocab * size,
         logits_most=PIECE_LOGITS * size,
         head_gradient=FP32 * head if method == "full" else 0,
-        scratch=MUON_SCRATCH_BYTES * _largest_group(table) if muon else 0,
+        scratch=scratch + (_loads_bytes(table, muon, moment, state) if is_away else 0),
+        host=state if is_away else 0,
         # It is whole, with the gradients that pass through its widest part.
         block_per_row=per_layer + row * size * (3 * model.ffn_width + 4 * model.width) if again else 0,
     )
@@ -248,6 +265,16 @@ def _largest_group(table: dict[str, int]) -> int:
     return max(table["feed-forward"] * 2 // 3, table["attention q"] + table["attention out"])
 
 
+def _loads_bytes(table: dict[str, int], muon: int, moment: float, state: int) -> int:
+    """Of state that is on the card at a time. Muon's groups come whole, the largest first: while it is stepped the next
+    one comes in."""
+    stretch = int(2 * moment * AT_A_TIME)
+    if not muon:
+        return min(state, LOADS * stretch)
+    largest = _largest_group(table)
+    return min(state, FP32 * largest + max(FP32 * min(largest, muon - largest), stretch))
+
+
 def fits(run: Run, phase: Phase | None = None, gpus: dict[str, Gpu] | None = None) -> list[Fit]:
     """Every known card, smallest memory first."""
     phase = phase or run.phases[0]
@@ -291,19 +318,23 @@ def _most_rows(memory: Memory, usable: int, rows: int) -> int:
 
 
 def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
-    """One row is too much: what costs least first. Fewer samples of rl at a time, blocks computed again, adapters
-    beside 4-bit weights, a half, a quarter ... of the context, and at last the model itself."""
+    """One row is too much: what costs least first. Fewer samples of rl at a time, blocks computed again, state of the
+    optimizer in the host's memory, both, adapters beside 4-bit weights, a half, a quarter ... of the context, and at
+    last the model itself."""
     number = run.phases.index(phase)
     if fewer := _fewer_rollout_rows(run, phase, gpu, usable):
         return f"phases.{number}.rl.rollout_rows to {fewer}"
-    for key, changes in (
-        (f"phases.{number}.recompute to all", {"recompute": "all"}),
+    again, away = f"phases.{number}.recompute to all", f"phases.{number}.offload to optimizer"
+    ways: list[tuple[str, dict[str, str]]] = [
+        (again, {"recompute": "all"}),
+        (away, {"offload": "optimizer"}),
+        (f"{again} and {away}", {"recompute": "all", "offload": "optimizer"}),
         (f"phases.{number}.method to qlora", {"recompute": "all", "method": "qlora"}),
-    ):
-        is_change = phase.method == "lora" if "method" in changes else phase.recompute != "all"
+    ]
+    for text, changes in ways:
         smaller = replace(phase, **changes)  # type: ignore[arg-type]
-        if is_change and training_memory(run, smaller, has_bf16=gpu.has_bf16).peak(1) <= usable:
-            return key
+        if _is_change(phase, changes) and training_memory(run, smaller, has_bf16=gpu.has_bf16).peak(1) <= usable:
+            return text
     context = run.model.context // 2
     while context >= 64:
         shorter = replace(run, model=replace(run.model, context=context))
@@ -311,6 +342,14 @@ def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
             return f"model.context to {context}"
         context //= 2
     return "model.layers or model.width: no context is short enough"
+
+
+def _is_change(phase: Phase, changes: dict[str, str]) -> bool:
+    """Whether the phase could be changed so: adapters have little state to offload, and only they can be in 4 bits."""
+    if "method" in changes:
+        return phase.method == "lora"
+    is_possible = "offload" not in changes or phase.method == "full"
+    return is_possible and all(getattr(phase, name) != value for name, value in changes.items())
 
 
 def _fewer_rollout_rows(run: Run, phase: Phase, gpu: Gpu, usable: int) -> int:

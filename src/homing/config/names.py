@@ -186,6 +186,8 @@ FOREIGN: dict[str, str] = {
     "pretrained_model_name_or_path": "model.from",
     "gradient_checkpointing": "phases.N.recompute (all)",
     "activation_checkpointing": "phases.N.recompute (all)",
+    "offload_optimizer": "phases.N.offload (optimizer)",
+    "cpu_offload": "phases.N.offload (optimizer)",
     "test_fraction": f"phases.N.data.val_fraction {_HELD_OUT}",
     "test_size": f"phases.N.data.val_fraction {_HELD_OUT}",
     "test_split": f"phases.N.data.val_fraction {_HELD_OUT}",

@@ -3,23 +3,32 @@
     list_repository   commit, files, sizes, sha256 of large files, licence; from the cache where nobody answers
     bring_files       those files in the cache, fetched where they are not there yet
 
+One command asks once, however often it reads the run file. What lies in a commit never changes and is remembered in
+$HOMING_HOME/cache/hub, so that a model named with its commit is looked up without asking anybody.
 Everything that can be refused says which token was used, masked. huggingface_hub does its own network and caching.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from homing.config.paths import home
 from homing.errors import DataError, MissingExtra, StoreError
 
 __all__ = ["Listing", "bring_files", "list_repository"]
 
 _ENDPOINT = "https://huggingface.co"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _T = TypeVar("_T")
+_answers: dict[tuple[str, ...], Listing] = {}  # of this process: question -> what the Hub, or its cache, said
 
 
 @dataclass(frozen=True)
@@ -36,21 +45,60 @@ def list_repository(repo_id: str, revision: str = "") -> Listing:
     hub = _need_hub(repo_id)
     if _is_offline():
         return _from_cache(hub, repo_id, revision, "HF_HUB_OFFLINE is set, so the Hub's cache here is used.")
+    question = (_endpoint(), _cache(hub), _token(hub)[0], repo_id, revision)
+    if question not in _answers:
+        _answers[question] = _recall(repo_id, revision) or _ask(hub, repo_id, revision)
+    return _answers[question]
+
+
+def _ask(hub: Any, repo_id: str, revision: str) -> Listing:
     api = _api(hub)
     try:
         info = _asked(repo_id, revision, lambda: api.model_info(repo_id, revision=revision or None))
         commit = str(info.sha)
+        if (known := _recall(repo_id, commit)) is not None:
+            return known
         tree = _asked(repo_id, commit, lambda: list(api.list_repo_tree(repo_id, revision=commit, recursive=True)))
     except _NoAnswer as exc:
         return _from_cache(hub, repo_id, revision, f"The Hub gave no answer ({exc}); its cache here is used.")
     files = [item for item in tree if hasattr(item, "size")]
-    return Listing(
+    listing = Listing(
         repo_id=repo_id,
         commit=commit,
         sizes={item.path: int(item.size) for item in files},
         hashes={item.path: str(item.lfs.sha256) for item in files if getattr(item, "lfs", None)},
         licence=str(getattr(getattr(info, "card_data", None), "license", None) or ""),
     )
+    _remember(listing)
+    return listing
+
+
+def _recall(repo_id: str, revision: str) -> Listing | None:
+    """What the Hub once said of this very commit; None of one that was never asked about, or of a name that moves."""
+    if not _COMMIT.fullmatch(revision):
+        return None
+    try:
+        told = json.loads(_memory(repo_id, revision).read_bytes())
+        listing = Listing(**told["listing"])
+        is_it = (told["endpoint"], listing.repo_id, listing.commit) == (_endpoint(), repo_id, revision)
+        is_it = is_it and all(isinstance(size, int) for size in listing.sizes.values()) and "" not in listing.hashes
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return listing if is_it else None
+
+
+def _remember(listing: Listing) -> None:
+    path = _memory(listing.repo_id, listing.commit)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    text = json.dumps({"endpoint": _endpoint(), "listing": dataclasses.asdict(listing)}, indent=1)
+    with contextlib.suppress(OSError):  # a cache: without it the Hub is asked again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+
+
+def _memory(repo_id: str, commit: str) -> Path:
+    return home() / "cache" / "hub" / repo_id.replace("/", "--") / f"{commit}.json"
 
 
 def bring_files(listing: Listing, wanted: list[str]) -> Path:

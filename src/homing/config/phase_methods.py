@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
 from homing.config.names import nearest
 from homing.config.phase_sections import PhaseLora, PhaseRl, RlTask
-from homing.config.prepared import sha256_of
+from homing.config.prepared import sha256_of, tokenizer_specials, tokenizer_vocab_size
 from homing.config.source import KeyPath
 from homing.config.trace import Trace
+from homing.errors import DataError
+from homing.questions import NO_LINES, TURN_MARKS, read_entries, told
 from homing.wire import run as wire_run
 from homing.wire.run import Lora, Rl
 
@@ -59,7 +62,8 @@ def _targets(trace: Trace, path: KeyPath, wire: str) -> list[str]:
     return list(LORA_TARGETS) if "all" in typed else [name for name in LORA_TARGETS if name in typed]
 
 
-def resolve_rl(trace: Trace, number: int, context: int) -> Rl | None:
+def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None) -> Rl | None:
+    """`tokenizer`: the file of the one that questions are asked with; None while there is none."""
     at, wire = ("phases", number, "rl"), f"phases.{number}.rl"
     phase = trace.file.phases[number]
     if phase.kind != "rl":
@@ -90,7 +94,9 @@ def resolve_rl(trace: Trace, number: int, context: int) -> Rl | None:
         for name in PhaseRl.model_fields
         if name != "tasks"
     }
-    return Rl(tasks=[_task(trace, (*at, "tasks", place), task) for place, task in enumerate(rl.tasks)], **plain)
+    tasks = [_task(trace, (*at, "tasks", place), task) for place, task in enumerate(rl.tasks)]
+    _check_questions(trace, (*at, "tasks"), tasks, tokenizer)
+    return Rl(tasks=tasks, **plain)
 
 
 def _task(trace: Trace, at: KeyPath, task: RlTask) -> wire_run.RlTask:
@@ -118,6 +124,45 @@ def _task(trace: Trace, at: KeyPath, task: RlTask) -> wire_run.RlTask:
             made = dataclasses.replace(made, **found)
             trace.note(f"{wire}.{name}_sha256", f"derived from {wire}.{name}")
     return made
+
+
+def _check_questions(trace: Trace, at: KeyPath, tasks: list[wire_run.RlTask], tokenizer: Path | None) -> None:
+    """Every line, by the trainer's own rules: a bad one would end the run at its first step, on a rented machine."""
+    specials, num_ids = list[str](), None
+    if tokenizer is not None:
+        try:
+            specials, num_ids = tokenizer_specials(tokenizer), tokenizer_vocab_size(tokenizer)
+        except DataError as exc:
+            trace.wrong(at, f"{exc.what} {exc.why}", "homing prep makes it anew.")
+    missing = [mark for mark in TURN_MARKS if num_ids is not None and mark not in specials]
+    for place, task in enumerate(tasks):
+        is_in_turns = task.kind in _IS_MADE_UP
+        for name in ("file", "val_file"):
+            if not getattr(task, f"{name}_sha256"):  # it has none, or it is not there, which is said already
+                continue
+            path = Path(getattr(task, name))
+            sha256 = getattr(task, f"{name}_sha256")
+            has_turns, problems = _looked_through(path, sha256, task.kind, not task.reward, num_ids)
+            is_in_turns |= has_turns
+            if problems:
+                fix = "Give a file with questions." if problems == [NO_LINES] else "Mend these lines or take them out."
+                trace.wrong((*at, place, name), f"{path}: {'; '.join(told(problems))}.", fix)
+        if missing and is_in_turns:
+            trace.wrong(
+                (*at, place, "kind"),
+                f"asks in turns, and {tokenizer} has no {' and no '.join(missing)}.",
+                "Prepare with tokenizer.specials: standard, or give prompts as ids.",
+            )
+
+
+@functools.lru_cache(maxsize=64)
+def _looked_through(
+    path: Path, sha256: str, kind: str, needs_answers: bool, num_ids: int | None
+) -> tuple[bool, list[str]]:
+    """Whether any question is asked in turns, and the bad lines. Once for each content, for one command may read the
+    run file several times."""
+    entries, problems = read_entries(path.read_bytes(), kind, needs_answers=needs_answers, num_ids=num_ids)
+    return any(not entry.ids for entry in entries), problems
 
 
 def _check_reward(trace: Trace, at: KeyPath, path: Path) -> None:

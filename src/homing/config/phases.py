@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from homing.config import dial
+from homing.config.adapter_base import find_adapter_base
 from homing.config.derive import DATA_CONSTRAINED_EPOCHS, num_epochs, steps_for
+from homing.config.open_weights import INDEX, Source
 from homing.config.phase_methods import resolve_lora, resolve_rl
 from homing.config.sets import LENGTHS
 from homing.config.source import KeyPath
@@ -20,6 +22,7 @@ from homing.config.trace import Trace
 from homing.errors import DataError
 from homing.hf_config import model_of
 from homing.units import format_count
+from homing.wire import names
 from homing.wire.run import Model, Optimizer, Phase, PhaseData, Rl, Schedule
 
 __all__ = ["Corpus", "resolve_phase"]
@@ -48,21 +51,23 @@ def resolve_phase(
     corpus: Corpus,
     *,
     data: PhaseData | None,
-    has_base: bool,
+    source: Source | None,
     start: str = "",
+    tokenizer: Path | None = None,
 ) -> Phase:
-    """`corpus` is the phase's own. `has_base`: the run begins with open weights, which want small steps. `start`: the
-    folder it starts from where the run file names none."""
+    """`corpus` is the phase's own. `source`: the open weights that the run begins with; they want small steps. `start`:
+    the folder it starts from where the run file names none. `tokenizer`: its file, where there is one already."""
     at: KeyPath = ("phases", number)
     wire = f"phases.{number}"
     _refuse_what_has_no_effect(trace, at)
-    lora, rl = resolve_lora(trace, number), resolve_rl(trace, number, model.context)
+    lora, rl = resolve_lora(trace, number), resolve_rl(trace, number, model.context, tokenizer)
     num_steps, batch_tokens = _length(trace, at, wire, model, corpus, rl)
     micro_batch = trace.plain(f"{wire}.micro_batch", (*at, "micro_batch"))
     if rl is None:
         _check_batch(trace, at, batch_tokens, micro_batch, model.context)
         _warn_about_data(trace, number, num_steps, batch_tokens, corpus)
     when = _When(trace, at, wire)
+    init_from, init_base = _init_from(trace, at, wire, model, start, source)
     whole = trace.file
     return Phase(
         kind=trace.plain(f"{wire}.kind", (*at, "kind")),
@@ -70,7 +75,7 @@ def resolve_phase(
         num_steps=num_steps,
         batch_tokens=batch_tokens,
         micro_batch=micro_batch,
-        optimizer=_optimizer(trace, at, wire, model, batch_tokens, has_base=has_base),
+        optimizer=_optimizer(trace, at, wire, model, batch_tokens, has_base=source is not None),
         schedule=_schedule(trace, at, wire, num_steps),
         eval_every=int(
             when("eval_every", "eval", "every", max(1, num_steps // 20), "derived: a twentieth of the phase")
@@ -85,11 +90,13 @@ def resolve_phase(
         save_every_s=float(when("save_every_s", "checkpoint", "every_time", whole.checkpoint.every_time)),
         sample_every=int(when("sample_every", "sample", "every", whole.sample.every)),
         keep_last=int(when("keep_last", "checkpoint", "keep_last", whole.checkpoint.keep_last)),
-        init_from=_init_from(trace, at, wire, model, start),
+        init_from=init_from,
+        init_base=init_base,
         data=data,
         lora=lora,
         rl=rl,
         recompute=trace.plain(f"{wire}.recompute", (*at, "recompute")),
+        offload=trace.plain(f"{wire}.offload", (*at, "offload")),
     )
 
 
@@ -100,6 +107,16 @@ def _refuse_what_has_no_effect(trace: Trace, at: KeyPath) -> None:
             trace.wrong((*at, name), "has no meaning with optimizer: adamw.", "Delete it, or change beta1.")
     if trace.file.model.family != "swift" and trace.is_given((*at, "lr_scalar")):
         trace.wrong((*at, "lr_scalar"), "has no meaning with family: stock.", "Delete it, or use model.family: swift.")
+    if phase.offload != "none" and phase.method != "full":
+        trace.wrong(
+            (*at, "offload"), f"has no use with method: {phase.method}: adapters have little state.",
+            "Delete it, or use recompute: all or method: qlora.",
+        )  # fmt: skip
+    if phase.offload != "none" and trace.file.train.device in ("cpu", "mps"):
+        trace.wrong(
+            (*at, "offload"), f"has no effect with train.device: {trace.file.train.device}: it is for CUDA cards.",
+            "Delete it.",
+        )  # fmt: skip
     if phase.schedule != "wsd" and trace.is_given((*at, "decay_fraction")):
         trace.wrong(
             (*at, "decay_fraction"), f"has no meaning with schedule: {phase.schedule}.", "Delete it, or use wsd."
@@ -307,21 +324,26 @@ def _eval_tokens(model: Model, corpus: Corpus) -> tuple[int, str]:
     return max(there, model.context), why
 
 
-def _init_from(trace: Trace, at: KeyPath, wire: str, model: Model, start: str) -> str:
+def _init_from(
+    trace: Trace, at: KeyPath, wire: str, model: Model, start: str, source: Source | None
+) -> tuple[str, str]:
+    """The folder and, where it holds an adapter, the folder of the weights beside which that was trained."""
     path = (*at, "init_from")
     typed = str(trace.take(f"{wire}.init_from", path, start, "found at home" if start else "default"))
     if not typed:
-        return ""
+        return "", ""
     folder = Path(typed).expanduser().absolute()
-    missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
+    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    if not any((folder / name).is_file() for name in (names.WEIGHTS, INDEX, names.ADAPTER)):
+        missing.append(names.WEIGHTS)
     if missing:
         trace.wrong(path, f"{typed} holds no {' and no '.join(missing)}.", "Name the folder of a checkpoint.")
-        return str(folder)
+        return str(folder), ""
     try:
         theirs = model_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, DataError) as exc:
         trace.wrong(path, f"{folder / 'config.json'} cannot be used: {exc}", "Name the folder of a checkpoint.")
-        return str(folder)
+        return str(folder), ""
     # Positions and their scaling hold no weights; a shorter or longer context may follow.
     differing = [
         f"{field.name} {getattr(theirs, field.name)} there, {getattr(model, field.name)} here"
@@ -332,4 +354,11 @@ def _init_from(trace: Trace, at: KeyPath, wire: str, model: Model, start: str) -
     if differing:
         keys = "model section" + (" and tokenizer.vocab_size" if theirs.vocab_size != model.vocab_size else "")
         trace.wrong(path, f"{typed} is another model: {'; '.join(differing)}.", f"Make the {keys} fit it.")
-    return str(folder)
+    if not (folder / names.ADAPTER).is_file():
+        return str(folder), ""
+    trace.note(f"{wire}.init_base", f"derived from {wire}.init_from")
+    try:
+        return str(folder), str(find_adapter_base(folder, source))
+    except DataError as exc:
+        trace.wrong(path, f"{exc.what} {exc.why}", exc.fix)
+        return str(folder), ""

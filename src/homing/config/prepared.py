@@ -15,7 +15,7 @@ from homing.wire import names
 from homing.wire.codec import WireError, loads
 from homing.wire.data import DataManifest
 
-__all__ = ["Prepared", "missing_files", "read_prepared", "sha256_of", "tokenizer_vocab_size"]
+__all__ = ["Prepared", "missing_files", "read_prepared", "sha256_of", "tokenizer_specials", "tokenizer_vocab_size"]
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,20 @@ def read_prepared(data_dir: Path) -> Prepared | None:
 
 def tokenizer_vocab_size(path: Path) -> int:
     """Entries of a tokenizer.json: the model's own and those added to it."""
+    return _read_tokenizer(path)[0]
+
+
+def tokenizer_specials(path: Path) -> list[str]:
+    """The names of the tokens that were added to the model's own."""
+    return _read_tokenizer(path)[1]
+
+
+def _read_tokenizer(path: Path) -> tuple[int, list[str]]:
     try:
         document = json.loads(path.read_bytes())
-        ids = list(document["model"]["vocab"].values())
-        ids += [added["id"] for added in document.get("added_tokens", [])]
-        return int(max(ids)) + 1
+        ids, added = list(document["model"]["vocab"].values()), document.get("added_tokens", [])
+        ids += [token["id"] for token in added]
+        return int(max(ids)) + 1, [str(token["content"]) for token in added]
     except FileNotFoundError as exc:
         raise DataError(
             what=f"There is no tokenizer at {path}.",

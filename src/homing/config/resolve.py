@@ -95,11 +95,13 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     corpora = {
         number: _corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size) for number in numbers
     }
-    start = "" if is_for_prep or source is not None else find_start(trace, numbers[0], name)
+    start = "" if is_for_prep else find_start(trace, numbers[0], name)
+    theirs_or_ours = (source.papers_dir if source is not None else data_dir) / wire_names.TOKENIZER
+    tokenizer = theirs_or_ours if theirs_or_ours.is_file() and not is_for_prep else None
     phases = [
         resolve_phase(
-            trace, number, model, corpora[number], data=datas[number], has_base=source is not None,
-            start=start if number == numbers[0] else "",
+            trace, number, model, corpora[number], data=datas[number], source=source,
+            start=start if number == numbers[0] else "", tokenizer=tokenizer,
         )
         for number in numbers
     ]  # fmt: skip

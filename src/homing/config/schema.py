@@ -340,6 +340,12 @@ class Phase(Section):
         example="all",
     )
     states: Literal["fp32", "int8"] = key("What AdamW's two moments are kept in.", default="fp32", example="int8")
+    offload: Literal["none", "optimizer"] = key(
+        "optimizer: its state lives in the host's memory and passes over the card in each step, which takes seconds;"
+        " method full on CUDA cards only. The same results, and a run may go on with or without it.",
+        default="none",
+        example="optimizer",
+    )
     data: PhaseData = Field(default_factory=PhaseData)
     lora: PhaseLora = Field(default_factory=PhaseLora)
     rl: PhaseRl = Field(default_factory=PhaseRl)

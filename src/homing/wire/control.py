@@ -58,7 +58,7 @@ class Heartbeat:
     tokens_per_s: Optional[float] = None
     mfu: Optional[float] = None
     step_s: Optional[float] = None
-    eta_s: Optional[float] = None  # to the end: the planned one, or that of a landing
+    eta_s: Optional[float] = None  # to the end of the phase, planned or of a landing, in the trainer's words (Metric)
     trainer_pid: Optional[int] = None
     end_step: Optional[int] = None  # the run is landing: it ends at this step, before num_steps
     is_pushed: bool = False  # everything worth keeping is in the store, verified
@@ -66,6 +66,7 @@ class Heartbeat:
     has_dead_man: bool = False  # a second guard on the instance, in a process of its own, is alive
     time_limit_s: float = 0.0
     use: Dict[str, float] = field(default_factory=dict)  # shares of the machine, see Use
+    plan_s: Optional[float] = None  # while it lands: to the planned end instead
 
 
 @record("use", 1)

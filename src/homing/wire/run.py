@@ -174,10 +174,12 @@ class Phase:
     sample_every: int  # steps; 0: with each checkpoint
     keep_last: int  # checkpoints kept beside the best
     init_from: str = ""  # a checkpoint folder to start from; "" for fresh weights
+    init_base: str = ""  # where init_from holds an adapter: the folder of the weights that it was trained on
     data: Optional[PhaseData] = None  # None: the text of the run
     lora: Optional[Lora] = None  # of method lora and qlora
     rl: Optional[Rl] = None  # of a phase of that kind
     recompute: str = "none"  # none | half | all: blocks whose activations are computed again instead of kept
+    offload: str = "none"  # none | optimizer: what lives in the host's memory instead of the card's
 
 
 @dataclass(frozen=True)

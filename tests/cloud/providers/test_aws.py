@@ -16,9 +16,10 @@ from tests.doubles.aws import AwsDouble, NoMachines, Settings, Strike
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.aws import Aws
 from homing.cloud.providers.aws_api import AwsRefused
+from homing.cloud.providers.aws_machine import ends_in_s
 from homing.cloud.providers.base import Instance, Needs, Offer, Provider, Request
-from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, UsageError
-from homing.world import HttpRequest, HttpResponse, World
+from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
+from homing.world import Completed, HttpRequest, HttpResponse, World
 
 OWNER = "abc123"
 MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
@@ -30,13 +31,14 @@ class AwsWorld(World):
     """A clock that is a number, and a network that ends in the double."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        self.t = 1_790_000_000.0
+        self.t = 1_790_000_000.0  # true, and EC2's
+        self.skew_s = 0.0  # of the clock at home
         self.slept: list[float] = []
         self.machines = NoMachines()
         self.double = AwsDouble(lambda: self.t, self.machines, settings)
 
     def now(self) -> float:
-        return self.t
+        return self.t + self.skew_s
 
     def monotonic(self) -> float:
         return self.t
@@ -122,6 +124,7 @@ def test_spot_is_offered_by_its_cheapest_zone_and_by_region_and_the_rate_is_the_
     rig = Rig(tmp_path, instance_types=["g5.xlarge"], spot_headroom=0.1)
     offers = {offer.name: offer for offer in rig.provider.offers(Needs())}
     assert list(offers) == ["us-east-1b/g5.xlarge/spot", "us-east-1/g5.xlarge/spot", "us-east-1/g5.xlarge/on-demand"]
+    assert {offer.host_bytes for offer in offers.values()} == {16 * 2**30}, "of the machine, beside the card's"
     beside = Decimal("0.0214")  # 100 GB of gp3 and an address, rounded down
     cheap, all_zones, listed = offers.values()
     assert Decimal("1.006") * Decimal("0.35") * Decimal("1.1") + beside <= cheap.rate_usd_per_hour < Decimal("0.41")
@@ -522,6 +525,71 @@ def test_a_shut_down_machine_is_terminated_and_tells_when_it_ended(tmp_path: Pat
     assert rig.provider.list_owned() == []
 
 
+@pytest.mark.parametrize("skew_s", [-7200.0, 0.0, 7200.0])
+def test_when_it_began_and_ended_is_told_by_the_clock_at_home(tmp_path: Path, skew_s: float) -> None:
+    rig = Rig(tmp_path).offered("us-east-1/g5.xlarge/on-demand")
+    rig.world.skew_s = skew_s
+    began = rig.world.now()
+    made = rig.create()
+    assert made.created_at == pytest.approx(began, abs=2)
+    rig.world.t += 3600.0
+    assert [each.created_at for each in rig.provider.list_owned()] == [pytest.approx(began, abs=2)]
+    rig.double.shut_down(made.id.rpartition("/")[2])
+    rig.world.t += 1800.0
+    gone = rig.provider.describe(made.id)
+    assert (gone.created_at, gone.ended_at) == (pytest.approx(began, abs=2), pytest.approx(began + 3600, abs=2))
+
+
+def test_a_clock_at_home_that_was_set_in_between_shifts_no_life_against_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path).offered("us-east-1/g5.xlarge/on-demand")
+    made = rig.create()
+    rig.world.t += 600.0
+    rig.provider.destroy(made.id)
+    rig.world.skew_s = -90_000.0
+    gone = open_aws(rig.home, rig.world).describe(made.id)
+    assert gone.ended_at == pytest.approx(rig.world.now(), abs=2)
+    assert gone.created_at == pytest.approx(rig.world.now() - 600, abs=2)
+
+
+def test_an_answer_without_a_date_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path)
+    monkeypatch.setattr(rig.double, "dated", lambda reply: HttpResponse(reply.status, {}, reply.body))
+    rig.provider = open_aws(rig.home, rig.world)
+    rig.world.skew_s = 50.0
+    assert rig.create().created_at == pytest.approx(rig.world.t, abs=2)
+
+
+@pytest.mark.parametrize("skew_s", [-250.0, 250.0])
+def test_the_systems_own_timer_goes_by_the_clock_of_aws(tmp_path: Path, skew_s: float) -> None:
+    rig = Rig(tmp_path)
+    rig.world.skew_s = skew_s
+    boot = dataclasses.replace(rig.request.order.boot, started_at=rig.world.now())
+    rig.request = dataclasses.replace(rig.request, order=dataclasses.replace(rig.request.order, boot=boot))
+    made = rig.create()
+    script = rig.machines.scripts[made.id.rpartition("/")[2]]
+    (at,) = (int(line.partition("=")[2]) for line in script.splitlines() if line.startswith("SYSTEM_TIMER_AT="))
+    assert at == pytest.approx(rig.world.t + ends_in_s(boot), abs=3)
+
+
+def test_a_machine_that_cannot_be_reached_is_waited_for_no_longer_than_the_limit_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, settings=Settings(pending_s=20.0))
+    made, began = rig.create(), rig.world.t
+    monkeypatch.setattr(rig.world, "run", lambda argv, timeout_s, **told: Completed(255, "", "timed out"))
+    late = dataclasses.replace(rig.request, order=dataclasses.replace(rig.request.order, start_within_s=75.0))
+    with pytest.raises(StartTimeout, match="by SSH within 55s"):
+        rig.provider.hand_over(late, made.id)
+    assert rig.world.t - began <= 80.0
+
+
+def test_a_machine_that_never_runs_is_waited_for_no_longer_than_the_limit_leaves(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, settings=Settings(pending_s=1e9))
+    late = dataclasses.replace(rig.request, order=dataclasses.replace(rig.request.order, start_within_s=75.0))
+    with pytest.raises(StartTimeout, match="was not running within 75 s"):
+        rig.provider.hand_over(late, rig.create().id)
+
+
 def test_a_list_that_cannot_be_had_is_not_empty(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.create()
@@ -588,6 +656,10 @@ def test_credentials_that_are_refused_are_told_and_none_at_all_too(
     refusal = b"<Response><Errors><Error><Code>AuthFailure</Code><Message>no</Message></Error></Errors></Response>"
     rig.world.http = lambda request: HttpResponse(401, {}, refusal)  # type: ignore[method-assign]
     with pytest.raises(ProviderRefused, match="does not accept the credentials"):
+        rig.provider.list_owned()
+    rig.world.http = lambda request: rig.double.dated(HttpResponse(401, {}, refusal))  # type: ignore[method-assign]
+    rig.world.skew_s = 900.0  # then they may be as good as they were: what is signed is too old or too young
+    with pytest.raises(ProviderRefused, match="clock is 15m00s ahead of theirs"):
         rig.provider.list_owned()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -679,7 +751,7 @@ def attach(rig: Rig, made: Instance) -> None:
     region, _, name = made.id.rpartition("/")
     rig.world.sleep(6.0)
     life = rig.double.lives[name]
-    rig.provider.things.attach_volume(region, rig.request.mark, name, life.zone, 100)
+    rig.provider.things.attach_volume(region, rig.request.mark, name, life.zone, 100, 60.0)
 
 
 def test_a_volume_is_in_the_rate_while_it_is_attached(tmp_path: Path) -> None:

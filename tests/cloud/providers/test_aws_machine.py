@@ -33,8 +33,9 @@ class Box:
         self._program("shutdown", f'echo "$*" >>{folder}/shutdowns\n')
         self._program("mount", f'echo "$*" >>{folder}/mounts\n')
 
-    def run(self, boot: Boot, *, has_volume: bool) -> tuple[int, str]:
-        text = (_PRELUDE + prepare_text(boot, has_volume=has_volume)).replace("@ROOT@", str(self.folder / "root"))
+    def run(self, boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> tuple[int, str]:
+        text = _PRELUDE + prepare_text(boot, has_volume=has_volume, skew_s=skew_s)
+        text = text.replace("@ROOT@", str(self.folder / "root"))
         text = text.replace("/dev/disk/by-id/", f"{self.folder}/by-id/").replace("FOLLOW_S=60", "FOLLOW_S=0.2")
         text = text.replace("VOLUME_WAIT_S=300", "VOLUME_WAIT_S=2").replace("/dev/xvdf", f"{self.folder}/none")
         env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
@@ -95,7 +96,8 @@ def test_a_clock_that_is_behind_gives_it_no_more_time_and_one_that_is_ahead_a_mi
     assert box.lines("shutdowns")[-1].split()[1] == "+1"
 
 
-def test_the_timer_follows_a_limit_that_was_raised(box: Box) -> None:
+@pytest.mark.parametrize("skew_s", [0.0, -1000.0, 1000.0])
+def test_the_timer_follows_a_limit_that_was_raised_also_where_home_has_another_clock(box: Box, skew_s: float) -> None:
     import homing.wire.limit
     from homing.wire import codec, names
     from homing.wire.control import Request
@@ -103,16 +105,26 @@ def test_the_timer_follows_a_limit_that_was_raised(box: Box) -> None:
     work = box.folder / "root/work"
     package = Path(homing.wire.limit.__file__).parents[2]
     (work / "agent.zip").symlink_to(package)  # a folder is imported from as the zip is
-    boot = boot_of()
+    boot = boot_of(started_at=time.time() - skew_s)
     (work / "boot.json").write_text(codec.dumps(boot))
-    box.run(boot, has_volume=False)
+    box.run(boot, has_volume=False, skew_s=skew_s)
+    time.sleep(1.0)
+    assert len(box.lines("shutdowns")) == 1, "nothing was changed yet"
     told = Request(1, False, "", "4.00", 0.0)
     (work / "run" / names.LIMITS).write_text(codec.dumps(told))
     deadline = time.monotonic() + 30
     while len(box.lines("shutdowns")) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     first, second = (int(words.split()[1].lstrip("+")) for words in box.lines("shutdowns")[:2])
-    assert second > first + 60
+    assert ends_in_s(boot) / 60 - 2 <= first <= ends_in_s(boot) / 60
+    raised = ends_in_s(dataclasses.replace(boot, spend_limit_usd="4.00"))
+    assert raised / 60 - 2 <= second <= raised / 60
+
+
+def test_what_a_date_cannot_tell_is_no_difference_between_clocks() -> None:
+    assert prepare_text(boot_of(started_at=9e8), has_volume=False, skew_s=-1.4) == prepare_text(
+        boot_of(started_at=9e8), has_volume=False
+    )
 
 
 def test_without_a_limit_there_is_no_timer(box: Box) -> None:

@@ -233,6 +233,7 @@ def test_the_card_is_told_by_name_memory_and_wiring(
     types = [card(name=gpu_type, vram_per_gpu_in_gb=memory_gb, interconnect=interconnect)]
     (found,) = Rig(tmp_path, types=types).provider.offers(Needs())
     assert (found.device, found.memory_bytes) == (device, memory_gb * 2**30)
+    assert found.host_bytes == 180 * 2**30
 
 
 def test_the_newest_image_with_drivers_is_taken_or_the_one_that_was_asked_for(tmp_path: Path) -> None:

@@ -222,6 +222,7 @@ class TestSsh(ProviderContract):
         (offer,) = provider.offers(Needs())
         assert offer.num_cores == os.cpu_count()
         assert offer.memory_bytes > 0
+        assert offer.host_bytes == offer.memory_bytes, "it has no card here"
         assert offer.disk_bytes > 0
         assert offer.name.endswith(f"@127.0.0.1:{sshd.port}")
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save
 from torch import nn
 
 from homing.lm.model import Decoder
 from homing.lm.train import adam8
 from homing.lm.train.adam import AdamGroup
 from homing.lm.train.adam8 import Adam8Group
+from homing.lm.train.offload import Now
 from homing.lm.train.optim import build_optimizer
 from homing.wire.run import Model, Optimizer
 
@@ -32,6 +34,11 @@ def group(parameter: nn.Parameter, kind: type, **more: Any) -> Any:
     return kind([("w", parameter)], **{"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "decay": 0.1, **more})
 
 
+def step_group(one: Any, lr_scale: float, step_count: torch.Tensor, is_good: torch.Tensor) -> None:
+    for load in one.loads():
+        load.step(load.states, Now(lr_scale, step_count, is_good))
+
+
 def test_the_loss_falls_as_it_does_with_fp32_states() -> None:
     """A least-squares problem whose directions differ a hundredfold in steepness."""
     generator = torch.Generator().manual_seed(0)
@@ -44,7 +51,7 @@ def test_the_loss_falls_as_it_does_with_fp32_states() -> None:
         for step in range(1, 301):
             loss = (x @ weight - y).square().mean()
             weight.grad = torch.autograd.grad(loss, weight)[0]
-            optimizer.step(1.0 - step / 400, torch.tensor(float(step)), ONE)
+            step_group(optimizer, 1.0 - step / 400, torch.tensor(float(step)), ONE)
             curve.append(loss.item())
         losses[kind] = curve
     start, fp32, int8 = losses[AdamGroup][0], losses[AdamGroup][-1], losses[Adam8Group][-1]
@@ -61,7 +68,7 @@ def test_one_step_and_its_bytes_are_those_of_bitsandbytes() -> None:
     for step in range(1, 6):
         grad = torch.randn(80, 100, generator=generator) * 0.01
         ours.grad, theirs.grad = grad.clone(), grad.clone()
-        optimizer.step(1.0, torch.tensor(float(step)), ONE)
+        step_group(optimizer, 1.0, torch.tensor(float(step)), ONE)
         other.step()
     state = other.state[theirs]
     # Their CPU code rounds by a table of 65,536 entries, so a number at the edge of a step may fall on either side.
@@ -79,7 +86,7 @@ def test_stretches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         optimizer = group(weight, Adam8Group)
         for step in (1.0, 2.0):
             weight.grad = torch.randn(90, 100, generator=torch.Generator().manual_seed(int(step)))
-            optimizer.step(1.0, torch.tensor(step), ONE)
+            step_group(optimizer, 1.0, torch.tensor(step), ONE)
         return weight.detach()
 
     whole = stepped()
@@ -91,11 +98,11 @@ def test_a_step_that_is_not_good_changes_no_byte() -> None:
     weight = nn.Parameter(torch.ones(80, 100))
     optimizer = group(weight, Adam8Group)
     weight.grad = torch.randn(80, 100)
-    optimizer.step(1.0, torch.tensor(1.0), ONE)
+    step_group(optimizer, 1.0, torch.tensor(1.0), ONE)
     moments = [optimizer.means[0], optimizer.squares[0]]
     before = [weight.detach().clone(), *(t.clone() for m in moments for t in (m.indices, m.magnitudes))]
     weight.grad = torch.full((80, 100), torch.nan)
-    optimizer.step(1.0, torch.tensor(1.0), torch.zeros(()))
+    step_group(optimizer, 1.0, torch.tensor(1.0), torch.zeros(()))
     after = [weight.detach(), *(t for m in moments for t in (m.indices, m.magnitudes))]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
@@ -116,7 +123,7 @@ def test_states_come_back_from_disk_exactly_without_padding_rows(kind: str) -> N
     straight.init_weights(0)
     optimizer = build_optimizer(straight, spec)
     trained(straight, optimizer, range(3))
-    disk = load(save({name: t.clone().contiguous() for name, t in optimizer.state_tensors().items()}))
+    disk = load_tensors(save({name: t.clone().contiguous() for name, t in optimizer.state_tensors().items()}))
     weights = {name: t.clone() for name, t in straight.weights_for_disk().items()}
     assert disk["model.embed_tokens.weight.exp_avg.uint8"].shape == (100, 64)
     assert disk["model.embed_tokens.weight.exp_avg.magnitudes"].shape == (25,)

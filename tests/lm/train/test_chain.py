@@ -17,7 +17,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import make_data, make_documents, make_run, make_run_dir, write_byte_tokenizer, write_manifest, write_shards
+from tiny import (
+    SPECIALS,
+    make_data,
+    make_documents,
+    make_run,
+    make_run_dir,
+    write_byte_tokenizer,
+    write_manifest,
+    write_shards,
+)
 
 from homing.errors import DataError, IntegrityError, UsageError
 from homing.lm.chat.order import ChatOrder, ChatSource
@@ -106,6 +115,7 @@ def test_each_phase_learns_from_its_own_and_starts_from_the_one_before(
     assert after is not None
     assert after < 0.3 < before, "one answer to everything is soon known by heart"
     samples = (tmp_path / names.SAMPLES / f"sft-{60:08d}.txt").read_text()
+    assert not any("plain text" in line for line in said), "its tokenizer has the marks of turns"
     assert "My name" in samples, "asked in turns, it answers as it was taught, as far as eight tokens go"
     lineage = manifest(tmp_path, "sft", 60).lineage
     assert [stage.phase for stage in lineage] == ["pretrain", "mid", "sft"]
@@ -207,3 +217,29 @@ def test_a_chain_with_a_hole_is_refused_before_it_costs_anything(tmp_path: Path,
         go(tmp_path, dataclasses.replace(run, phases=[*run.phases, hole]))
     assert "sft/lora lacks conversations and settings for its adapters" in caught.value.why
     assert not (tmp_path / names.METRICS).exists()
+
+
+def test_samples_of_a_chat_without_the_marks_of_turns_are_said_to_be_plain_once_in_a_phase(tmp_path: Path) -> None:
+    marks = {"<|im_start|>": "<|start_header_id|>", "<|im_end|>": "<|eot_id|>"}
+    make_data(tmp_path / "data", specials=[marks.get(name, name) for name in SPECIALS])
+    path = tmp_path / "data" / names.TOKENIZER_CONFIG
+    template = CHAT_TEMPLATE.replace("<|im_start|>", "<|start_header_id|>").replace("<|im_end|>", "<|eot_id|>")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": NAME}]
+    lines = [{"messages": [{**turns[0], "content": f"Who {n}?"}, turns[1]]} for n in range(40)]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = ChatSource(str(tmp_path / "chat.jsonl"))
+    prepare_chat(ChatOrder(tmp_path / "out", [source], tokenizer=tmp_path / "data", context=128, val_fraction=0.1))
+    run = make_run(
+        tmp_path / "data", kind="sft", data=own_data(tmp_path / "out", "chat"), num_steps=4, batch_tokens=512,
+        micro_batch=2, sample_every=1,
+    )  # fmt: skip
+    said = go(tmp_path / "run", dataclasses.replace(run, model=dataclasses.replace(run.model, context=128)))
+    told = [line for line in said if "no <|im_start|> and no <|im_end|>" in line]
+    assert len(told) == 1
+    assert "samples of sft go on from the prompt as plain text" in told[0]
+    assert len(list((tmp_path / "run" / names.SAMPLES).iterdir())) == 4
+    events = [json.loads(line) for line in (tmp_path / "run" / names.EVENTS).read_text().splitlines()]
+    assert [(event["kind"], event["phase"]) for event in events if event["kind"] == "samples_plain"] == [
+        ("samples_plain", "sft")
+    ]

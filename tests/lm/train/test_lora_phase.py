@@ -17,6 +17,7 @@ from homing.errors import IntegrityError
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.loop import train
 from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Lora, Optimizer, Run
 
@@ -99,6 +100,50 @@ def test_adapters_learn_resume_bit_for_bit_and_the_next_phase_takes_them_in(
     go(straight, dataclasses.replace(run, phases=[run.phases[0], full]))
     # A base in four bits loses its rounding when the adapter is put into the weights themselves.
     assert losses(straight, "mid")[-1][3] == pytest.approx(figures[-1][3], abs=0.1)
+
+
+def test_a_run_of_its_own_starts_from_an_adapter_of_another_with_the_weights_it_stood_beside(
+    base: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data_dir, base_run = base
+    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    adapter = make_run(data_dir, **{"num_steps": 8, "optimizer": ADAM, **LORA, "init_from": str(start)})
+    after = make_run(data_dir, **{"kind": "mid", "num_steps": 4, "optimizer": ADAM}).phases[0]
+    go(tmp_path / "first", dataclasses.replace(adapter, phases=[adapter.phases[0], after]))
+    # As it comes home or travels to an instance: the adapter without its optimizer, the two apart from their run.
+    sent, beside = tmp_path / "data/start-mid", tmp_path / "data/start-mid-base"
+    trained = tmp_path / "first" / names.CHECKPOINTS / "pretrain" / names.step_dir(8)
+    shutil.copytree(trained, sent, ignore=lambda *_: [names.OPTIMIZER, names.STATE])
+    shutil.copytree(start, beside)
+    places = {"init_from": "../data/start-mid", "init_base": "../data/start-mid-base"}
+    alone = dataclasses.replace(adapter, phases=[dataclasses.replace(after, **places)])
+    go(tmp_path / "second", alone)
+    assert losses(tmp_path / "second", "mid") == losses(tmp_path / "first", "mid"), "as in one chain"
+    manifest = (tmp_path / "second" / names.CHECKPOINTS / "mid" / names.step_dir(4) / names.MANIFEST).read_bytes()
+    lineage = codec.loads(CheckpointManifest, manifest).lineage
+    assert [stage.method for stage in lineage] == ["full", "lora", "full"]
+    assert [stage.phase for stage in lineage] == ["pretrain", "pretrain", "mid"]
+
+    other = tmp_path / "second" / names.CHECKPOINTS / "mid" / names.step_dir(4) / names.WEIGHTS
+    shutil.copy(other, beside / names.WEIGHTS)
+    (beside / names.MANIFEST).unlink()  # now nobody vouches for them
+    with pytest.raises(IntegrityError, match="other base weights"):
+        go(tmp_path / "third", alone)
+
+
+def test_an_adapter_on_top_of_an_adapter_is_put_together_with_all_below_it(
+    base: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data_dir, base_run = base
+    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    first = make_run(data_dir, **{"num_steps": 8, "optimizer": ADAM, **LORA, "init_from": str(start)})
+    second = dataclasses.replace(first.phases[0], kind="mid", init_from="")
+    go(tmp_path / "a", dataclasses.replace(first, phases=[first.phases[0], second]))
+    checkpoints = tmp_path / "a" / names.CHECKPOINTS
+    places = {kind: str(checkpoints / kind / names.step_dir(8)) for kind in ("pretrain", "mid")}
+    still = {"kind": "mid", "num_steps": 2, "optimizer": STILL}
+    go(tmp_path / "b", make_run(data_dir, **still, init_from=places["mid"], init_base=places["pretrain"]))
+    assert losses(tmp_path / "b", "mid")[-1][3] == pytest.approx(losses(tmp_path / "a", "mid")[-1][3], abs=1e-3)
 
 
 def test_another_base_under_the_same_adapter_is_refused(base: tuple[Path, Path], tmp_path: Path) -> None:

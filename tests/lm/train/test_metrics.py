@@ -24,12 +24,17 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_the_line_has_its_fixed_order() -> None:
-    line = progress_line(metric(1200, lr=3e-4, tokens_per_s=412_000.0, mfu=0.41), 7800)
+    line = progress_line(metric(1200, lr=3e-4, tokens_per_s=412_000.0, mfu=0.41, eta_s=7800.0))
     assert line == "step 1,200/20,000 | loss 3.214 | lr 3.0e-04 | 412k tok/s | mfu 41% | eta 2h10m"
 
 
+def test_the_line_says_which_of_several_phases_it_is() -> None:
+    assert progress_line(metric(3, "sft"), ["pretrain", "sft", "rl"]).startswith("sft 2/3 | step 3/20,000 | ")
+    assert progress_line(metric(3, "sft"), ["sft"]).startswith("step 3/20,000 | ")
+
+
 def test_the_line_says_when_the_loss_is_no_number() -> None:
-    assert "loss not finite" in progress_line(metric(3, loss=None), None)
+    assert "loss not finite" in progress_line(metric(3, loss=None))
 
 
 def test_nan_and_infinity_become_none() -> None:
@@ -41,13 +46,13 @@ def test_nan_and_infinity_become_none() -> None:
 def test_lines_past_the_checkpoint_are_cut_and_torn_ones_dropped(tmp_path: Path) -> None:
     journal = Journal(tmp_path, say=lambda line: None)
     for step in range(1, 6):
-        journal.metric(metric(step), eta_s=None)
+        journal.metric(metric(step))
     journal.close()
     with open(tmp_path / names.METRICS, "a") as file:
         file.write('{"schema": "homing.metric/1", "t": 1.0, "pha')
     journal = Journal(tmp_path, say=lambda line: None)
     assert journal.cut_metrics(lambda m: m.step <= 3) == 3
-    journal.metric(metric(4), eta_s=None)
+    journal.metric(metric(4))
     journal.close()
     assert [line["step"] for line in read_lines(tmp_path / names.METRICS)] == [1, 2, 3, 4]
 
@@ -64,9 +69,9 @@ def test_the_csv_says_what_the_jsonl_says_also_after_a_cut(tmp_path: Path) -> No
     journal = Journal(tmp_path, say=lambda line: None, writes_csv=True)
     journal.cut_metrics(lambda m: True)
     for step in range(1, 5):
-        journal.metric(metric(step, val_loss=2.0 if step == 2 else None), eta_s=None)
+        journal.metric(metric(step, val_loss=2.0 if step == 2 else None))
     journal.cut_metrics(lambda m: m.step <= 2)
-    journal.metric(metric(3), eta_s=None)
+    journal.metric(metric(3))
     journal.close()
     rows = list(csv.DictReader((tmp_path / names.METRICS_CSV).read_text().splitlines()))
     assert [row["step"] for row in rows] == ["1", "2", "3"]
@@ -102,6 +107,6 @@ def test_a_long_wait_says_that_it_goes_on_but_not_for_ever(tmp_path: Path, monke
 
 def test_the_line_has_the_first_figures_of_a_phases_own_and_all_of_its_evaluation() -> None:
     own = {name: 0.5 for name in ("reward", "pass_at_8", "length", "entropy", "truncated")} | {"val_reward": 0.25}
-    line = progress_line(Metric(t=0.0, phase="rl", step=1, num_steps=2, num_tokens=3, loss=1.0, more=own), None)
+    line = progress_line(Metric(t=0.0, phase="rl", step=1, num_steps=2, num_tokens=3, loss=1.0, more=own))
     assert "reward 0.5 | pass_at_8 0.5 | length 0.5 | entropy 0.5 | val_reward 0.25" in line
     assert "truncated" not in line

@@ -15,6 +15,7 @@ from homing.errors import DataError
 from homing.lm.model import Decoder
 from homing.lm.train.adam import AdamGroup
 from homing.lm.train.muon import POLAR_EXPRESS, momentum_at, orthogonalize
+from homing.lm.train.offload import Now
 from homing.lm.train.optim import build_optimizer, clip_gradients, grad_norm
 from homing.wire.run import Model, Optimizer
 
@@ -93,7 +94,8 @@ def test_adamw_equals_the_formula() -> None:
     p, m, v = np.array([1.0, -2.0, 3.0]), np.zeros(3), np.zeros(3)
     for t, g in enumerate(([0.1, -0.2, 0.0], [0.3, 0.1, -5.0], [0.0, 0.0, 1.0]), start=1):
         parameter.grad = torch.tensor(g)
-        group.step(0.5, torch.tensor(float(t)), torch.ones(()))
+        (load,) = group.loads()
+        load.step(load.states, Now(0.5, torch.tensor(float(t)), torch.ones(())))
         g = np.array(g)
         m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
         p = p * (1 - 0.05 * 0.5) - 0.05 * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.9**t)) + 1e-3)

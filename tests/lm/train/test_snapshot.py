@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 
+from homing.lm.train import host
 from homing.lm.train.snapshot import Snapshot, has_room
 
 
@@ -26,3 +30,19 @@ def test_the_memory_of_the_one_before_is_used_again() -> None:
 def test_a_copy_larger_than_the_memory_has_no_room() -> None:
     assert has_room({"a": torch.zeros(10)})
     assert not has_room({"a": torch.empty(2**50, device="meta")})
+
+
+def test_the_free_memory_of_a_container_is_that_of_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  64 kB\nMemAvailable:  48 kB\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("30000\n")
+    (tmp_path / "memory.stat").write_text("anon 9000\ninactive_file 10000\n")
+    monkeypatch.setattr(host, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(host, "_CGROUPS", ((tmp_path / "memory.max", tmp_path / "memory.current"),))
+    assert host.free_bytes() == 48 * 1024
+    (tmp_path / "memory.max").write_text("40000\n")
+    assert host.free_bytes() == 40000 - 30000 + 10000, "what files hold is given up"
+    monkeypatch.setattr(host, "_MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(host, "_CGROUPS", ())
+    assert host.free_bytes() is None
+    assert has_room({"a": torch.empty(2**50, device="meta")}), "where nobody says, there is"

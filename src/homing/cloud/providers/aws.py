@@ -172,19 +172,23 @@ class Aws:
         if not settings.volume and not settings.ssh_from:
             return
         region, _, name = instance_id.rpartition("/")
+        until = self._world.monotonic() + request.order.start_within_s
+        running_s = min(_RUNNING_S, request.order.start_within_s)
         late = StartTimeout(
-            what=f"{instance_id} was not running within {_RUNNING_S:g} s.",
+            what=f"{instance_id} was not running within {running_s:.0f} s.",
             fix=f"Try again: homing launch {request.order.run_name}",
         )
-        wait_until(lambda: self._is_up(instance_id), timeout_s=_RUNNING_S, every_s=_LOOK_S, world=self._world,
+        wait_until(lambda: self._is_up(instance_id), timeout_s=running_s, every_s=_LOOK_S, world=self._world,
                    on_timeout=late)  # fmt: skip
         if settings.volume:
             zone = str((self._find(instance_id) or {}).get("Placement", {}).get("AvailabilityZone", ""))
-            self.things.attach_volume(region, request.mark, name, zone, _gb(settings.volume))
+            left_s = max(1.0, until - self._world.monotonic())
+            self.things.attach_volume(region, request.mark, name, zone, _gb(settings.volume), left_s)
         if settings.ssh_from:
             connection = self.connection(instance_id)
             assert connection is not None, instance_id
-            startup.hand_over(connection, request, world=self._world, timeout_s=_HAND_OVER_S)
+            left_s = max(1.0, until - self._world.monotonic())
+            startup.hand_over(connection, request, world=self._world, timeout_s=min(_HAND_OVER_S, left_s))
 
     def describe(self, instance_id: str) -> Instance:
         at, known = self._looked.get(instance_id, (0.0, None))
@@ -416,14 +420,18 @@ class Aws:
             state=state,
             billing="no" if state == "gone" else "maybe" if state == "destroying" else "yes",
             rate_usd_per_hour=Decimal(tags.get(machine.RATE_TAG) or "0"),
-            created_at=began.timestamp() if isinstance(began, datetime.datetime) else None,
-            ended_at=_ended_at(body) if state == "gone" else None,
+            created_at=self._our_time(began),
+            ended_at=self._our_time(_ended_at(body)) if state == "gone" else None,
             is_running=raw in ("pending", "running"),
             detail=_ENDED_BY.get(why, why) or (raw if state != "unknown" else f"{raw}: its disks bill on"),
             page=f"https://{region}.console.aws.amazon.com/ec2/home?region={region}#Instances:instanceId={body['InstanceId']}",
         )
         self._ours.add(instance.id)
         return instance
+
+    def _our_time(self, moment: Any) -> float | None:
+        """Their clock may differ from ours; ages do not."""
+        return moment.timestamp() - self.api.skew_s if isinstance(moment, datetime.datetime) else None
 
 
 def _gb(num_bytes: int) -> int:
@@ -434,10 +442,10 @@ def _tags(body: dict[str, Any]) -> dict[str, str]:
     return {str(tag["Key"]): str(tag["Value"]) for tag in body.get("Tags", [])}
 
 
-def _ended_at(body: dict[str, Any]) -> float | None:
+def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
     """From its reason, `User initiated (2026-11-16 08:22:00 GMT)`; EC2 has it nowhere else."""
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (GMT|UTC)\)", str(body.get("StateTransitionReason", "")))
     if found is None:
         return None
     at = datetime.datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S")
-    return at.replace(tzinfo=datetime.UTC).timestamp()
+    return at.replace(tzinfo=datetime.UTC)

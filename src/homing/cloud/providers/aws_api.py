@@ -10,6 +10,8 @@ pause goes through World, where the simulator and the kill points see them. The 
 
 from __future__ import annotations
 
+import contextlib
+import email.utils
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -17,12 +19,14 @@ from typing import Any
 
 from homing.cloud.providers.rest import TRIES, Unsure, Unwelcome
 from homing.errors import HomingError, MissingExtra, ProviderSilent, UsageError
+from homing.units import format_duration
 from homing.world import HttpRequest, NetworkError, World
 
 __all__ = ["GLOBAL", "AwsApi", "AwsRefused"]
 
 GLOBAL = "us-east-1"  # where IAM, Budgets and the price list answer for all regions
 _TIMEOUT_S = 30.0
+_MOST_SKEW_S = 240.0  # what was signed five minutes ago is refused, and their Date was a moment on its way
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 20.0
 # Said before anything is done: to ask again is safe whatever was asked.
@@ -52,6 +56,8 @@ class AwsApi:
         self._world = world
         self._clients: dict[tuple[str, str], Any] = {}
         self._lock = threading.Lock()  # offers are asked for side by side with those of others
+        # How far their clock is ahead of ours, by the Date of their last answer; 0 where none was told.
+        self.skew_s = 0.0
 
     @property
     def region(self) -> str:
@@ -116,8 +122,9 @@ class AwsApi:
         try:
             answer: dict[str, Any] = method(**params)
         except sdk.ClientError as exc:
+            self._note_clock(exc.response)
             status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            refusal = _refused(exc, operation, region)
+            refusal = _refused(exc, operation, region, self.skew_s)
             if status >= 500 and not refusal.code.startswith(_CLEAR):
                 raise Unsure(f"AWS answered {status} {refusal.text}") from exc
             raise refusal from exc
@@ -128,7 +135,13 @@ class AwsApi:
             raise AssertionError(f"{operation}: {exc}") from exc
         except (NetworkError, sdk.BotoCoreError) as exc:
             raise Unsure(str(exc)) from exc
+        self._note_clock(answer)
         return answer
+
+    def _note_clock(self, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(ValueError, KeyError):  # none, or none that can be read
+            date = str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+            self.skew_s = email.utils.parsedate_to_datetime(date).timestamp() - self._world.now()
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:
@@ -208,11 +221,15 @@ def _list_in(page: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return found
 
 
-def _refused(exc: Any, operation: str, region: str) -> AwsRefused:
+def _refused(exc: Any, operation: str, region: str, skew_s: float) -> AwsRefused:
     error = exc.response.get("Error", {})
     code, text = str(error.get("Code", "")), str(error.get("Message", ""))[:600]
     why = f"It answered {code}: {text}"
-    if code in _WHO:
+    if code in _WHO and abs(skew_s) > _MOST_SKEW_S:
+        side = "behind" if skew_s > 0 else "ahead of"
+        what = f"AWS accepts nothing from here: this computer's clock is {format_duration(abs(skew_s))} {side} theirs."
+        fix = "Set the clock, then try again: timedatectl set-ntp true   (macOS: sntp -sS time.apple.com)"
+    elif code in _WHO:
         what, fix = "AWS does not accept the credentials.", "aws configure   or set AWS_ACCESS_KEY_ID again"
     elif code in _RIGHTS:
         what = f"The credentials for AWS may not call {operation} in {region}."

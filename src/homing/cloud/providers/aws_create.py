@@ -154,7 +154,7 @@ class Creation:
             host_key=ssh_keys.host_key(self.home, request.mark, self.world),
             is_container=False,
             fetch=() if self.settings.ssh_from else self._fetches(request),
-            prepare=machine.prepare_text(boot, has_volume=bool(self.settings.volume)),
+            prepare=machine.prepare_text(boot, has_volume=bool(self.settings.volume), skew_s=self.api.skew_s),
         )
 
     def _fetches(self, request: Request) -> tuple[Fetch, ...]:

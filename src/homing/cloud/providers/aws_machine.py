@@ -38,6 +38,7 @@ __all__ = [
 MARK_TAG, RATE_TAG, SSH_TAG, RUN_TAG = "homing-mark", "homing-rate", "homing-ssh", "homing-run"
 VOLUME_WAIT_S = 300
 FOLLOW_S = 60
+_SAME_CLOCK_S = 10.0  # an answer's Date has whole seconds and was a while on its way: less is no difference
 _MOST_USER_DATA = 16_384
 _HOPS = 2  # one more than the machine itself, so that a container on it can ask about the machine too
 
@@ -66,12 +67,17 @@ def ends_in_s(boot: Boot) -> float:
     return allowed - reserve_s(PROVIDER, allowed, boot.stop_grace_s) if math.isfinite(allowed) else math.inf
 
 
-def prepare_text(boot: Boot, *, has_volume: bool) -> str:
-    """Shell text for startup.sh: what an instance of AWS does before anybody may log in."""
+def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
+    """Shell text for startup.sh: what an instance of AWS does before anybody may log in.
+
+    `skew_s` is how far the clock of AWS, which its machines go by, is ahead of the one that told when billing began.
+    """
     seconds = ends_in_s(boot)
     is_limited = math.isfinite(seconds)
+    ahead_s = int(skew_s) if abs(skew_s) > _SAME_CLOCK_S else 0
     settings = {
-        "SYSTEM_TIMER_AT": int(boot.started_at + seconds) if is_limited else 0,
+        "CLOCK_AHEAD_S": ahead_s,
+        "SYSTEM_TIMER_AT": int(boot.started_at + ahead_s + seconds) if is_limited else 0,
         # By its own clock, but never later than a clock that is right would allow.
         "SYSTEM_TIMER_MAX_M": max(1, int(seconds // 60)) if is_limited else 0,
         "FOLLOW_S": FOLLOW_S,

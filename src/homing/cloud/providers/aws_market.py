@@ -79,6 +79,7 @@ class Kind:
     num_cores: int
     can_spot: bool
     zones: tuple[str, ...]
+    host_bytes: int = 0  # of the machine itself
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,7 @@ class Market:
             is_spot=market == "spot",
             as_of=as_of,
             rate_source=source,
+            host_bytes=kind.host_bytes,
         )
 
 
@@ -317,6 +319,7 @@ def _kind(body: dict[str, Any], zones: list[str], types: tuple[str, ...]) -> Kin
         num_cores=int(body["VCpuInfo"]["DefaultVCpus"]),
         can_spot="spot" in body.get("SupportedUsageClasses", []),
         zones=tuple(sorted(zones)),
+        host_bytes=int(body["MemoryInfo"]["SizeInMiB"]) * 2**20,
     )
 
 

@@ -26,8 +26,9 @@ except OSError:
     pass
 spend = told["spend_limit_usd"] and Decimal(told["spend_limit_usd"])
 allowed = allowed_s(Decimal(told["rate_usd_per_hour"]), spend, Decimal(told["spent_before_usd"]), told["time_limit_s"])
-print(int(told["started_at"] + allowed - reserve_s(PROVIDER, allowed, told["stop_grace_s"]) - time.time()))
-' "$WORK" 2>/dev/null) || continue
+began = told["started_at"] + int(sys.argv[2])
+print(int(began + allowed - reserve_s(PROVIDER, allowed, told["stop_grace_s"]) - time.time()))
+' "$WORK" "$CLOCK_AHEAD_S" 2>/dev/null) || continue
     now=$(date +%s)
     if [ $((now + left - armed)) -gt 60 ] || [ $((armed - now - left)) -gt 60 ]; then
       armed=$((now + left))

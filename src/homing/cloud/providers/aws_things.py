@@ -120,7 +120,7 @@ class Things:
         living = [volume for volume in found if volume["State"] not in ("deleting", "deleted", "error")]
         return min(living, key=lambda volume: volume["VolumeId"], default=None)
 
-    def attach_volume(self, region: str, mark: str, instance_id: str, zone: str, num_gb: int) -> None:
+    def attach_volume(self, region: str, mark: str, instance_id: str, zone: str, num_gb: int, within_s: float) -> None:
         """Made in the instance's zone where the run has none. Repeated on one that is attached it changes nothing."""
         name = volume_name(mark)
         volume = self.find_volume(region, mark)
@@ -151,11 +151,12 @@ class Things:
                     problem = exc.text
             return False
 
+        timeout_s = min(_ATTACH_S, within_s)
         late = StartTimeout(
-            what=f"The volume {volume_id} could not be attached to {instance_id} in {_ATTACH_S:g} s.",
+            what=f"The volume {volume_id} could not be attached to {instance_id} in {timeout_s:.0f} s.",
             fix="homing reconcile   shows it; then launch again",
         )
-        if not wait_until(is_attached, timeout_s=_ATTACH_S, every_s=_LOOK_S, world=self._world):
+        if not wait_until(is_attached, timeout_s=timeout_s, every_s=_LOOK_S, world=self._world):
             late.why = f"Last seen: {problem}."
             raise late
 

@@ -10,6 +10,7 @@ Every call is safe to repeat and none outlives its timeout. Knows nothing of tra
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class Needs:
     disk_bytes: int = 0
     max_rate_usd_per_hour: Decimal | None = None
     precision: str = ""  # that the card must be able to compute in
+    host_bytes: int = 0  # of the machine itself, for state that does not live on its cards; then it must have one
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Offer:
     as_of: float | None = None  # when its rate was true; None: it was asked for just now
     rate_source: str = ""  # where the rate comes from when the provider did not tell it; "": from the provider
     lifetime_s: float = 0.0  # so long after it began the provider ends it, whatever the limits; 0: it does not
+    host_bytes: int = 0  # memory of the machine itself, beside that of its cards; 0: not told
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class Order:
     boot: Boot
     files: tuple[InputFile, ...] = ()
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # environment of the agent, never written down
+    start_within_s: float = math.inf  # so long hand_over may wait: then the limit leaves no time to train
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ class Provider(Protocol):
 
     def create(self, request: Request) -> Instance: ...  # idempotent by mark; CreateFailed carries instance_id
 
-    def hand_over(self, request: Request, instance_id: str) -> None: ...  # what create could not carry; has a deadline
+    def hand_over(self, request: Request, instance_id: str) -> None: ...  # what create could not carry; ends in time
 
     def describe(self, instance_id: str) -> Instance: ...  # gone is a state; an unlisted state is unknown and bills
 
@@ -266,6 +270,10 @@ def lack(offer: Offer, needs: Needs) -> str:
         return f"cannot compute in {needs.precision} (train.precision: {works} would work there, or auto)"
     if needs.memory_bytes > offer.memory_bytes:
         return f"has {format_bytes(offer.memory_bytes)} of {format_bytes(needs.memory_bytes)} memory"
+    if needs.host_bytes and not offer.num_gpus:
+        return "has no card, and offload is for one"
+    if offer.host_bytes and needs.host_bytes > offer.host_bytes:
+        return f"has {format_bytes(offer.host_bytes)} of {format_bytes(needs.host_bytes)} memory beside the card's"
     if offer.disk_bytes and needs.disk_bytes > offer.disk_bytes:
         return f"has {format_bytes(offer.disk_bytes)} of {format_bytes(needs.disk_bytes)} disk"
     rate, most = offer.rate_usd_per_hour, needs.max_rate_usd_per_hour

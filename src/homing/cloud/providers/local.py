@@ -229,6 +229,7 @@ class Local:
             rate_usd_per_hour=self._rate(),
             disk_bytes=self._world.free_bytes(parent),
             boot_s=5.0,
+            host_bytes=memory_bytes,
         )
 
     def _gpus(self) -> list[tuple[str, int]]:

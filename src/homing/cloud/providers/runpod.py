@@ -200,7 +200,8 @@ class Runpod:
 
     def hand_over(self, request: Request, instance_id: str) -> None:
         """Waits until the pod can be reached, then brings files and secrets, and asks what the pod's own key may do."""
-        start = Start(request, instance_id, float(self._settings["start_limit"]), self._world, self.page)
+        limit_s = min(float(self._settings["start_limit"]), request.order.start_within_s)
+        start = Start(request, instance_id, limit_s, self._world, self.page)
         connection = self._connection(start.reach(lambda: self._find(instance_id), self._instance))
         assert connection is not None, "the host key of a launch is made before its create call"
         start.hand_over(connection)

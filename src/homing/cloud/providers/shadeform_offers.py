@@ -134,6 +134,7 @@ def _offer(provider: str, name: str, body: dict[str, Any], entry: dict[str, Any]
         instance_type=str(body["shade_instance_type"]),
         nvlink=has.get("nvlink") if isinstance(has.get("nvlink"), bool) else None,
         is_spot=rental == SPOT,
+        host_bytes=int(has.get("memory_in_gb") or 0) * 2**30,
     )
 
 

@@ -89,6 +89,7 @@ class Ssh:
             disk_bytes=facts["disk_bytes"],
             # A given interpreter starts at once; an environment with torch is some gigabytes from far away.
             boot_s=15.0 if host.settings.python else 300.0,
+            host_bytes=facts["memory_bytes"],
         )
         return [] if lack(offer, needs) else [offer]
 

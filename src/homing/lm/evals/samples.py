@@ -1,7 +1,8 @@
 """Samples at a checkpoint: samples/<phase>-<step>.txt, the same text for the same weights and seed.
 
-A model that learns from conversations is asked in turns; any other goes on from the prompt. Sampling has a generator of
-its own: it neither sees nor moves the state that training draws from.
+A model that learns from conversations is asked in turns of ChatML; any other goes on from the prompt, and so does one
+whose tokenizer lacks their marks (`lacks_turns`), which whoever asks for samples should say. Sampling has a generator
+of its own: it neither sees nor moves the state that training draws from.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from homing.lm.tokenizer.specials import IM_END, IM_START
 from homing.wire import names
 from homing.wire.run import Sampling
 
-__all__ = ["sample_texts", "write_samples"]
+__all__ = ["lacks_turns", "sample_texts", "write_samples"]
 
 _GREETING = "Hello! Who are you?"  # where the run file names no prompt
+
+
+def lacks_turns(tokenizer: Tokenizer) -> list[str]:
+    """The marks of a turn that the tokenizer does not have."""
+    return [mark for mark in (IM_START, IM_END) if mark not in tokenizer.specials]
 
 
 def sample_texts(
     model: Decoder, tokenizer: Tokenizer, sampling: Sampling, *, seed: int, is_chat: bool = False
 ) -> list[tuple[str, str]]:
     """(prompt, what the model made of it); with no prompts, one text from the start of a document, or one answer."""
-    is_turn = is_chat and {IM_START, IM_END} <= set(tokenizer.specials)
+    is_turn = is_chat and not lacks_turns(tokenizer)
     texts = []
     for number, prompt in enumerate(sampling.prompts or [_GREETING if is_turn else ""]):
         pieces = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
+from homing.questions import ANSWER_MARK
+
 __all__ = ["ANSWER_MARK", "final_number", "is_right_letters", "is_right_number", "is_right_text"]
 
-ANSWER_MARK = "####"
 _NUMBER = re.compile(r"[-\u2212]?\$?\d[\d,]*(?:\.\d+)?|[-\u2212]?\$?\.\d+")
 
 

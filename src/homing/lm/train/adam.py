@@ -1,17 +1,22 @@
 """AdamW: what its groups share, and the one that keeps its moments in fp32. The other is `adam8`.
 
 gradient -> mean and mean square -> decay of the weight itself, then a step of the mean over the root of the square
+
+Every number is stepped by itself, so a group may be stepped in any parts: on the card in one, from the host in loads
+that are small (`offload`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from homing.lm.model.decoder import Decoder
+from homing.lm.train.offload import AT_A_TIME, Load, Now, Place, Span, cut
 
 __all__ = ["AdamBase", "AdamGroup", "Named"]
 
@@ -21,58 +26,87 @@ Named = Sequence[tuple[str, nn.Parameter]]
 class AdamBase(ABC):
     """Parameters that share rate, betas and decay. How their moments are kept is the subclass's own."""
 
-    def __init__(self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float) -> None:
+    def __init__(
+        self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float,
+        place: Place | None = None,
+    ) -> None:  # fmt: skip
         self.names = [name for name, _ in named]
         self.parameters: list[Tensor] = [parameter for _, parameter in named]
         self.lr, self.betas, self.eps, self.decay = lr, betas, eps, decay
+        self.place = place or Place(self.parameters[0].device)
 
     @abstractmethod
-    def step(self, lr_scale: float, step_count: Tensor, is_good: Tensor) -> None:
-        """`step_count` counts this step, if it `is_good`; with 0 nothing changes. The host waits for neither, unless
-        the device has no fused kernel."""
+    def loads(self) -> list[Load]:
+        """The group, in the parts that it is stepped in. The host waits for no step, unless the device has no fused
+        kernel."""
 
     @abstractmethod
     def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
         """(name on disk, the parameter whose padding rows are to be cut or "", live tensor)"""
 
+    def grads(self, part: Sequence[Span]) -> list[Tensor]:
+        found = [parameter.grad for parameter in self.parameters]
+        missing = [self.names[span.index] for span in part if found[span.index] is None]
+        assert not missing, f"no gradient for {missing}; backward before step"
+        return [span.of(found) for span in part]  # type: ignore[arg-type]
+
 
 class AdamGroup(AdamBase):
     """AdamW, with the decay applied to the weight itself. One fused kernel where torch has one for the device."""
 
-    def __init__(self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float) -> None:
-        super().__init__(named, lr=lr, betas=betas, eps=eps, decay=decay)
-        self.means = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
-        self.squares = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
+    def __init__(
+        self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float,
+        place: Place | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(named, lr=lr, betas=betas, eps=eps, decay=decay, place=place)
+        self.means = [self.place.full(p.shape, 0.0, torch.float32) for p in self.parameters]
+        self.squares = [self.place.full(p.shape, 0.0, torch.float32) for p in self.parameters]
         device = self.parameters[0].device
         # The op is torch's own but not public; the plain form below is the same arithmetic, and a test keeps it so.
         self.is_fused = device.type in ("cpu", "cuda") and hasattr(torch, "_fused_adamw_")
 
-    @torch.no_grad()
-    def step(self, lr_scale: float, step_count: Tensor, is_good: Tensor) -> None:
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        assert len(grads) == len(self.parameters), f"no gradient for some of {self.names}; backward before step"
-        if self.is_fused:
-            self._fused(grads, self.lr * lr_scale, step_count, is_good)
-        elif bool(is_good > 0):
-            self._plain(grads, self.lr * lr_scale, int(step_count))
+    def loads(self) -> list[Load]:
+        whole = [Span(index) for index in range(len(self.parameters))]
+        parts = cut(self.parameters, AT_A_TIME) if self.place.is_away else [whole]
+        return [
+            Load([span.of(kind) for kind in (self.means, self.squares) for span in part], partial(self._step, part),
+                 self.place.is_away)
+            for part in parts
+        ]  # fmt: skip
 
-    def _fused(self, grads: list[Tensor], lr: float, step_count: Tensor, is_good: Tensor) -> None:
+    @torch.no_grad()
+    def _step(self, part: Sequence[Span], states: Sequence[Tensor], now: Now) -> None:
+        parameters, grads = [span.of(self.parameters) for span in part], self.grads(part)
+        means, squares = list(states[: len(part)]), list(states[len(part) :])
+        lr = self.lr * now.lr_scale
+        if self.is_fused:
+            self._fused(parameters, grads, means, squares, lr, now)
+        elif bool(now.is_good > 0):
+            self._plain(parameters, grads, means, squares, lr, int(now.step_count))
+
+    def _fused(
+        self, parameters: list[Tensor], grads: list[Tensor], means: list[Tensor], squares: list[Tensor], lr: float,
+        now: Now,
+    ) -> None:  # fmt: skip
         torch._fused_adamw_(
-            self.parameters, grads, self.means, self.squares, [], [step_count] * len(grads),
+            parameters, grads, means, squares, [], [now.step_count] * len(grads),
             lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=self.decay, eps=self.eps,
-            amsgrad=False, maximize=False, grad_scale=None, found_inf=1.0 - is_good,
+            amsgrad=False, maximize=False, grad_scale=None, found_inf=1.0 - now.is_good,
         )  # fmt: skip
 
-    def _plain(self, grads: list[Tensor], lr: float, num_steps: int) -> None:
+    def _plain(
+        self, parameters: list[Tensor], grads: list[Tensor], means: list[Tensor], squares: list[Tensor], lr: float,
+        num_steps: int,
+    ) -> None:  # fmt: skip
         beta1, beta2 = self.betas
-        torch._foreach_mul_(self.parameters, 1.0 - lr * self.decay)
-        torch._foreach_lerp_(self.means, grads, 1.0 - beta1)
-        torch._foreach_mul_(self.squares, beta2)
-        torch._foreach_addcmul_(self.squares, grads, grads, 1.0 - beta2)
-        spread = torch._foreach_sqrt(self.squares)
+        torch._foreach_mul_(parameters, 1.0 - lr * self.decay)
+        torch._foreach_lerp_(means, grads, 1.0 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1.0 - beta2)
+        spread = torch._foreach_sqrt(squares)
         torch._foreach_div_(spread, (1.0 - beta2**num_steps) ** 0.5)
         torch._foreach_add_(spread, self.eps)
-        torch._foreach_addcdiv_(self.parameters, self.means, spread, -lr / (1.0 - beta1**num_steps))
+        torch._foreach_addcdiv_(parameters, means, spread, -lr / (1.0 - beta1**num_steps))
 
     def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
         for name, mean, square in zip(self.names, self.means, self.squares, strict=True):

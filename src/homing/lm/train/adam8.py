@@ -5,13 +5,15 @@ arXiv:2110.02861, and bitsandbytes' numbers).
 
 The mean may be negative and the mean square may not, so each has a map of its own (model.nf4.dynamic_map), finest near
 zero. Small tensors stay with fp32 (`AdamGroup`): they cost nothing, and norms are sensitive. A large one is stepped in
-stretches, so that fp32 moments are never whole in memory. State on disk is what is in memory, so it comes back exactly.
+stretches, so that fp32 moments are never whole in memory, and each is a load where the state lives in the host's memory
+(`offload`). State on disk is what is in memory, so it comes back exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,12 +21,13 @@ from torch import Tensor
 from homing.lm.model.decoder import Decoder
 from homing.lm.model.nf4 import dequantize_blocks, quantize_blocks
 from homing.lm.train.adam import AdamBase, Named
+from homing.lm.train.offload import AT_A_TIME, Load, Now, Place, Span, cut
 
 __all__ = ["BLOCK", "LEAST_SIZE", "Adam8Group"]
 
 BLOCK = 256
 LEAST_SIZE = 4096  # numbers in a tensor that is worth it
-STRETCH = 2**24  # numbers stepped at a time; whole blocks
+STRETCH = AT_A_TIME  # numbers stepped at a time; whole blocks
 
 
 @dataclass
@@ -36,58 +39,67 @@ class _Moment:
     is_signed: bool
 
     @classmethod
-    def zeros(cls, parameter: Tensor, *, is_signed: bool) -> _Moment:
+    def zeros(cls, parameter: Tensor, place: Place, *, is_signed: bool) -> _Moment:
         num_blocks = -(-parameter.numel() // BLOCK)
         # The step that is zero, and not step 0: padding rows share a block with real ones, and are cut on disk.
-        zero = quantize_blocks(torch.zeros(1, device=parameter.device), BLOCK, is_signed=is_signed)[0]
-        indices = zero.expand(parameter.numel()).clone().view(parameter.shape)
-        return cls(indices, torch.zeros(num_blocks, device=parameter.device), is_signed)
+        zero = int(quantize_blocks(torch.zeros(1, device="cpu"), BLOCK, is_signed=is_signed)[0])
+        indices = place.full(parameter.shape, zero, torch.uint8)
+        return cls(indices, place.full([num_blocks], 0.0, torch.float32), is_signed)
 
-    def read(self, stretch: slice) -> Tensor:
-        return dequantize_blocks(self.indices.view(-1)[stretch], self._blocks(stretch), BLOCK, is_signed=self.is_signed)
+    def states(self, stretch: slice) -> list[Tensor]:
+        blocks = slice(stretch.start // BLOCK, -(-stretch.stop // BLOCK))
+        return [self.indices.view(-1)[stretch], self.magnitudes[blocks]]
 
-    def write(self, stretch: slice, values: Tensor, is_good: Tensor) -> None:
-        """Where `is_good` is 0 the bytes stay as they are: read and quantised again they might not."""
-        indices, magnitudes = quantize_blocks(values, BLOCK, is_signed=self.is_signed)
-        old_indices, old_magnitudes = self.indices.view(-1)[stretch], self._blocks(stretch)
-        old_indices.copy_(torch.where(is_good > 0, indices, old_indices))
-        old_magnitudes.copy_(torch.where(is_good > 0, magnitudes, old_magnitudes))
 
-    def _blocks(self, stretch: slice) -> Tensor:
-        return self.magnitudes[stretch.start // BLOCK : -(-stretch.stop // BLOCK)]
+def _read(states: Sequence[Tensor], *, is_signed: bool) -> Tensor:
+    return dequantize_blocks(states[0], states[1], BLOCK, is_signed=is_signed)
+
+
+def _write(states: Sequence[Tensor], values: Tensor, is_good: Tensor, *, is_signed: bool) -> None:
+    """Where `is_good` is 0 the bytes stay as they are: read and quantised again they might not."""
+    for old, new in zip(states, quantize_blocks(values, BLOCK, is_signed=is_signed), strict=True):
+        old.copy_(torch.where(is_good > 0, new, old))
 
 
 class Adam8Group(AdamBase):
     """The same parameters, rates and step as `adam.AdamGroup`."""
 
-    def __init__(self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float) -> None:
-        super().__init__(named, lr=lr, betas=betas, eps=eps, decay=decay)
-        self.means = [_Moment.zeros(p, is_signed=True) for p in self.parameters]
-        self.squares = [_Moment.zeros(p, is_signed=False) for p in self.parameters]
+    def __init__(
+        self, named: Named, *, lr: float, betas: tuple[float, float], eps: float, decay: float,
+        place: Place | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(named, lr=lr, betas=betas, eps=eps, decay=decay, place=place)
+        self.means = [_Moment.zeros(p, self.place, is_signed=True) for p in self.parameters]
+        self.squares = [_Moment.zeros(p, self.place, is_signed=False) for p in self.parameters]
+
+    def loads(self) -> list[Load]:
+        return [Load(self._states(part), partial(self._step, part), self.place.is_away)
+                for part in cut(self.parameters, STRETCH)]  # fmt: skip
+
+    def _states(self, part: Sequence[Span]) -> list[Tensor]:
+        """Four for each: bytes and magnitudes of the mean, then of the mean square."""
+        found: list[Tensor] = []
+        for span in part:
+            assert span.stretch is not None
+            found += self.means[span.index].states(span.stretch) + self.squares[span.index].states(span.stretch)
+        return found
 
     @torch.no_grad()
-    def step(self, lr_scale: float, step_count: Tensor, is_good: Tensor) -> None:
-        for name, parameter, mean, square in zip(self.names, self.parameters, self.means, self.squares, strict=True):
-            assert parameter.grad is not None, f"no gradient for {name}; backward before step"
-            assert parameter.is_contiguous(), f"{name} does not lie in one piece"
-            for start in range(0, parameter.numel(), STRETCH):
-                stretch = slice(start, min(start + STRETCH, parameter.numel()))
-                self._step(parameter, parameter.grad, mean, square, stretch, self.lr * lr_scale, step_count, is_good)
+    def _step(self, part: Sequence[Span], states: Sequence[Tensor], now: Now) -> None:
+        for number, (span, grad) in enumerate(zip(part, self.grads(part), strict=True)):
+            own = states[4 * number : 4 * number + 4]
+            self._step_one(span.of(self.parameters), grad.float(), own[:2], own[2:], now)
 
-    def _step(
-        self, parameter: Tensor, grad: Tensor, mean: _Moment, square: _Moment, stretch: slice, lr: float,
-        step_count: Tensor, is_good: Tensor,
-    ) -> None:  # fmt: skip
-        beta1, beta2 = self.betas
-        weight, g = parameter.view(-1)[stretch], grad.reshape(-1)[stretch].float()
-        first = mean.read(stretch).lerp_(g, 1.0 - beta1)
-        second = square.read(stretch).mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
-        num_steps = step_count.clamp(min=1.0)  # 0 where the first step of all is skipped
+    def _step_one(self, weight: Tensor, g: Tensor, mean: Sequence[Tensor], square: Sequence[Tensor], now: Now) -> None:
+        (beta1, beta2), lr = self.betas, self.lr * now.lr_scale
+        first = _read(mean, is_signed=True).lerp_(g, 1.0 - beta1)
+        second = _read(square, is_signed=False).mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
+        num_steps = now.step_count.clamp(min=1.0)  # 0 where the first step of all is skipped
         spread = second.sqrt().div_((1.0 - beta2**num_steps).sqrt()).add_(self.eps)
         moved = weight * (1.0 - lr * self.decay) - lr / (1.0 - beta1**num_steps) * (first / spread)
-        weight.copy_(torch.where(is_good > 0, moved, weight))
-        mean.write(stretch, first, is_good)
-        square.write(stretch, second, is_good)
+        weight.copy_(torch.where(now.is_good > 0, moved, weight))
+        _write(mean, first, now.is_good, is_signed=True)
+        _write(square, second, now.is_good, is_signed=False)
 
     def state(self, model: Decoder) -> Iterator[tuple[str, str, Tensor]]:
         """Cut here: magnitudes go by blocks, and the padding rows end somewhere in one."""

@@ -14,21 +14,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from homing.lm.device import pick_precision
+from homing.errors import UsageError
+from homing.lm.device import describe_device, pick_precision
+from homing.lm.generate.adapted import told_of_base
+from homing.lm.generate.load import read_card, verify_files
 from homing.lm.model import Decoder, lora
 from homing.lm.open_weights import find_weights, read_tensors
 from homing.lm.phases import PhaseWork, Remembers, open_phase
 from homing.lm.train import checkpoint
-from homing.lm.train.optim import Optimizer, build_optimizer
+from homing.lm.train.choices import what_else
+from homing.lm.train.control import Hopeless
+from homing.lm.train.host import free_bytes
+from homing.lm.train.offload import HostPlace, Place
+from homing.lm.train.optim import Optimizer, build_optimizer, state_bytes
 from homing.lm.train.run_dir import check_count
 from homing.lm.train.session import Session
+from homing.units import format_bytes
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Stage
-from homing.wire.run import Phase, Run
+from homing.wire.run import Phase
 
 __all__ = ["Built", "build"]
+
+OFFLOADS_FROM = ("cuda",)  # kinds of device whose memory is another than the host's
+_HOST_SHARE = 0.9  # of what the host has free, at most: pinned memory is nobody else's
 
 
 @dataclass(frozen=True)
@@ -58,14 +70,45 @@ def build(session: Session, phase: Phase, previous: Path | None) -> Built:
     torch.manual_seed(run.seed)
     papers: dict[str, bytes] = {}
     if phase.method == "full":
-        model = _whole_model(session, start)
+        model = _whole_model(session, phase, start)
     else:
         assert start is not None, "adapters without weights to stand beside were let through"
         model, papers = _adapted_model(session, phase, start)
     if isinstance(work, Remembers):
         work.keep_start(model)
-    optimizer = build_optimizer(model, phase.optimizer, session.ranks)
+    try:
+        optimizer = build_optimizer(model, phase.optimizer, session.ranks, _place(session, phase, model))
+    except torch.OutOfMemoryError as exc:
+        raise Hopeless(
+            what="Out of memory: the optimizer's state does not fit the card beside the weights.",
+            why=str(exc).splitlines()[0],
+            fix=what_else(phase, "take a smaller model"),
+        ) from exc
     return Built(work, model, optimizer, start, papers, _lineage(session, start))
+
+
+def _place(session: Session, phase: Phase, model: Decoder) -> Place:
+    """Where the optimizer's state will live. An option that would have no effect, or no room, is refused."""
+    if phase.offload == "none":
+        return Place(model.device)
+    number = session.run.phases.index(phase)
+    if session.device.type not in OFFLOADS_FROM:
+        raise UsageError(
+            what=f"phases.{number}.offload is for CUDA cards, and this is {describe_device(session.device)}.",
+            why="The optimizer's state is in the host's memory already.",
+            fix=f"Set phases.{number}.offload: none, as in --set phases.{number}.offload=none",
+        )
+    ranks = session.ranks
+    # As the first rank saw it, which nobody has taken anything of yet.
+    needed, free = ranks.count * state_bytes(model, phase.optimizer), ranks.agree(free_bytes())
+    if free is not None and needed > _HOST_SHARE * free:
+        raise Hopeless(
+            what=f"The optimizer's state does not fit the host's memory: it needs {format_bytes(needed)}, and"
+            f" {format_bytes(free)} are free.",
+            why=f"phases.{number}.offload keeps it there, where it cannot be swapped out; a tenth stays for the rest.",
+            fix="Take a machine with more memory, use states: int8 with optimizer: adamw, or set offload: none.",
+        )
+    return HostPlace(session.device)
 
 
 def _start(session: Session, phase: Phase, previous: Path | None) -> Path | None:
@@ -88,10 +131,10 @@ def _lineage(session: Session, start: Path | None) -> tuple[Stage, ...]:
         return (Stage("base", address=str(start)),)
 
 
-def _whole_model(session: Session, start: Path | None) -> Decoder:
+def _whole_model(session: Session, phase: Phase, start: Path | None) -> Decoder:
     run = session.run
     if start is not None and (start / names.ADAPTER).is_file():
-        return _merged_model(session, start)
+        return _merged_model(session, start, phase.init_base)
     model = Decoder(run.model)
     check_count(run, model)
     model.init_weights(run.seed)
@@ -105,7 +148,7 @@ def _adapted_model(session: Session, phase: Phase, start: Path) -> tuple[Decoder
     precision = pick_precision(session.run.train.precision, session.device)
     storage = lora.storage_for(phase.method, precision)
     if (start / names.ADAPTER).is_file():
-        model = _merged_model(session, start)
+        model = _merged_model(session, start, phase.init_base)
         base_sha256 = lora.freeze(model, storage)
     else:
         model, base_sha256 = _frozen_model(session, start, storage)
@@ -120,17 +163,24 @@ def _adapted_model(session: Session, phase: Phase, start: Path) -> tuple[Decoder
     return model, {names.ADAPTER_CONFIG: json.dumps(told, indent=1).encode()}
 
 
-def _merged_model(session: Session, start: Path) -> Decoder:
-    """The weights of a phase that trained adapters: theirs, put into those that they stood beside."""
-    told = json.loads((start / names.ADAPTER_CONFIG).read_bytes())
-    then = codec.loads(Run, (start / names.RUN).read_bytes())
-    manifest = checkpoint.verify(start)
-    phase = next(phase for phase in then.phases if phase.kind == manifest.phase)
-    assert phase.lora is not None, "an adapter of a phase without settings for one"
-    model, base_sha256 = _frozen_model(session, (session.run_dir / told["homing_base_dir"]).resolve(), "fp32")
-    lora.check_base(str(told["homing_base_sha256"]), base_sha256)
-    lora.add_lora(model, phase.lora, seed=then.seed)
-    model.load_weights(checkpoint.load(start, manifest).weights)
+def _merged_model(session: Session, start: Path, base_dir: str = "") -> Decoder:
+    """The weights of a phase that trained adapters: theirs, put into those that they stood beside. `base_dir`: where
+    these lie, of an adapter that another run trained; one of this run tells it itself."""
+    card = read_card(start)
+    verify_files(start, card)  # not the optimizer's: an adapter that was sent or fetched comes without
+    base_sha256, told_dir = told_of_base(start)
+    assert card.run is not None, "an adapter's checkpoint has its run"
+    assert card.adapter_phase is not None, "asked of whole weights"
+    assert card.adapter_phase.lora is not None, "an adapter of a phase without settings for one"
+    base = (session.run_dir / (base_dir or told_dir)).resolve()
+    if (base / names.ADAPTER).is_file():  # of the phase before that one
+        model = _merged_model(session, base)
+        found_sha256 = lora.freeze(model, "fp32")
+    else:
+        model, found_sha256 = _frozen_model(session, base, "fp32")
+    lora.check_base(base_sha256, found_sha256)
+    lora.add_lora(model, card.adapter_phase.lora, seed=card.run.seed)
+    model.load_weights(load_file(start / names.ADAPTER))
     lora.merge(model)
     return model
 

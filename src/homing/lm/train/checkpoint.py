@@ -264,9 +264,12 @@ def _for_disk(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """safetensors refuses views that share storage, such as one matrix's slice of Muon's batch."""
+    """safetensors refuses views that share storage, such as one matrix's slice of Muon's batch. So it gets the same
+    memory under a storage of its own: a copy of state that lives in the host's memory would need as much again."""
     is_view = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
-    return tensor.clone() if is_view else tensor
+    if not is_view or not tensor.numel():
+        return tensor.clone() if is_view else tensor
+    return torch.frombuffer(tensor.view(-1).view(torch.uint8).numpy(), dtype=tensor.dtype).view(tensor.shape)
 
 
 def _need_space(phase_dir: Path, tensors: list[torch.Tensor]) -> None:

@@ -18,7 +18,8 @@ from homing.lm.model.backends import race_attention, race_segments
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Model, Phase, Train
 
-__all__ = ["Choices", "lower_micro_batch", "memory_warning", "pick_attention", "pick_choices", "set_up_device"]
+__all__ = ["Choices", "lower_micro_batch", "memory_warning", "pick_attention", "pick_choices", "set_up_device",
+           "what_else"]  # fmt: skip
 
 _CPU_TOKENS = 4096  # at a time: larger micro-batches were no faster on two cores, and only took memory
 _NEAR_LIMIT = 0.95  # of a card's memory
@@ -156,6 +157,14 @@ def memory_warning(peak_bytes: int, total_bytes: int) -> str:
         f"warning: {peak_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB of the card were used by the first step. "
         "A smaller micro_batch or recompute: half in the phase leaves room."
     )
+
+
+def what_else(phase: Phase, at_last: str) -> str:
+    """What makes room where fewer rows at a time do not: the levers of the phase that are not pulled yet."""
+    levers = ["recompute: all"] if phase.recompute != "all" else []
+    levers += ["offload: optimizer"] if phase.offload == "none" and phase.method == "full" else []
+    pulled = f"Set {' or '.join(levers)} in the phase, {at_last}" if levers else at_last[0].upper() + at_last[1:]
+    return f"{pulled}, or take a card with more memory."
 
 
 def lower_micro_batch(micro_batch: int, rows_per_step: int) -> int:

@@ -3,12 +3,14 @@
     settle       choices of the checkpoint or new ones -> precision, compile, attention, rows at a time
     first_step   as any other, and what it took: seconds, memory, what was compiled
     gradients    rows -> micro-batches -> loss and gradients; out of memory: smaller ones, and once more
+    update       gradients -> weights
 
 It knows nothing of schedules, checkpoints or the end of a run. All ranks give way alike.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +22,7 @@ from homing.lm.model import lora
 from homing.lm.model.backends import use_attention
 from homing.lm.train.batch import Batch
 from homing.lm.train.build import Built
-from homing.lm.train.choices import lower_micro_batch, memory_warning, pick_attention, pick_choices
+from homing.lm.train.choices import lower_micro_batch, memory_warning, pick_attention, pick_choices, what_else
 from homing.lm.train.compiling import Compiling
 from homing.lm.train.control import Hopeless
 from homing.lm.train.figures import Figures
@@ -113,6 +115,18 @@ class Engine:
             change = self._shrink if news == _OUT_OF_MEMORY else self.compiling.stop
             change(problem or "It happened on another rank.")
 
+    def update(self, lr_scale: float, is_good: Tensor, step: int) -> None:
+        """The optimizer's step. Rows are over by then, so fewer of them at a time would not help."""
+        try:
+            self.optimizer.step(lr_scale, is_good, num_steps=step)
+        except torch.OutOfMemoryError as exc:
+            peak = torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else 0
+            raise Hopeless(
+                what=f"Out of memory in the optimizer's step (peak {peak / 2**30:.1f} GiB).",
+                why=str(exc).splitlines()[0],
+                fix=what_else(dataclasses.replace(self.phase, recompute="all"), "take a smaller model"),
+            ) from exc
+
     def _shrink(self, problem: str) -> None:
         """Fewer rows at a time, the same batch. Where a person set their number, or one is too many, nothing helps."""
         peak = torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else 0
@@ -123,7 +137,7 @@ class Engine:
                 why=problem,
                 fix=f"Set micro_batch: {lower} in the phase (the batch stays the same), or 0 to let homing pick."
                 if self.micro_batch > 1
-                else "Set recompute: all in the phase, lower model.context, or take a card with more memory.",
+                else what_else(self.phase, "lower model.context"),
             )
         if self.s.device.type == "cuda":
             torch.cuda.empty_cache()

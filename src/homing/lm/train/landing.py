@@ -43,6 +43,7 @@ class Pace:
         self._known_step_s = self._step_s = 0.0
         self._eval_s: float | None = None
         self._save_s: float | None = None
+        self._held_s: float | None = None
         self._sample_s: float | None = None
         self._guessed_save_s = checkpoint_bytes / _DISK_BYTES_PER_S
 
@@ -61,6 +62,10 @@ class Pace:
 
     def saved(self, seconds: float) -> None:
         self._save_s = seconds
+
+    def held(self, seconds: float) -> None:
+        """By a save that is written while training goes on: what training waited for it."""
+        self._held_s = seconds
 
     def sampled(self, seconds: float) -> None:
         self._sample_s = seconds
@@ -104,9 +109,33 @@ class Pace:
         """From the end of the last step until nothing is left to do."""
         return _DOUBT * (self.eval_s + self.save_s + self.sample_s) + _SPARE_S
 
-    def to_go_s(self, num_steps: int) -> float:
-        """So many more steps, with the evaluations and saves that fall between them."""
-        return num_steps * self._each_s
+    def to_go_s(self, step: int, end_step: int) -> float | None:
+        """From `step`, taken and evaluated, until nothing of the phase is left to do: the steps, and the evaluations,
+        saves and samples that fall due until then, each counted. None while no step was measured.
+
+        What is likely, for people; `needs_s` is what a landing reckons with, and has doubts."""
+        if not self.step_s:
+            return None
+        phase, last_save = self._phase, self.save_s  # which alone is waited for to its end
+        held_s = last_save if self._held_s is None else self._held_s
+        evals = _num_due(step + 1, end_step, phase.eval_every)
+        saves = _num_due(step, end_step, phase.save_every)
+        if phase.eval_every and phase.save_every:  # a planned checkpoint is measured first; those of both count once
+            evals += _num_due(step + 1, end_step, phase.save_every)
+            evals -= _num_due(step + 1, end_step, math.lcm(phase.eval_every, phase.save_every))
+        samples = _num_due(step, end_step, phase.sample_every)
+        seconds = (end_step - step) * self.step_s + evals * self.eval_s + saves * held_s + samples * self.sample_s
+        seconds += self.eval_s if end_step > step else 0.0
+        by_time = seconds / phase.save_every_s if phase.save_every_s else 0.0
+        seconds += by_time * held_s
+        if not phase.sample_every:  # then one with each checkpoint
+            seconds += (saves + by_time) * self.sample_s
+        return seconds + last_save + self.sample_s
+
+    def needs_s(self, num_steps: int) -> float:
+        """So many more steps and all that comes after the last one, with each save as if training stood still for it:
+        rather too long, for a deadline."""
+        return num_steps * self._each_s + self.finish_s
 
     def affordable(self, seconds: float, *, doubt: float = 1.0) -> int:
         """How many more steps fit, with all that comes after the last one; negative: not even that does."""
@@ -122,6 +151,11 @@ class Pace:
             evals += 1 / phase.save_every  # a planned checkpoint is measured first
         samples = 1 / phase.sample_every if phase.sample_every else saves
         return step_s + evals * self.eval_s + saves * self.save_s + samples * self.sample_s
+
+
+def _num_due(first: int, end: int, every: int) -> int:
+    """How often something is due every so many steps, from `first` on and before `end`; 0 steps mean never."""
+    return max(0, (end - 1) // every - (first - 1) // every) if every else 0
 
 
 @dataclass(frozen=True)
@@ -206,7 +240,7 @@ class Pilot:
         """To finish as planned, from this step on, the later phases at this one's speed per token."""
         pace, phase = self._pace, self._phase
         later_steps = self._later_tokens / phase.batch_tokens
-        return pace.to_go_s(phase.num_steps - step) + later_steps * pace.step_s + (1 + self._num_later) * pace.finish_s
+        return pace.needs_s(phase.num_steps - step) + later_steps * pace.step_s + self._num_later * pace.finish_s
 
     def _last_step(self, step: int, left_s: float, *, doubt: float = 1.0) -> int:
         """The last step that fits. Where phases follow, all are made shorter by the same part."""

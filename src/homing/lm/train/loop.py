@@ -24,7 +24,7 @@ import torch
 from homing.errors import HomingError
 from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
-from homing.lm.evals.samples import sample_texts, write_samples
+from homing.lm.evals.samples import lacks_turns, sample_texts, write_samples
 from homing.lm.model import lora
 from homing.lm.train import checkpoint
 from homing.lm.train.batch import Batch
@@ -36,13 +36,13 @@ from homing.lm.train.figures import Figures
 from homing.lm.train.lander import Lander
 from homing.lm.train.landing import Pace
 from homing.lm.train.metrics import Journal, SilentJournal, finite
-from homing.lm.train.optim import clip_gradients
+from homing.lm.train.optim import clip_gradients, state_bytes
 from homing.lm.train.ranks import Ranks, joined_ranks
 from homing.lm.train.run_dir import locked, read_run, write_outcome
 from homing.lm.train.schedule import lr_scale
 from homing.lm.train.session import Session, open_session, quiet_gc
 from homing.lm.train.shelf import Shelf
-from homing.units import format_count
+from homing.units import format_bytes, format_count
 from homing.wire import names
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Phase
@@ -63,6 +63,7 @@ def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = 
         try:
             run = read_run(run_dir)
             journal.writes_csv = run.train.writes_csv
+            journal.phases = [phase.kind for phase in run.phases]
             wishes.time_limit_s = run.train.time_limit_s
             is_cuda = run.train.device in ("auto", "cuda") and torch.cuda.is_available()
             ranks = stack.enter_context(joined_ranks(is_cuda=is_cuda))
@@ -118,6 +119,7 @@ class _Phase:
         self.evaluation: Evaluation | None = None  # of the current step, or None
         self.scale = 0.0  # of the last step's rate, as a part of the peak
         self.begun_at = 0.0  # when the current step began
+        self.is_told_plain = False  # that samples of a chat are no answers
         self.unread: deque[Figures] = deque()  # of steps that the device may still compute
         self.figures = Figures.none()  # of the last step that was read
 
@@ -150,8 +152,8 @@ class _Phase:
 
     def _take_steps(self) -> Stop | None:
         """From where the state stands to the end, with all that falls due between two steps."""
-        first_step = clocked_from = self.state.step
-        begun = mark = time.perf_counter()
+        first_step = self.state.step
+        mark = time.perf_counter()
         tokens_since_mark = 0
         batches = self.work.open_batches(
             self.model, first_row=self.state.rows_consumed, device=self.s.device,
@@ -180,18 +182,15 @@ class _Phase:
                 is_evaluated = is_evaluated and self.s.ranks.is_first  # while it evaluates and saves, the others wait
 
                 if is_first and self.engine.compiling.is_on:
-                    # Minutes that no later step takes: neither speed nor eta count them.
-                    begun = mark = time.perf_counter()
-                    clocked_from, tokens_since_mark = step, 0
+                    # Minutes that no later step takes: the speed does not count them.
+                    mark, tokens_since_mark = time.perf_counter(), 0
                 is_saved = self.s.ranks.is_first and (is_last or stop is not None or self._is_save_due())
                 if is_logged or is_evaluated or is_saved:
                     self._read_figures(0)
                 seconds = time.perf_counter() - mark
                 self.evaluation = self._evaluate() if is_evaluated else None
                 if is_logged or is_evaluated:
-                    step_s = (time.perf_counter() - begun) / (step - clocked_from) if step > clocked_from else None
-                    eta_s = None if step_s is None else step_s * (self.end_step - step)
-                    self._log(self.figures, tokens_since_mark, seconds, eta_s)
+                    self._log(self.figures, tokens_since_mark, seconds)
                     tokens_since_mark, seconds = 0, 0.0
                 if is_saved:
                     self._save(is_needed=is_last or stop is not None)
@@ -222,7 +221,7 @@ class _Phase:
         total = self.engine.gradients(batch, self.state.step)
         norm = clip_gradients(self.model, self.phase.optimizer.clip)
         is_good = torch.isfinite(total) & torch.isfinite(norm)
-        self.optimizer.step(self.scale, is_good, num_steps=self.state.step)
+        self.engine.update(self.scale, is_good, self.state.step)
         self.optimizer.zero_grad()
         return Figures(self.state.step + 1, torch.stack([total, norm]), self.begun_at, batch.figures)
 
@@ -238,6 +237,10 @@ class _Phase:
             self._event("weights_loaded", f"Starting from the weights of {built.start}.", aloud=True)
         if self.model.lora is not None:
             self._event("adapters_added", lora.describe(self.model), aloud=True)
+        if built.optimizer.place.is_away:
+            held = format_bytes(state_bytes(self.model, self.phase.optimizer))
+            text = f"The optimizer's state ({held}) lives in the host's memory and passes over the card in each step."
+            self._event("state_offloaded", text, aloud=True)
         self.pace = Pace(self.phase, checkpoint_bytes=built.checkpoint_bytes, can_evaluate=self.work.can_evaluate)
         self.lander = Lander(self.phase, self.later, self.pace, self.s.wishes, self._event)
         self.engine = Engine(self.s, self.phase, built, self._event)
@@ -314,7 +317,7 @@ class _Phase:
         sizes = self.s.run.sizes
         return sizes.flops_per_token - (2 * sizes.num_matmul_params if self.model.lora is not None else 0)
 
-    def _log(self, figures: Figures, num_tokens: int, seconds: float, eta_s: float | None) -> None:
+    def _log(self, figures: Figures, num_tokens: int, seconds: float) -> None:
         rate = num_tokens / seconds if num_tokens and seconds > 0 else None
         peak = peak_flops(self.s.device)
         val = self.evaluation
@@ -335,9 +338,11 @@ class _Phase:
             val_bits_per_byte=finite(val.bits_per_byte) if val else None,
             val_perplexity=finite(val.perplexity) if val else None,
             end_step=self.state.landing.end_step if self.state.landing else None,
+            eta_s=self.pace.to_go_s(self.state.step, self.end_step),
+            plan_s=self.pace.to_go_s(self.state.step, self.phase.num_steps) if self.state.landing else None,
             more={**figures.more, **(val.more if val else {})},
         )
-        self.s.journal.metric(metric, eta_s=eta_s)
+        self.s.journal.metric(metric)
         if self.s.wishes.problem:
             self._event("control_unreadable", f"control.json cannot be read: {self.s.wishes.problem}", aloud=True)
             self.s.wishes.problem = ""
@@ -369,8 +374,10 @@ class _Phase:
         return self._is_save_planned() or by_time
 
     def _save(self, *, is_needed: bool) -> None:
-        is_final = self.state.step >= self.end_step
+        is_final, begun = self.state.step >= self.end_step, time.monotonic()
         self.shelf.save(self.state, self.built, self.evaluation, is_final=is_final, is_needed=is_needed)
+        if not is_needed:
+            self.pace.held(time.monotonic() - begun)
         self._settle_save()
 
     def _settle_save(self) -> None:
@@ -387,9 +394,17 @@ class _Phase:
     def _sample(self) -> None:
         """Samples are for people; failing to make them is told and never ends a run."""
         step, begun = self.state.step, time.monotonic()
+        is_chat = self.phase.kind == "rl" or (self.phase.data is not None and self.phase.data.kind == "chat")
+        missing = lacks_turns(self.s.tokenizer) if is_chat else []
+        if missing and not self.is_told_plain:
+            self.is_told_plain = True
+            text = (
+                f"warning: the tokenizer has no {' and no '.join(missing)}: samples of {self.phase.kind} go on from the"
+                " prompt as plain text and are no answers. `homing chat` asks with the template beside the weights."
+            )
+            self._event("samples_plain", text, aloud=True)
         try:
             with self.s.journal.still("sampling", "sampling", phase=self.phase.kind):
-                is_chat = self.phase.kind == "rl" or (self.phase.data is not None and self.phase.data.kind == "chat")
                 texts = sample_texts(
                     self.model, self.s.tokenizer, self.s.run.sampling, seed=self.s.run.seed + step, is_chat=is_chat
                 )

@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -47,6 +47,7 @@ class Journal:
         self.run_dir = run_dir
         self.say = say
         self.writes_csv = writes_csv
+        self.phases: Sequence[str] = ()  # of the run, in their order
         self._lock = threading.Lock()  # `still` writes from a thread of its own
         self._files: dict[str, IO[str]] = {}
         self._is_torn: set[str] = set()
@@ -60,11 +61,11 @@ class Journal:
         self.say(text)
         self.event(kind, text, phase=phase, step=step, **data)
 
-    def metric(self, metric: Metric, *, eta_s: float | None) -> None:
+    def metric(self, metric: Metric) -> None:
         self._append(names.METRICS, codec.dumps(metric))
         if self.writes_csv:
             self._append(names.METRICS_CSV, _csv_row(dataclasses.astuple(metric)))
-        self.say(progress_line(metric, eta_s))
+        self.say(progress_line(metric, self.phases))
 
     @contextlib.contextmanager
     def still(self, kind: str, doing: str, *, phase: str) -> Iterator[None]:
@@ -154,9 +155,11 @@ class SilentJournal(Journal):
         return 0
 
 
-def progress_line(metric: Metric, eta_s: float | None) -> str:
-    """`step 1,200/20,000 | loss 3.214 | lr 3.0e-04 | 412k tok/s | mfu 41% | eta 2h10m`"""
-    parts = [f"step {metric.step:,}/{metric.num_steps:,}"]
+def progress_line(metric: Metric, phases: Sequence[str] = ()) -> str:
+    """`sft 2/3 | step 1,200/20,000 | loss 3.214 | lr 3.0e-04 | 412k tok/s | mfu 41% | eta 2h10m`, the phase only where
+    there are several."""
+    parts = [f"{metric.phase} {phases.index(metric.phase) + 1}/{len(phases)}"] if len(phases) > 1 else []
+    parts.append(f"step {metric.step:,}/{metric.num_steps:,}")
     parts.append("loss not finite" if metric.loss is None else f"loss {metric.loss:.3f}")
     if metric.lr is not None:
         parts.append(f"lr {metric.lr:.1e}")
@@ -168,8 +171,8 @@ def progress_line(metric: Metric, eta_s: float | None) -> str:
     # The most telling come first; the rest is in metrics.jsonl.
     own = [name for name in metric.more if not name.startswith("val_")][:_MOST_OWN]
     parts += [f"{name} {metric.more[name]:.3g}" for name in [*own, *(n for n in metric.more if n.startswith("val_"))]]
-    if eta_s is not None:
-        parts.append(f"eta {format_duration(eta_s)}")
+    if metric.eta_s is not None:
+        parts.append(f"eta {format_duration(metric.eta_s)}")
     return " | ".join(parts)
 
 

@@ -7,7 +7,8 @@ from five matrix polynomials ("Polar Express", arXiv:2505.16932), each the best 
 that the one before leaves. Matrices of equal shape are stacked, so that a model with hundreds of them needs a handful
 of batched products instead of thousands of small ones. Compiled, the elementwise work between the products becomes a
 few passes over memory; eager it is a few dozen, and on a card costs more than the products. With several ranks each
-orthogonalizes its share of the matrices and hands the result to the others.
+orthogonalizes its share of the matrices and hands the result to the others. A group is stepped as a whole wherever its
+momentum lives: in parts, products of other sizes might be rounded in another way.
 
 Shapes: M matrices of one shape, R rows, C columns.
 """
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from homing.lm.train.offload import Load, Now, Place
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Optimizer
 
@@ -66,7 +68,10 @@ class MuonGroup:
     """The matrices of one shape. Weights and momentum lie in one tensor each, of which the parameters are slices: what
     is computed for one is computed for all, and nothing is copied together or apart."""
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], spec: Optimizer, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, named: Sequence[tuple[str, nn.Parameter]], spec: Optimizer, ranks: Ranks = ALONE,
+        place: Place | None = None,
+    ) -> None:  # fmt: skip
         self.names = [name for name, _ in named]
         self.parameters: list[Tensor] = [parameter for _, parameter in named]
         self.spec, self.ranks = spec, ranks
@@ -75,8 +80,10 @@ class MuonGroup:
         for parameter, weight in zip(self.parameters, self.weights_MRC.unbind(), strict=True):
             parameter.data = weight
         device = self.weights_MRC.device
-        self.momentum_MRC = torch.zeros(len(named), rows, cols, device=device, dtype=torch.float32)
-        # The mean square of each row or column, whichever are more; empty where it is not asked for.
+        self.place = place or Place(device)
+        self.momentum_MRC = self.place.full(self.weights_MRC.shape, 0.0, torch.float32)
+        # The mean square of each row or column, whichever are more; empty where it is not asked for. It is small, and
+        # stays on the device.
         along = -1 if rows >= cols else -2
         sides = (rows, 1) if along == -1 else (1, cols)
         num_squares = len(named) if spec.variance_beta else 0
@@ -99,19 +106,22 @@ class MuonGroup:
     def is_compiled(self) -> bool:
         return self.parts is not EAGER
 
+    def loads(self) -> list[Load]:
+        return [Load([self.momentum_MRC], self._step, self.place.is_away)]
+
     @torch.no_grad()
-    def step(self, lr_scale: float, is_good: Tensor, num_steps: int) -> None:
-        """`is_good` is one number on the device, 1 or 0: with 0 nothing changes, whatever the gradients hold."""
+    def _step(self, states: Sequence[Tensor], now: Now) -> None:
+        (momentum_MRC,) = states
         is_in_place = self.parameters[0].data_ptr() == self.weights_MRC.data_ptr()
         assert is_in_place, "the model was moved after its optimizer was made"
         g_MRC = torch.stack([_grad(p, name) for p, name in zip(self.parameters, self.names, strict=True)]).float()
-        rate: Any = self.spec.lr * lr_scale
-        momentum: Any = momentum_at(self.spec, num_steps)
+        rate: Any = self.spec.lr * now.lr_scale
+        momentum: Any = momentum_at(self.spec, now.num_steps)
         direct, move = self.parts
         if self.is_compiled:
             rate, momentum = self._rate.fill_(rate), self._momentum.fill_(momentum)
-        update_MRC = self.ranks.gather(direct(self.momentum_MRC, g_MRC, is_good, momentum, self.how), len(g_MRC))
-        move(self.weights_MRC, self.squares, update_MRC, is_good, rate, self.how)
+        update_MRC = self.ranks.gather(direct(momentum_MRC, g_MRC, now.is_good, momentum, self.how), len(g_MRC))
+        move(self.weights_MRC, self.squares, update_MRC, now.is_good, rate, self.how)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@
     norms and biases              AdamW    AdamW    lr_norm       none
     adapters (method lora)        AdamW    AdamW    lr            weight_decay; their magnitudes none
 
-With `states: int8` the moments of AdamW are kept in eight bits, in all but small tensors (`adam8`).
+With `states: int8` the moments of AdamW are kept in eight bits, in all but small tensors (`adam8`). With `offload` the
+state of all but small tensors lives in the host's memory and passes over the card in each step.
 
 `step` never waits for the device: rates are host numbers, the step counter lives beside the state, and nothing is read
 back. State goes to disk as named tensors and comes back exactly; padding rows of the vocabulary are cut as in the
@@ -27,16 +28,18 @@ from torch import Tensor, nn
 from homing.errors import DataError
 from homing.lm.model.decoder import Decoder
 from homing.lm.train.adam import AdamBase, AdamGroup
-from homing.lm.train.adam8 import LEAST_SIZE, Adam8Group
+from homing.lm.train.adam8 import BLOCK, LEAST_SIZE, Adam8Group
 from homing.lm.train.muon import EAGER, MuonGroup, compiled_parts
+from homing.lm.train.offload import Load, Now, Place
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Optimizer as OptimizerSpec
 
-__all__ = ["Optimizer", "build_optimizer", "clip_gradients", "grad_norm"]
+__all__ = ["Optimizer", "build_optimizer", "clip_gradients", "grad_norm", "state_bytes"]
 
 
-def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE) -> Optimizer:
-    """State is made on the device the parameters are on now, so move the model first."""
+def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE, place: Place | None = None) -> Optimizer:
+    """State is made on the device the parameters are on now, or in `place`; so move the model first."""
+    place = place or Place(model.device)
     assert spec.kind in ("muon", "adamw"), f"unknown optimizer {spec.kind!r}"
     parts: dict[str, list[tuple[str, nn.Parameter]]] = defaultdict(list)
     for name, parameter in model.named_parameters():
@@ -51,27 +54,43 @@ def build_optimizer(model: Decoder, spec: OptimizerSpec, ranks: Ranks = ALONE) -
         by_shape: dict[torch.Size, list[tuple[str, nn.Parameter]]] = defaultdict(list)
         for name, parameter in parts.pop("block", []):
             by_shape[parameter.shape].append((name, parameter))
-        muon = [MuonGroup(named, spec, ranks) for named in by_shape.values()]
+        muon = [MuonGroup(named, spec, ranks, place) for named in by_shape.values()]
     adam: list[AdamBase] = []
     for part, named in parts.items():
         decay = spec.weight_decay if part in ("block", "adapter") else 0.0
-        adam += _adam_groups(named, spec, lr=lr[part], decay=decay)
-    return Optimizer(model, muon, adam)
+        adam += _adam_groups(named, spec, place, lr=lr[part], decay=decay)
+    return Optimizer(model, muon, adam, place)
+
+
+def state_bytes(model: Decoder, spec: OptimizerSpec) -> int:
+    """Of the state that would live in the host's memory; known before any of it is made."""
+    moment = 1 + 4 / BLOCK if spec.states == "int8" else 4
+    total = 0.0
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if spec.kind == "muon" and _part(name, parameter, is_tied=model.shape.is_tied) == "block":
+            total += 4 * parameter.numel()
+        elif parameter.numel() >= LEAST_SIZE:
+            total += 2 * moment * parameter.numel()
+    return int(total)
 
 
 def _adam_groups(
-    named: list[tuple[str, nn.Parameter]], spec: OptimizerSpec, *, lr: float, decay: float
+    named: list[tuple[str, nn.Parameter]], spec: OptimizerSpec, place: Place, *, lr: float, decay: float
 ) -> list[AdamBase]:
     assert spec.states in ("fp32", "int8"), f"unknown states {spec.states!r}"
-    is_small = [spec.states == "fp32" or parameter.numel() < LEAST_SIZE for _, parameter in named]
-    small = [pair for pair, is_so in zip(named, is_small, strict=True) if is_so]
-    large = [pair for pair, is_so in zip(named, is_small, strict=True) if not is_so]
+    same: dict[str, Any] = {"lr": lr, "betas": (spec.beta1, spec.beta2), "eps": spec.eps, "decay": decay}
+    small = [(name, parameter) for name, parameter in named if parameter.numel() < LEAST_SIZE]
+    large = [(name, parameter) for name, parameter in named if parameter.numel() >= LEAST_SIZE]
+    if spec.states == "fp32" and not place.is_away:
+        small, large = named, []  # one kernel for all
     groups: list[AdamBase] = []
-    betas = (spec.beta1, spec.beta2)
     if small:
-        groups.append(AdamGroup(small, lr=lr, betas=betas, eps=spec.eps, decay=decay))
+        groups.append(AdamGroup(small, **same))
     if large:
-        groups.append(Adam8Group(large, lr=lr, betas=betas, eps=spec.eps, decay=decay))
+        kind = Adam8Group if spec.states == "int8" else AdamGroup
+        groups.append(kind(large, **same, place=place))
     return groups
 
 
@@ -96,9 +115,11 @@ def _part(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
 class Optimizer:
     """All parameters of one model. `step(lr_scale)` multiplies every rate by the schedule's fraction."""
 
-    def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamBase]) -> None:
-        self.model = model
+    def __init__(self, model: Decoder, muon: Sequence[MuonGroup], adam: Sequence[AdamBase], place: Place) -> None:
+        self.model, self.place = model, place
         self.muon, self.adam = list(muon), list(adam)
+        self._loads = [load for muon_group in self.muon for load in muon_group.loads()]
+        self._loads += [load for adam_group in self.adam for load in adam_group.loads()]
         # Kept on the device, as AdamW's kernel reads it there, and so that nobody waits to learn what it is.
         self.step_count = torch.zeros((), device=model.device, dtype=torch.float32)
 
@@ -113,10 +134,11 @@ class Optimizer:
         without the host ever asking whether. `num_steps` of the run so far are what the momentum's growth goes by."""
         is_good = torch.ones_like(self.step_count) if is_good is None else is_good.to(torch.float32)
         self.step_count += is_good
-        for muon_group in self.muon:
-            muon_group.step(lr_scale, is_good, num_steps)
-        for adam_group in self.adam:
-            adam_group.step(lr_scale, self.step_count, is_good)
+        self._take(self._loads, Now(lr_scale, self.step_count, is_good, num_steps))
+
+    def _take(self, loads: Sequence[Load], now: Now) -> None:
+        for load, states in self.place.pass_over(loads):
+            load.step(states, now)
 
     def compile_steps(self, *, is_on: bool = True, **settings: Any) -> None:
         """Muon's steps, compiled when they are next taken. AdamW has one kernel for all its parameters as it is."""
@@ -126,12 +148,11 @@ class Optimizer:
 
     def rehearse(self) -> None:
         """A step that changes nothing: so that what compiles does so now, and fails now if it cannot."""
-        for muon_group in self.muon:
-            if not muon_group.is_compiled:
-                continue
-            for parameter in muon_group.parameters:
-                parameter.grad = torch.zeros_like(parameter)
-            muon_group.step(0.0, torch.zeros_like(self.step_count), 0)
+        compiled = [group for group in self.muon if group.is_compiled]
+        for parameter in [parameter for group in compiled for parameter in group.parameters]:
+            parameter.grad = torch.zeros_like(parameter)
+        nothing = Now(0.0, self.step_count, torch.zeros_like(self.step_count))
+        self._take([load for group in compiled for load in group.loads()], nothing)
         self.zero_grad()
 
     def zero_grad(self) -> None:
@@ -142,12 +163,14 @@ class Optimizer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Name -> tensor; views of the live state, so write or copy them before the next step."""
+        self.place.settle()
         tensors = {name: self.model.cut_padding(owner, t).detach() for name, owner, t in self._state()}
         return {**tensors, "num_steps": torch.tensor(self.num_steps, dtype=torch.int64)}
 
     @torch.no_grad()
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """The state as it was saved, bit for bit; a missing, foreign or misshapen tensor is refused by name."""
+        self.place.settle()
         live = {name: self.model.cut_padding(owner, t) for name, owner, t in self._state()}
         problems = [f"{name} is missing." for name in [*live, "num_steps"] if name not in tensors]
         problems += [f"{name} belongs to another optimizer." for name in tensors if name not in {*live, "num_steps"}]

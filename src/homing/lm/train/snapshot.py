@@ -8,10 +8,11 @@ Training waits for the copy only: for a card, gigabytes in a tenth of a second, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from homing.lm.train.host import free_bytes
 
 __all__ = ["Snapshot", "has_room"]
 
@@ -43,9 +44,5 @@ class Snapshot:
 def has_room(tensors: Mapping[str, Tensor]) -> bool:
     """Whether the host can hold a copy of these beside all else. Where it cannot say, it can."""
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        return True
-    return free > _SPARE * needed
+    free = free_bytes()
+    return free is None or free > _SPARE * needed

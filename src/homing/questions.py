@@ -1,0 +1,98 @@
+"""Files of questions for a phase of rl: JSON lines, every bad one named with its number.
+
+    gsm8k     {"question": ..., "answer": "... #### 18"}
+    prompts   {"prompt": ...} or {"messages": [...]} or {"ids": [...]}, and {"answer": ...} unless a reward.py judges
+
+Read at home before anything is rented, and by the trainer before its first step: the same rules both times. Knows no
+tokenizer: what a question is in tokens is the trainer's business.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ANSWER_MARK", "NO_LINES", "TURN_MARKS", "Entry", "read_entries", "told"]
+
+ANSWER_MARK = "####"
+TURN_MARKS = ("<|im_start|>", "<|im_end|>")  # a question is put in turns of ChatML, unless it comes as ids
+NO_LINES = "it has no lines"
+_MOST_TOLD = 10
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One question as it was written: in turns, or as ids."""
+
+    messages: tuple[dict[str, str], ...]
+    ids: tuple[int, ...]
+    answer: str  # "" where there is none
+
+
+def read_entries(data: bytes, kind: str, *, needs_answers: bool, num_ids: int | None) -> tuple[list[Entry], list[str]]:
+    """The questions and, of every bad line, its number and what is wrong. `num_ids`: of the tokenizer; None: not known
+    yet. A file without a question is a problem too."""
+    entries, problems = [], []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            entries.append(_entry(json.loads(line.decode("utf-8")), kind, needs_answers, num_ids))
+        except UnicodeDecodeError:
+            problems.append(f"line {number}: it is not UTF-8")
+        except (ValueError, RecursionError) as exc:
+            problems.append(f"line {number}: {exc}")
+    if not entries and not problems:
+        problems.append(NO_LINES)
+    return entries, problems
+
+
+def told(problems: list[str]) -> list[str]:
+    """As many as a person reads, and how many more there are."""
+    more = len(problems) - _MOST_TOLD
+    return problems[:_MOST_TOLD] + ([f"and {more} more"] if more > 0 else [])
+
+
+def _entry(found: Any, kind: str, needs_answers: bool, num_ids: int | None) -> Entry:
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    answer = found.get("answer", "")
+    answer = str(answer) if isinstance(answer, (int, float)) and not isinstance(answer, bool) else answer
+    if not isinstance(answer, str):
+        raise ValueError("its answer is no text")
+    if not answer.strip() and needs_answers:
+        raise ValueError("it has no answer, and no reward.py judges it")
+    if kind == "gsm8k":
+        if not (text := found.get("question")) or not isinstance(text, str):
+            raise ValueError("it has no question")
+        if needs_answers and ANSWER_MARK not in answer:
+            raise ValueError(f"its answer has no {ANSWER_MARK}")
+        return Entry(({"role": "user", "content": text},), (), answer)
+    messages, ids = _prompt(found, num_ids)
+    return Entry(messages, ids, answer)
+
+
+def _prompt(found: dict[str, Any], num_ids: int | None) -> tuple[tuple[dict[str, str], ...], tuple[int, ...]]:
+    given = [key for key in ("prompt", "messages", "ids") if key in found]
+    if len(given) != 1:
+        raise ValueError(f"it has {' and '.join(given) or 'no prompt'}; one of prompt, messages and ids is needed")
+    value = found[given[0]]
+    if given[0] == "prompt":
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError("its prompt is empty")
+        return ({"role": "user", "content": value},), ()
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"its {given[0]} are no list, or an empty one")
+    if given[0] == "ids":
+        if not all(type(i) is int and i >= 0 and (num_ids is None or i < num_ids) for i in value):
+            below = "" if num_ids is None else f" below {num_ids}"
+            raise ValueError(f"its ids are not all whole numbers{below}")
+        return (), tuple(value)
+    for message in value:
+        is_fit = isinstance(message, dict) and isinstance(message.get("content"), str)
+        if not is_fit or message.get("role") not in ("system", "user", "assistant"):
+            raise ValueError("a message needs a role (system, user or assistant) and a content")
+    if value[-1]["role"] == "assistant":
+        raise ValueError("its last message is the assistant's, which is what shall be sampled")
+    return tuple(value), ()
