@@ -195,7 +195,7 @@ def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
     changed = [name for name in found if name in listed and world.sha256(folder / name) != listed[name]]
     told = [f"changed since it was fetched: {', '.join(changed)}"] if changed else []
     told += [f"added since: {', '.join(added)}"] if added else []
-    return f"It is of the same run, but not as it came. {'; '.join(told).capitalize()}." if told else ""
+    return f"It is of the same run, but not as it came ({'; '.join(told)})." if told else ""
 
 
 def _is_empty(home: Home, folder: Path) -> bool:
