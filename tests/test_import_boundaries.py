@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+
+import homing
 
 HEAVY = ["torch", "transformers", "boto3", "modal", "starlette", "numpy", "tokenizers", "pydantic", "rich.table"]
 
@@ -15,6 +19,29 @@ def test_importing_loads_nothing_heavy(statement: str) -> None:
     code = f"{statement}; import sys; print([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_looked_up_when_it_is_first_asked_for() -> None:
+    code = (
+        "import sys, homing\n"
+        "print('importlib.metadata' in sys.modules, '__version__' in vars(homing), hasattr(homing, 'nothing'))\n"
+        "from homing import __version__\n"
+        "print('importlib.metadata' in sys.modules, homing.__version__ == __version__ == vars(homing)['__version__'])\n"
+        "print(__version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False False False", "True True", version("homing")]
+
+
+def test_from_source_alone_the_version_says_so() -> None:
+    """On a machine where nothing can be installed."""
+    source = str(Path(homing.__file__).parents[1])
+    code = f"import sys; sys.path[:] = [{source!r}, *(p for p in sys.path if 'site-packages' not in p)]; import homing"
+    done = subprocess.run(
+        [sys.executable, "-S", "-I", "-c", f"{code}; print(homing.__version__)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "0+source"
 
 
 def test_help_lists_every_verb_and_loads_none_of_them() -> None:

@@ -17,6 +17,12 @@ def test_dollars_are_read_as_people_write_them(text: object, dollars: str) -> No
     assert units.parse_usd(text) == Decimal(dollars)
 
 
+@pytest.mark.parametrize("text", ["1,50", "0,07", "1,5", "1,500", "0,070", "1.500,00", "$1,20.50", "12,", "1,2,3.00"])
+def test_a_comma_that_may_be_a_point_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write 1\.50, or 1500"):
+        units.parse_usd(text)
+
+
 @pytest.mark.parametrize("text", ["", "-1", "$-3", "twelve", "nan", "inf", True, "$1.2.3"])
 def test_what_is_no_amount_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r"such as \$12"):
@@ -39,10 +45,26 @@ def test_what_is_no_duration_is_refused(text: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("2B", 2 * 10**9), ("131,072", 131072), ("1.5M", 1_500_000), ("10k", 10_000), (512, 512), ("1e9", 10**9)],
+    [
+        ("2B", 2 * 10**9),
+        ("131,072", 131072),
+        ("1.5M", 1_500_000),
+        ("10k", 10_000),
+        (512, 512),
+        ("1e9", 10**9),
+        (1e9, 10**9),
+        ("1.5e6", 1_500_000),
+        ("1.000M", 10**6),
+    ],
 )
 def test_counts_are_read_as_people_write_them(text: object, count: int) -> None:
     assert units.parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["1.000", 1.0, "10.000", 256.0])
+def test_a_point_that_may_mean_thousands_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="write 1, or 1000"):
+        units.parse_count(text)
 
 
 @pytest.mark.parametrize("text", ["", "1.5", "-3", "2X", True, "k", "1,2", 0.5])

@@ -4,11 +4,12 @@
     PYTHONPATH=src python benchmarks/gpu/quality.py --recipes FILE --seconds 300 --seeds 0,1 \\
         --run swift --run "stock lr=0.02" --run nanochat --peer DIR [--out FILE]
 
-A run is a recipe with changes: fields of its optimizer, `decay` (share of the steps), `batch` (tokens), `precision`. It
-learns from the text that the machine has (`corpus`), the same rows in the same order for all. How many steps fit into
-the seconds is measured first, then everything begins anew; compiling and evaluating are not counted. `nanochat` is its
-own model, optimizer and schedule (karpathy/nanochat, its folder as --peer; nothing of it is kept here), with the batch
-it would take itself unless one is given.
+A run is a recipe with changes: fields of its optimizer, `decay` (share of the steps), `batch` (tokens), `precision`,
+and `init.ENDING=FACTOR` for the fresh weights whose names end so, such as `init.o_proj.weight=0`. It learns from the
+text that the machine has (`corpus`), the same rows in the same order for all. How many steps fit into the seconds is
+measured first, then everything begins anew; compiling and evaluating are not counted. `nanochat` is its own model,
+optimizer and schedule (karpathy/nanochat, its folder as --peer; nothing of it is kept here), with the batch it would
+take itself unless one is given.
 
 Each run is a row of results/quality.json beside those that are there already, with its curve. --quick: toy sizes on any
 machine, nothing kept. Passes when every loss is finite and fell.
@@ -171,6 +172,7 @@ def ours(base: Run, data: Path, device: torch.device, changed: dict[str, str]) -
     batch_tokens = int(changed.pop("batch", phase.batch_tokens))
     precision = changed.pop("precision", "bf16" if device.type == "cuda" else "fp32")
     decay = float(changed.pop("decay", phase.schedule.decay_steps / phase.num_steps))
+    factors = {name.removeprefix("init."): float(changed.pop(name)) for name in list(changed) if name[:5] == "init."}
     spec = changed_optimizer(phase.optimizer, changed)
     model = Decoder(base.model)
     model.to(device).set_precision(precision)
@@ -179,6 +181,7 @@ def ours(base: Run, data: Path, device: torch.device, changed: dict[str, str]) -
 
     def begin(seed: int) -> None:
         model.init_weights(seed)
+        scale_weights(model, factors)
         kept["optimizer"] = build_optimizer(model, spec)
         kept["optimizer"].compile_steps(is_on=device.type == "cuda")
 
@@ -193,6 +196,15 @@ def ours(base: Run, data: Path, device: torch.device, changed: dict[str, str]) -
         return total
 
     return Trial(step, lambda: judged(model, data), begin, batch_tokens)
+
+
+@torch.no_grad()
+def scale_weights(model: Decoder, factors: dict[str, float]) -> None:
+    for ending, factor in factors.items():
+        found = [parameter for name, parameter in model.named_parameters() if name.endswith(ending)]
+        assert found, f"no weight ends with {ending}"
+        for parameter in found:
+            parameter.mul_(factor)
 
 
 def changed_optimizer(spec: Optimizer, changed: dict[str, str]) -> Optimizer:

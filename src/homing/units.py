@@ -29,17 +29,22 @@ _NUMBER = r"(\d+(?:[_,]\d{3})*(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?[eE][+]?\d+)"
 
 
 def parse_usd(value: object) -> Decimal:
-    """`$12`, `12.50`, `12 usd`, 12 -> Decimal. Negative and non-finite amounts are refused."""
-    text = str(value).strip()
+    """`$12`, `12.50`, `$1,200.00`, `12 usd`, 12 -> Decimal. Negative and non-finite amounts are refused, and so is a
+    comma that may stand for a point: read as thousands, 1,50 would be a hundred times the limit that was meant."""
+    wrong = f"{value!r} is not an amount of dollars, such as $12.00"
     if isinstance(value, bool):
-        raise ValueError(f"{value!r} is not an amount of dollars, such as $12.00")
-    text = re.sub(r"(?i)\s*usd$", "", text).removeprefix("$").replace(",", "").replace("_", "")
+        raise ValueError(wrong)
+    text = re.sub(r"(?i)\s*usd$", "", str(value).strip()).removeprefix("$").strip().replace("_", "")
+    if "," in text:
+        if not re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+\.\d\d", text):
+            raise ValueError(f"{wrong}; a comma may mean cents or thousands: write 1.50, or 1500")
+        text = text.replace(",", "")
     try:
         amount = Decimal(text)
     except InvalidOperation:
-        raise ValueError(f"{value!r} is not an amount of dollars, such as $12.00") from None
+        raise ValueError(wrong) from None
     if not amount.is_finite() or amount < 0:
-        raise ValueError(f"{value!r} is not an amount of dollars, such as $12.00")
+        raise ValueError(wrong)
     return amount
 
 
@@ -64,7 +69,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_count(value: object) -> int:
-    """`2B`, `131,072`, `1.5M`, `10k`, 512 -> int. Fractions of one are refused."""
+    """`2B`, `131,072`, `1.5M`, `10k`, 512 -> int. Fractions of one are refused, and 1.000, which may be a thousand."""
     return _parse_scaled(value, _COUNT, "a count, such as 131072, 10k, 1.5M or 2B")
 
 
@@ -83,6 +88,10 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
     number = Decimal(match[1].replace(",", "").replace("_", "")) * scales[match[2].lower()]
     if number != number.to_integral_value():
         raise ValueError(wrong)
+    # YAML makes 1e9 a float too; a small one was written with a point.
+    has_point = number < 1000 if isinstance(value, float) else "." in match[1] and "e" not in match[1].lower()
+    if has_point and not match[2]:
+        raise ValueError(f"{wrong}; its point may mean thousands: write 1, or 1000")
     return int(number)
 
 

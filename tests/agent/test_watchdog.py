@@ -168,6 +168,8 @@ def test_idle_is_no_news_of_any_kind(clock: Clock, run_dir: Path) -> None:
         ("trainer", "compiling", True),
         ("sync", "checkpoint_pushed", True),
         ("sync", "input_fetched", True),
+        ("sync", "input_fetching", True),
+        ("sync", "input_retried", False),
         ("trainer", "step_skipped", False),
         ("agent", "sync_restarted", False),
         ("sync", "push_failing", False),

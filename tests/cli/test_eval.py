@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.cli.trained import make_checkpoint
+from tests.lm.tiny import make_data, make_run
 
 from homing.cli.main import main
+from homing.lm.tokenizer.specials import SPECIALS
+from homing.wire.run import Rl, RlTask
 
 Homing = Callable[..., tuple[int, str, str]]
 CHOICES = [{"question": f"the cat {n}", "choices": ["sat", "ran home"], "gold": n % 2} for n in range(6)]
@@ -35,6 +41,20 @@ def model(tmp_path: Path) -> Path:
     (tmp_path / "task.jsonl").write_text("\n".join(map(json.dumps, CHOICES)))
     (tmp_path / "text.txt").write_text("the cat sat on a mat. " * 1000)
     return make_checkpoint(tmp_path / "models" / "tiny", tmp_path / "data" / "tiny")
+
+
+@pytest.fixture
+def answering(tmp_path: Path) -> Path:
+    """Of a context of 128, as every `tiny` run has, after a phase of rl on sums and on questions of its own."""
+    data = tmp_path / "data" / "tiny"
+    make_data(data, num_documents=20, specials=SPECIALS["standard"])
+    own = [json.dumps({"prompt": f"{n}?", "answer": str(n)}) for n in range(200)]
+    (data / "own.jsonl").write_text("\n".join(own))
+    sha256 = hashlib.sha256((data / "own.jsonl").read_bytes()).hexdigest()
+    tasks = [RlTask("arithmetic", difficulty=2), RlTask("prompts", file="own.jsonl", file_sha256=sha256)]
+    run = make_run(data, kind="rl", rl=Rl(tasks=tasks, max_new_tokens=12))
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, context=128))
+    return make_checkpoint(tmp_path / "models" / "tiny", data, phase="rl", run=run)
 
 
 def test_without_a_set_it_is_the_text_that_the_run_held_out(homing: Homing, model: Path) -> None:
@@ -104,6 +124,61 @@ def test_text_that_one_run_held_out_may_have_been_read_by_the_other(
     code, _, err = homing("--compare", "tiny", "other")
     assert code == 0
     assert "warning: the text is what tiny held out; other has other data, and may have read it." in err
+
+
+@pytest.mark.parametrize("task", ["arithmetic:1", "arithmetic:5", "spelling:1", "spelling:5"])
+def test_made_up_tasks_fit_a_context_of_128_without_a_flag(homing: Homing, answering: Path, task: str) -> None:
+    code, out, err = homing("tiny", "--task", task, "--at-most", "4", "--json")
+    assert code == 0, err
+    (measured,) = json.loads(out)["results"][0]
+    assert measured["counts"]["too_long"] == 0
+    new_tokens = measured["settings"]["new_tokens"]
+    assert 16 <= new_tokens < 128
+    assert f"An answer ends at {new_tokens} tokens, as the context of 128 has room for no more." in err
+
+
+def test_the_flags_of_answers_are_heeded_with_made_up_tasks(homing: Homing, answering: Path) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "eval.md").read_text()
+    (advised,) = re.findall(r"`(--new-tokens \d+)`", page)
+    code, out, err = homing("tiny", "--task", "spelling:1", "--at-most", "3", *advised.split(), "--json")
+    assert code == 0, err
+    assert json.loads(out)["results"][0][0]["settings"]["new_tokens"] == int(advised.split()[1])
+    code, out, err = homing("tiny", "--task", "arithmetic:1", "--at-most", "3", "--pass-at", "2", "--json")
+    assert code == 0, err
+    assert [one["name"] for one in json.loads(out)["results"][0][0]["scores"]] == ["pass@1", "pass@2"]
+    code, _, err = homing("tiny", "--task", "arithmetic:1", "--at-most", "3", "--new-tokens", "200")
+    assert code == 2
+    (fix,) = re.findall(r"or: (--new-tokens \d+)", err)
+    assert homing("tiny", "--task", "arithmetic:1", "--at-most", "3", *fix.split())[0] == 0, "the advice must work"
+
+
+def test_after_rl_the_tasks_that_it_learned_from_are_measured_beside_the_text(homing: Homing, answering: Path) -> None:
+    code, out, err = homing("tiny", "--at-most", "4", "--json")
+    assert code == 0, err
+    sums, own, text = json.loads(out)["results"][0]
+    assert (sums["name"], own["name"]) == ("arithmetic:2", "own.jsonl, held out")
+    assert text["name"] == "text held out for tiny"
+    assert {one["settings"]["new_tokens"] for one in (sums, own)} == {12}, "as in the phase"
+    assert own["counts"]["questions"] == 4
+    code, out, err = homing("tiny", "--at-most", "4", "--pass-at", "2", "--json")
+    assert code == 0, err
+    (Path("data") / "tiny" / "own.jsonl").write_text('{"prompt": "1?", "answer": "1"}')
+    code, _, err = homing("tiny", "--at-most", "4")
+    assert code == 2
+    assert "own.jsonl" in err
+    assert "--task" in err
+
+
+def test_a_task_with_a_reward_of_its_own_is_left_out_and_said_so(
+    homing: Homing, answering: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data" / "tiny"
+    run = make_run(data, kind="rl", rl=Rl(tasks=[RlTask("prompts", file="own.jsonl", reward="reward.py")]))
+    make_checkpoint(tmp_path / "models" / "own", data, phase="rl", run=run)
+    code, out, err = homing("own", "--json")
+    assert code == 0, err
+    assert [one["name"] for one in json.loads(out)["results"][0]] == ["text held out for tiny"]
+    assert "prompts is judged by reward.py, which eval does not run: left out." in err
 
 
 @pytest.mark.parametrize(

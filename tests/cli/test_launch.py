@@ -310,3 +310,30 @@ def test_a_dear_hour_is_asked_for_by_name_also_with_yes(cli: Homing, monkeypatch
     assert said.code == 0
     assert "costs $33.60 an hour. Is that meant?" in said.err
     assert cli("ledger", "--json").json["lines"] == []
+
+
+def test_errors_name_the_run_as_it_was_named(cli: Homing) -> None:
+    Path("fern.yaml").write_text(Path("runs/moss.yaml").read_text())
+    said = cli("launch", "fern.yaml", "--dry-run")
+    assert "homing launch fern.yaml --spend-limit" in said.err
+    said = cli("launch", "fern.yaml", "--dry-run", "--spend-limit", "0.0001")
+    assert "too small" in said.err
+    assert "homing launch fern.yaml --spend-limit" in said.err
+    said = cli("launch", "fern.yaml", "--dry-run", "--spend-limit", "1", "--cloud", "aws")
+    assert "homing plan fern.yaml" in said.err
+
+
+def test_a_run_file_that_was_never_launched_is_told_by_its_path(cli: Homing) -> None:
+    Path("fern.yaml").write_text(Path("runs/moss.yaml").read_text())
+    said = cli("status", "fern.yaml")
+    assert "homing plan fern.yaml" in said.err
+
+
+def test_a_phase_that_is_not_prepared_is_named(cli: Homing) -> None:
+    chat = "  - {kind: sft, steps: 5, batch_tokens: 128, data: {chat: [chat.jsonl]}}\ntrain:"
+    Path("fern.yaml").write_text(Path("runs/moss.yaml").read_text().replace("train:", chat, 1))
+    said = cli("launch", "fern.yaml", "--dry-run", "--spend-limit", "1")
+    assert said.code == 2
+    assert "conversations of the phase sft" in said.err
+    assert "homing prep fern.yaml" in said.err
+    assert "'chat.jsonl'" in said.err

@@ -140,3 +140,25 @@ def test_a_folder_that_cannot_be_written_is_an_error_and_no_traceback(
     Path("runs").write_text("a file, not a folder")
     assert homing(monkeypatch, "new", "a", "--from", "tiny") == 2
     assert "Cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["empty.txt", "nothing", "empt*.txt"])
+def test_text_without_a_single_byte_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    Path("empty.txt").touch()
+    Path("nothing").mkdir()
+    assert homing(monkeypatch, "new", "a", "--from", "tiny", "--text", named) == 2
+    said = capsys.readouterr().err
+    assert f"--text: {named!r} is empty" in said
+    assert not Path("runs/a.yaml").exists()
+
+
+def test_without_a_preset_the_command_to_type_is_the_fix_and_keeps_its_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay("notes/a.txt")
+    assert homing(monkeypatch, "new", "notes2", "--text", "notes/", "--json") == 2
+    error = json.loads(capsys.readouterr().out)
+    assert not error["why"].startswith("homing")
+    assert error["fix"].startswith("homing new notes2 --from tiny --text notes/")

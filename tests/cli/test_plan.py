@@ -104,3 +104,18 @@ def test_the_limit_it_names_is_not_below_its_own_worst_case(cli: Homing) -> None
     worst = Decimal(said.json["offers"][0]["worst_usd"])
     named = Decimal(cli("plan", "moss").err.split("--spend-limit ")[-1].split()[0])
     assert named >= worst
+
+
+def test_the_next_command_names_the_run_as_it_was_named(cli: Homing) -> None:
+    Path("fern.yaml").write_text(Path("runs/moss.yaml").read_text())
+    said = cli("plan", "fern.yaml", "--set", "phases.0.steps=12")
+    assert "Next: homing launch fern.yaml --set phases.0.steps=12 --spend-limit" in said.err
+    said = cli("plan", "fern.yaml", "--set", "data.dir=data/none")
+    assert "homing prep fern.yaml --set data.dir=data/none" in said.out
+
+
+def test_text_that_is_not_there_is_said_and_prep_comes_next(cli: Homing) -> None:
+    Path("runs/fern.yaml").write_text(Path("runs/moss.yaml").read_text().replace("moss", "fern"))
+    said = cli("plan", "fern")
+    assert "warning: data.text: there is no file or folder 'fern.txt'" in said.err
+    assert "Next: homing prep fern" in said.err

@@ -85,14 +85,14 @@ def test_what_cannot_be_asked_may_bill_and_is_shown_so(cli: Homing) -> None:
 def test_what_another_provider_has_ends_while_one_says_nothing(
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homing.cloud.destroy._LAST_TRY_S", 20.0)
+    monkeypatch.setattr("homing.cloud.destroy._LAST_TRY_S", 10.0)
     home = Home(homing_home, World())
     mark = make_mark(home.owner, "moss-9", 1)
     home.ledger.adopt(LedgerLine(mark, "", "?", 1, "local", "here", "0.36", "5.00", 0.0, mark, 0.0))
-    began = time.time()
     lines = [line for line in home.ledger.lines() if line.provider in ("aws", "local")]
     with pytest.raises(StillBilling, match="aws"):
         destroy_lines(home, sorted(lines, key=lambda line: line.provider), deadline_s=PATIENCE_S)
+    ended = time.time()
     (here,) = [line for line in home.ledger.lines() if line.provider == "local"]
     assert here.destroyed_at is not None
-    assert here.destroyed_at - began < 15.0, "it did not wait for the other"
+    assert ended - here.destroyed_at > 2.0, "it did not wait for the other"

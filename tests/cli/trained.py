@@ -11,14 +11,17 @@ from tests.lm.tiny import make_data, make_run
 from homing.lm.model import Decoder
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer
+from homing.wire.run import Run
 
 __all__ = ["make_checkpoint", "make_trained_run"]
 
 
-def make_checkpoint(folder: Path, data_dir: Path, *, phase: str = "pretrain", step: int = 12, seed: int = 0) -> Path:
+def make_checkpoint(
+    folder: Path, data_dir: Path, *, phase: str = "pretrain", step: int = 12, seed: int = 0, run: Run | None = None
+) -> Path:
     if not data_dir.exists():
         make_data(data_dir, num_documents=20)
-    run = make_run(data_dir)
+    run = run or make_run(data_dir)
     model = Decoder(run.model)
     model.init_weights(seed)
     folder.mkdir(parents=True)

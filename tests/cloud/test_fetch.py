@@ -107,6 +107,35 @@ def test_what_a_person_put_there_stays(home: Home, tmp_path: Path, done: RunRow)
     assert fetch(home, done, target, force=True).is_new
 
 
+def test_what_is_added_while_it_is_fetched_stays_too(home: Home, tmp_path: Path, done: RunRow) -> None:
+    """Large weights take an hour to come."""
+    target = tmp_path / "models/moss"
+    fetch(home, done, target, which="10")
+    with pytest.raises(UsageError, match="changed while"):
+        fetch(home, done, target, tell=lambda text: (target / "mine.gguf").write_text("made meanwhile") and None)
+    assert (target / "mine.gguf").read_text() == "made meanwhile"
+    assert weights(target) == b"weights at 10"
+    assert [path.name for path in target.parent.iterdir()] == ["moss"]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_only_copy_of_a_later_state_makes_no_room_for_an_earlier_one(
+    home: Home, tmp_path: Path, done: RunRow, is_damaged: bool
+) -> None:
+    target = tmp_path / "models/moss"
+    fetch(home, done, target)
+    (manifest,) = (tmp_path / "store").rglob("step-00000012/manifest.json")
+    if is_damaged:
+        manifest.write_bytes(b"{")
+    else:
+        shutil.rmtree(manifest.parent)
+    with pytest.raises(UsageError, match="not written over") as caught:
+        fetch(home, done, target, or_older=True)
+    assert "pretrain step 12, which is further than step 10 and no longer whole in the store" in caught.value.why
+    assert weights(target) == b"weights at 12"
+    assert weights(fetch(home, done, target, or_older=True, force=True).model_dir) == b"weights at 10"
+
+
 def test_another_model_is_not_written_over_unless_forced(home: Home, tmp_path: Path, done: RunRow) -> None:
     target = tmp_path / "models/moss"
     target.mkdir(parents=True)

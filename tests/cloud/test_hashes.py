@@ -67,6 +67,20 @@ def test_one_that_was_written_to_or_put_in_its_place_is_read_again(home: Home, t
     assert read == ["large"] * 4
 
 
+def test_one_that_was_written_to_in_place_with_its_old_time_put_back_is_read_again(
+    home: Home, tmp_path: Path, read: list[str]
+) -> None:
+    path = tmp_path / "large"
+    put(path, LARGE)
+    Hashes(home).sha256(str(path))
+    at = path.stat().st_mtime_ns
+    with path.open("r+b") as file:  # as rsync --inplace --times does it
+        file.write(b"x")
+    os.utime(path, ns=(at, at))
+    assert Hashes(home).sha256(str(path)) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert read == ["large", "large"]
+
+
 def test_one_that_was_just_written_is_not_trusted(home: Home, tmp_path: Path, read: list[str]) -> None:
     put(tmp_path / "fresh", LARGE, age_s=0.0)
     for _ in range(2):

@@ -19,7 +19,7 @@ from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.providers.base import Instance
 from homing.cloud.providers.local import Local
 from homing.cloud.signs import Signs, Tail
-from homing.cloud.status import Status, look, progress_line
+from homing.cloud.status import Status, figures_of, look, progress_line
 from homing.cloud.watch import _Watch, check_interval, to_finish, watch
 from homing.errors import ProviderRefused, StillBilling, StoreError, UsageError
 from homing.store import FileStore, run_key
@@ -60,6 +60,67 @@ def test_one_line_has_everything_in_its_order_with_money_on_it() -> None:
     assert progress_line(chain, dataclasses.replace(bare, phase="sft")).startswith("sft 2/3 | step 1,200/20,000 | ")
     alone = dataclasses.replace(status, phases=("sft",))
     assert progress_line(alone, dataclasses.replace(bare, phase="sft")).startswith("step 1,200/20,000 | ")
+
+
+def test_the_line_of_rl_has_its_reward_and_what_was_passed_in_the_place_of_its_loss() -> None:
+    beat = Heartbeat(0.0, "m", 1, "training", 0.0, "1", "1", phase="rl", step=4, num_steps=4, loss=0.0)
+    run = RunRow("moss-1", "moss", "running", 0.0, "file:/s", "", spend_limit_usd="12.00")
+    status = Status(run, [], Signs(beat, None), Decimal("1.83"), 0.0)
+    assert progress_line(status, beat) == "step 4/4 | $1.83 of $12.00", "a loss of 0 would say that all is learned"
+    figures = {"reward": 0.25, "pass_at_16": 0.5}
+    assert progress_line(status, beat, figures) == "step 4/4 | reward 0.250 | $1.83 of $12.00"
+    figures |= {"val_pass_at_16": 0.3, "val_pass_at_1": 0.028}
+    said = "step 4/4 | reward 0.250 | held-out pass@1 0.028, pass@16 0.300 | $1.83 of $12.00"
+    assert progress_line(status, beat, figures) == said
+
+
+def watching(home: Home) -> _Watch:
+    (home.path / "store").mkdir(parents=True)
+    run = RunRow("moss-1", "moss", "running", 0.0, f"file:{home.path}/store", "")
+    home.ledger.intend(run, LedgerLine("m1", run.id, run.name, 1, "local", "o", "36", None, 1.0))
+    return _Watch(home, run, 1.0)
+
+
+def put(watched: _Watch, name: str, *documents: object) -> None:
+    text = "".join(codec.dumps(each) + "\n" for each in documents)  # type: ignore[arg-type]
+    watched.store.put_bytes(run_key("moss-1", name), text.encode())
+
+
+def test_an_evaluation_of_rl_is_told_by_its_reward_and_its_progress_once(home: Home) -> None:
+    watched = watching(home)
+    evaluating = [
+        Event(10.0 + done, "trainer", "evaluating", f"Evaluating: {done} of 9 rows.", "rl", 4) for done in (4, 8, 9)
+    ]
+    put(watched, names.EVENTS, *evaluating[:2])
+    assert [report.text for report in watched._news()] == ["step 4 | trainer: Evaluating: 8 of 9 rows."]
+    more = {"reward": 0.25, "val_reward": 0.028, "val_pass_at_1": 0.028, "val_pass_at_4": 0.111}
+    put(watched, names.METRICS, Metric(20.0, "rl", 4, 4, 100, 0.0, val_loss=0.972, more=more))
+    put(watched, names.EVENTS, *evaluating)
+    told = [report.text for report in watched._news()]
+    assert told == ["validation at step 4: reward 0.028, held-out pass@1 0.028, pass@4 0.111"]
+    beat = Heartbeat(20.0, "m1", 1, "training", 0.0, "36", "1", phase="rl", step=4, num_steps=4, loss=0.0)
+    status = Status(watched.run, [], Signs(beat, None), Decimal(1), 0.0)
+    (line,) = watched._line(status, watched.line_due)
+    assert line.text.startswith("step 4/4 | reward 0.250 | held-out pass@1 0.028, pass@4 0.111 | ")
+    assert line.data["figures"] == more
+    assert figures_of(home, watched.run, beat) == more, "what status shows"
+
+
+def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_next(home: Home) -> None:
+    watched = watching(home)
+    begun = Event(5.0, "trainer", "started", "It begins.")
+    taken = Event(10.0, "lookout", "preempted", "The machine will be taken away.")
+    asked = Event(11.0, "agent", "stop_asked", "SIGTERM was received.")
+    put(watched, names.EVENTS, begun, taken)
+    told = [report.text for report in watched._news()]
+    assert told == ["trainer: It begins.", "lookout: The machine will be taken away."]
+    home.ledger.close("m1", at=19.0, spend_usd=Decimal(1), note="")
+    home.ledger.intend(watched.run, LedgerLine("m2", "moss-1", "moss", 2, "local", "o", "36", None, 20.0))
+    # The second attempt begins the file with what it found, in other bytes; the last words of the first come late.
+    anew = Event(25.0, "trainer", "resumed", "Resumed at step 21.")
+    put(watched, names.EVENTS, taken, asked, anew)
+    later = [(report.kind, report.text) for report in watched._news()]
+    assert later == [("event", "of attempt 1: agent: SIGTERM was received."), ("event", "trainer: Resumed at step 21.")]
 
 
 def left_usd(home: Home, **told: Any) -> Decimal | None:

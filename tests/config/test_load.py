@@ -141,6 +141,17 @@ def test_by_default_every_second_evaluation_is_a_checkpoints(load: Load) -> None
         assert phase.save_every == 2 * phase.eval_every
 
 
+@pytest.mark.parametrize("steps", [1, 7, 33, 99, 150, 199, 200, 333, 499])
+def test_a_short_phase_is_evaluated_and_saved_a_few_times_only(load: Load, steps: int) -> None:
+    phase = load(BASE.replace("steps: 100", f"steps: {steps}")).run.phases[0]
+    assert phase.eval_every >= 10
+    assert steps // phase.eval_every <= 21
+    assert steps // phase.save_every <= 5
+    assert phase.save_every % phase.eval_every == 0, "each checkpoint falls on an evaluation"
+    asked = load(BASE.replace("steps: 100", f"steps: {steps}") + "eval: {every: 1}\ncheckpoint: {every: 2}\n")
+    assert (asked.run.phases[0].eval_every, asked.run.phases[0].save_every) == (1, 2)
+
+
 def test_the_tokenizer_learns_from_100_mb_and_a_home_in_its_path_is_spelled_out(
     load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,3 +326,27 @@ def test_toml_and_json_say_the_same_as_yaml(load: Load) -> None:
     ).run
     assert yaml.model == toml.model == json.model
     assert yaml.phases == toml.phases == json.phases
+
+
+DIAL = "name: base\nmodel: {depth: 2}\ntokenizer: {vocab_size: 2048}\ndata: {text: [a.txt]}\nphases:\n  - {steps: 30}\n"
+
+
+def test_a_derived_batch_does_not_read_a_small_text_over_and_over(load: Load, folder: Path) -> None:
+    (folder / "a.txt").write_bytes(b"moss " * 16_000)
+    loaded = load(DIAL)
+    phase = loaded.run.phases[0]
+    guess = 80_000 / 2.35
+    assert 30 * phase.batch_tokens <= 4 * guess
+    assert phase.batch_tokens % loaded.run.model.context == 0
+    assert "4 passes" in loaded.run.origin["phases.0.batch_tokens"]
+    [told] = [warning for warning in loaded.warnings if f"{phase.batch_tokens:,} tokens a step" in warning]
+    assert "batch_tokens" in told
+    (folder / "a.txt").write_bytes(b"moss " * 16_000_000)
+    assert load(DIAL).run.phases[0].batch_tokens > phase.batch_tokens
+
+
+def test_a_batch_that_was_asked_for_stays_and_its_passes_are_told(load: Load, folder: Path) -> None:
+    (folder / "a.txt").write_bytes(b"moss " * 16_000)
+    loaded = load(DIAL.replace("steps: 30", "steps: 30, batch_tokens: 32768"))
+    assert loaded.run.phases[0].batch_tokens == 32768
+    assert any(" 28.9 times" in warning for warning in loaded.warnings), loaded.warnings

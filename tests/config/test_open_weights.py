@@ -14,6 +14,7 @@ from tests.doubles.hub import READ, STRANGER, WRITE, Commit, File, Hub
 from tests.doubles.s3_servers import free_port
 
 from homing.config.open_weights import bring, read_source
+from homing.config.open_weights_hub import list_repository
 from homing.errors import DataError, HomingError, StoreError, UsageError
 from homing.hf_config import config_of
 from homing.wire.run import Model, RopeScaling
@@ -251,6 +252,42 @@ def test_one_command_asks_the_hub_once_and_a_commit_is_asked_about_once_for_all(
         memory.write_text('{"endpoint": "' + hub.endpoint + '", "listing": {"sizes": []}}')
     another_command(monkeypatch)
     assert read_source(first.address) == first, "a memory that cannot be read is none"
+
+
+def test_only_public_weights_with_a_hash_may_be_left_to_a_rented_machine(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, homing_home: Path
+) -> None:
+    publish(hub, "them/open", papers(), is_private=False)
+    publish(hub, "me/gated", papers(), is_private=False, is_gated=True)
+    publish(hub, "me/private", papers())
+    hub.add("them/small", is_private=False).commits.append(
+        Commit("d" * 40, "no LFS", {name: File(data, is_lfs=False) for name, data in papers().items()})
+    )
+    (file,) = read_source("hf:them/open").hub_files
+    assert (file.name, file.num_bytes) == ("model.safetensors", 200_000)
+    for address in ("hf:me/gated", "hf:me/private", "hf:them/small"):
+        assert read_source(address).hub_files == (), address
+
+    (memory,) = (homing_home / "cache/hub/them--open").iterdir()
+    older = json.loads(memory.read_text())
+    del older["listing"]["is_public"]
+    memory.write_text(json.dumps(older))
+    another_command(monkeypatch)
+    assert read_source(f"hf:them/open@{'c' * 40}").hub_files == (file,), "an older homing's memory is asked about anew"
+    bring(read_source("hf:them/open"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert read_source("hf:them/open").hub_files == (), "from the cache alone nobody knows"
+
+
+def test_a_hub_behind_a_password_is_not_for_everybody(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(hub, "them/open", papers(), is_private=False)
+    monkeypatch.setattr(
+        "homing.config.open_weights_hub._api", lambda sdk: sdk.HfApi(endpoint=hub.endpoint, token=False)
+    )
+    monkeypatch.setattr("homing.config.open_weights_hub._endpoint", lambda: hub.endpoint.replace("//", "//me:pw@"))
+    assert not list_repository("them/open").is_public
+    monkeypatch.setattr("homing.config.open_weights_hub._endpoint", lambda: hub.endpoint)
+    assert list_repository("them/open").is_public
 
 
 def another_command(monkeypatch: pytest.MonkeyPatch) -> None:

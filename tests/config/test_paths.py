@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
-from homing.config import find_run_file, home, newest_run, run_files
+from homing.config import find_run_file, home, newest_run, run_files, typed_name
 from homing.errors import UsageError
 
 
@@ -63,3 +64,19 @@ def test_a_directory_and_a_file_without_ending_are_refused_as_what_they_are() ->
 def test_names_that_no_disk_can_hold_are_refused_without_a_traceback(wanted: str) -> None:
     with pytest.raises(UsageError):
         find_run_file(wanted)
+
+
+def test_a_run_file_beside_the_runs_folder_is_noticed() -> None:
+    Path("moss.yaml").write_text("x")
+    with pytest.raises(UsageError) as caught:
+        find_run_file("moss")
+    assert "moss.yaml" in caught.value.fix
+    assert "homing new" not in caught.value.fix
+
+
+def test_a_file_is_named_so_that_it_is_found_again() -> None:
+    for path in ("moss.yaml", "runs/moss.yaml", "runs/moss.toml", "a moss.yaml"):
+        Path(path).write_text("x")
+        assert find_run_file(shlex.split(typed_name(Path(path)))[0]) == Path(path)
+    assert typed_name(Path("runs/moss.yaml")) == "moss"
+    assert typed_name(Path("runs/moss.toml")) == "runs/moss.toml"  # moss is the other one

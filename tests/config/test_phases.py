@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from homing.config import Loaded
-from homing.errors import Mistake
+from homing.config.adapter_base import find_adapter_base
+from homing.config.open_weights import INDEX
+from homing.errors import DataError, Mistake
 from homing.hf_config import config_of
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Stage
+from homing.wire.run import RunInput
 
 from .test_open_weights import papers
 from .test_open_weights import write as write_open_weights
@@ -113,6 +116,23 @@ def test_a_phase_after_an_adapter_starts_from_it_and_the_weights_that_it_stood_b
     adapted(fetched, Stage("base", address="hf:a/b"), "")
     (nested,) = mistakes(RUN, "train.only=sft")
     assert "an adapter on top of another adapter" in nested.problem
+
+
+def test_of_weights_that_a_machine_took_from_the_hub_itself_the_papers_here_are_not_enough(
+    load: Load, homing_home: Path, tmp_path: Path
+) -> None:
+    loaded, sent, before = load(RUN), tmp_path / "papers", Stage("base", address="hf:a/b@1")
+    adapter = adapted(trained(homing_home / "runs/base-1", loaded, "mid"), before, "../data/base")
+    sent.mkdir()
+    (sent / INDEX).write_text('{"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}')
+    inputs = [RunInput(f"base/{INDEX}", str(sent / INDEX), ""), RunInput("base/model-1.safetensors", "hf:a/b@1/x", "")]
+    (adapter / names.RUN).write_text(codec.dumps(dataclasses.replace(loaded.run, inputs=inputs)))
+    (sent / "model-1.safetensors").write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        find_adapter_base(adapter, None)
+    assert caught.value.fix == "Set model.from: hf:a/b@1"
+    (sent / "model-2.safetensors").write_bytes(b"")
+    assert find_adapter_base(adapter, None) == sent
 
 
 def test_on_open_weights_a_later_phase_starts_from_the_adapter_and_not_from_the_weights_alone(

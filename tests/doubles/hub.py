@@ -71,6 +71,9 @@ class Hub:
         self.blobs: dict[str, bytes] = {}
         self.failures: list[tuple[str, int]] = []  # part of a path, status: said once instead of doing it
         self.lose_answers: list[str] = []  # part of a path: done, and then the line is cut
+        self.cuts: list[tuple[str, int]] = []  # part of a path, bytes of the body: after them the line is cut, once
+        self.spoiled: list[str] = []  # part of a path: its body has one wrong byte
+        self.seen: list[tuple[str, str, str, str]] = []  # method, path, token, range
         self.before_commit: Callable[[], None] | None = None
         self.leaks: list[str] = []  # places that saw a token and should not have
         self.lock = threading.RLock()
@@ -100,6 +103,7 @@ class Hub:
         body = ask.rfile.read(int(ask.headers.get("Content-Length") or 0))
         where = urlsplit(ask.path)
         path, query = unquote(where.path), parse_qs(where.query)
+        self.seen.append((ask.command, path, ask.headers.get("Authorization") or "", ask.headers.get("Range") or ""))
         try:
             with self.lock:
                 for number, (part, status) in enumerate(self.failures):
@@ -117,12 +121,20 @@ class Hub:
         if lost is not None:
             ask.close_connection = True
             return
+        if status in (200, 206) and reply and any(part in path for part in self.spoiled):
+            reply = bytes([reply[0] ^ 1]) + reply[1:]
         ask.send_response(status)
         for name, value in headers.items():
             if value:
                 ask.send_header(name, value)
         ask.send_header("Content-Length", str(len(reply)))
         ask.end_headers()
+        with self.lock:
+            cut = next((cut for cut in self.cuts if cut[0] in path and ask.command == "GET" and reply), None)
+            if cut is not None:
+                self.cuts.remove(cut)
+        if cut is not None:
+            ask.close_connection, reply = True, reply[: cut[1]]
         if ask.command != "HEAD":
             ask.wfile.write(reply)
 
@@ -185,7 +197,8 @@ class Hub:
             named = repo.at(after or "main")
             if named is None:
                 raise Refusal(404, "RevisionNotFound", "no such revision")
-            return _json({"id": repo_id, "sha": named.oid, "private": repo.is_private, "siblings": []})
+            told = {"id": repo_id, "sha": named.oid, "private": repo.is_private, "siblings": []}
+            return _json({**told, "gated": "manual" if repo.is_gated else False})
         if verb == "lfs":
             return self.lfs_batch(json.loads(body))
         revision, _, name = after.partition("/")

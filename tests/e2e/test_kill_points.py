@@ -11,10 +11,8 @@ import errno
 import itertools
 import os
 import random
-import shutil
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,8 +35,6 @@ ENDLESS = 1_000_000
 # So many points share a home, and meet its earlier runs. More would prove no more: each check goes through all of them.
 _PER_HOME = 4
 _METHODS = [name for name in dir(World) if not name.startswith("_")]
-_MEMORY = Path("/dev/shm")  # a disk that costs nothing to sync, on Linux
-_LEAST_BYTES = 256 << 20
 
 
 class FaultyWorld(World):
@@ -81,18 +77,6 @@ def _counted(name: str) -> Callable[..., Any]:
 for _name in _METHODS:
     if _name != "database":
         setattr(FaultyWorld, _name, _counted(_name))
-
-
-@pytest.fixture
-def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """In memory where there is room: these launches sync tens of thousands of times, and SIGKILL takes nothing back
-    that was written and not synced. By a link, so that command lines still tell whose processes they are."""
-    if not os.access(_MEMORY, os.W_OK) or shutil.disk_usage(_MEMORY).free < _LEAST_BYTES:
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(prefix="homing-kill-points-", dir=_MEMORY, ignore_cleanup_errors=True) as folder:
-        (tmp_path / "memory").symlink_to(folder)
-        yield tmp_path / "memory"
 
 
 @pytest.fixture

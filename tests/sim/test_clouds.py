@@ -117,6 +117,51 @@ def test_what_never_comes_up_is_ended_inside_the_limit_by_the_launch_that_waits_
         rig.stage.close()
 
 
+@pytest.mark.parametrize("way", ["boot_dies", "boot_never"])
+@every_cloud
+def test_a_laptop_that_slept_while_it_waited_has_not_stopped_the_meter(provider: str, way: str) -> None:
+    """No second of it passed for the launch that waits for a machine, and all of it was billed."""
+    with pace():
+        rig = Rig(provider=provider)
+        cloud, stage, limit = rig.cloud, rig.stage, Decimal("0.6")  # six hundred seconds
+        cloud.cloud.change_faults(Faults(rates={way: 1.0}))
+
+        def verb(home: Home) -> object:
+            return launch(stage.draft(home, provider=provider, limit=str(limit)), home)
+
+        client = stage.client("launch", verb)
+        assert stage.wait(lambda: bool(cloud.cloud.live()), 600.0, every_s=0.1)
+        stage.advance(30.0)
+        stage.home.freeze()
+        stage.advance(300.0)
+        stage.home.thaw()
+        assert stage.finish(client).error is not None
+        assert cloud.cloud.live() == {}
+        assert sum((line.usd for line in cloud.cloud.bill()), Decimal(0)) <= limit
+        stage.close()
+
+
+@every_cloud
+def test_one_that_came_up_while_the_laptop_slept_is_kept(provider: str) -> None:
+    with pace():
+        rig = Rig(provider=provider)
+        cloud, stage = rig.cloud, rig.stage
+        stage.programs.trainer = LONG
+
+        def verb(home: Home) -> object:
+            return launch(stage.draft(home, provider=provider, limit=str(rig.limit)), home)
+
+        client = stage.client("launch", verb)
+        assert stage.wait(lambda: bool(cloud.cloud.live()), 600.0, every_s=0.1)
+        stage.advance(1.0)
+        stage.home.freeze()
+        stage.advance(200.0)
+        stage.home.thaw()
+        assert stage.finish(client).error is None
+        assert len(cloud.cloud.live()) == 1
+        stage.close()
+
+
 @every_cloud
 def test_an_answer_that_was_lost_is_no_second_machine(provider: str) -> None:
     """AWS knows the call again by its token, Modal the name that is taken; the others are asked what they have."""

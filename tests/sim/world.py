@@ -287,8 +287,9 @@ class SimWorld(World):
         disk.get(full)
         return disk.times[full]
 
-    def stamp(self, path: PathLike) -> tuple[int, int, int]:
-        return self.size(path), int(self.modified_at(path) * 1e9), zlib.crc32(os.fspath(path).encode())
+    def stamp(self, path: PathLike) -> tuple[int, int, int, int]:
+        at = int(self.modified_at(path) * 1e9)
+        return self.size(path), at, at, zlib.crc32(os.fspath(path).encode())
 
     def listdir(self, path: PathLike) -> list[str]:
         disk, full = self._at("listdir", path)
@@ -432,6 +433,16 @@ class SimWorld(World):
 
     def stream(self, request: HttpRequest, seconds: float) -> HttpResponse:
         return self.http(request)
+
+    def download(
+        self, url: str, path: PathLike, max_bytes: int, take: Callable[[bytes], None], timeout_s: float = 60.0
+    ) -> HttpResponse:
+        offset = self.size(path) if self.exists(path) else 0
+        reply = self.http(HttpRequest("GET", url, {"Range": f"bytes={offset}-"} if offset else {}, timeout_s=timeout_s))
+        if reply.status == (206 if offset else 200):
+            self.append(path, reply.body[: max_bytes - offset + 1])
+            take(reply.body[: max_bytes - offset + 1])
+        return HttpResponse(reply.status, reply.headers, b"")
 
 
 def _closed(name: str) -> Callable[..., Any]:

@@ -91,6 +91,8 @@ class Agent:
         self.watchers = {"watch": [*self.boot.sync_argv, "--watch"], "lookout": self.boot.lookout_argv}
         self.state = "fetching"
         if not self._sync_until_done("--fetch", self._must_stop, "The inputs could not be fetched"):
+            if self.dog.alarm and not self.is_preempted:  # weights that are not what they should be, there or elsewhere
+                return dataclasses.replace(self._outcome(names.EXIT_FAILED, self.stop_reason), is_final=True)
             return self._outcome(names.EXIT_STOPPED, self.stop_reason)
         self.state, restarts = "training", 0
         while True:
@@ -153,8 +155,7 @@ class Agent:
             self.stop_reason = self.dog.why_stop()
             self.stall = "" if self.stop_reason else self.dog.why_stalled()
             if self.stop_reason or self.stall:
-                kind = "limit_reached" if self.stop_reason else "stalled"
-                use = self.folder.read(names.USE, Use) or Use()
+                kind, use = "stalled" if self.stall else "limit_reached", self.folder.read(names.USE, Use) or Use()
                 self._event(kind, self.stop_reason or self.stall, use=use.shares)
         return bool(self.stop_reason or self.stall)
 

@@ -10,10 +10,9 @@ from homing.wire import instance as names
 from homing.wire.event import Event, Metric
 from homing.wire.limit import END, LAND
 
-STALL_FLOOR_S = 120.0
+STALL_FLOOR_S, MAX_GAPS = 120.0, 50
 STALL_AFTER_STEPS = 10  # compiling and warming up come first
-MAX_GAPS = 50
-SYNC_PROGRESS = ("input_fetched", "checkpoint_pushed")
+SYNC_PROGRESS = ("input_fetching", "input_fetched", "checkpoint_pushed")
 
 
 class Watchdog(Limits):

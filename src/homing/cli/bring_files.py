@@ -11,16 +11,13 @@ import re
 from pathlib import Path
 
 from homing.cli import talk
+from homing.config.text_files import is_in_store
 from homing.errors import UsageError
 from homing.units import format_bytes
 
-__all__ = ["bring_file", "is_in_store"]
+__all__ = ["bring_file"]
 
 _IN_STORE = re.compile(r"(?P<store>(s3|hf|modal|file):[^?]*)/(?P<key>[^/?]+)(?P<query>\?.*)?")
-
-
-def is_in_store(path: str) -> bool:
-    return path.startswith(("s3:", "hf:", "modal:", "file:"))
 
 
 def bring_file(path: str, into: Path) -> str:

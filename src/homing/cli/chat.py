@@ -60,6 +60,7 @@ def command(
     settings = {"num_tokens": tokens, "temperature": temperature, "top_k": top_k}
     if _learned_to_answer(card):
         voice: _Completer | _Converser = _Converser(model, tokenizer, settings, folder)
+        _say_format(card)
         talk.say(HELP)
     else:
         voice = _Completer(model, tokenizer, settings)
@@ -85,6 +86,19 @@ def _learned_to_answer(card: Card) -> bool:
         return find_template(card.folder) is not None
     of_chat = [phase.kind for phase in card.run.phases if phase.data and phase.data.kind == "chat"] if card.run else []
     return card.phase in CHAT_PHASES or card.phase in of_chat
+
+
+def _say_format(card: Card) -> None:
+    """Turns that are not written as in training get answers that are worse than they need be."""
+    from homing.lm.chat.template import find_template
+    from homing.lm.generate.load import whose_template
+
+    if find_template(card.folder) is None:
+        talk.say(
+            f"warning: {card.folder} has no chat template, so it is asked in ChatML (<|im_start|>user ...),"
+            " which may not be what it was trained with."
+            f" Copy the template there, and it is asked as it was trained: {whose_template(card)}"
+        )
 
 
 def _answer(voice: _Completer | _Converser, line: str, seed: int, *, is_json: bool) -> None:
@@ -186,7 +200,7 @@ class _Converser:
         from homing.lm.chat.turns import TemplateTurns
         from homing.lm.generate import ChatTurns
 
-        if find_template(self.folder) is None:  # ours, made before the template lay beside the weights
+        if find_template(self.folder) is None:  # `_say_format` has said it
             self.turns: ChatTurns | TemplateTurns = ChatTurns(self.tokenizer)
         else:
             with _refusals_told():

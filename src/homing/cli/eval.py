@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-NEW_TOKENS = 256
 _TELL_EVERY_S = 15.0
 
 
@@ -59,7 +58,7 @@ def command(
         float | None, typer.Option(min=0.0, max=100.0, help="Of drawn answers; 0 for one, else 0.8.")
     ] = None,
     new_tokens: Annotated[
-        int | None, typer.Option("--new-tokens", min=1, help=f"An answer ends here; at {NEW_TOKENS}, else.")
+        int | None, typer.Option("--new-tokens", min=1, help="An answer ends here; at 256 or what fits, else.")
     ] = None,
     window: Annotated[int, typer.Option(min=0, help="Tokens of text read at once; else the context.")] = 0,
     at_most: Annotated[int, typer.Option("--at-most", min=0, help="So many of each set; 0 for all.")] = 0,
@@ -89,7 +88,7 @@ def command(
     from homing.lm.evals.measure import How
     from homing.lm.generate import read_card
 
-    asking = Asking(tuple(pass_at or ()), samples, temperature, new_tokens or NEW_TOKENS, seed)
+    asking = Asking(tuple(pass_at or ()), samples, temperature, new_tokens, seed)
     asking.check()
     cards = [read_card(folder) for folder in folders]
     sets = open_sets(cards[0], text or [], task or [], chat or [], text_field=text_field, at_most=at_most)
@@ -111,7 +110,7 @@ def _refuse_idle(of_answers: list[str], window: int, sets: list[What]) -> None:
     from homing.lm.evals.any_text import Text
     from homing.lm.evals.task_file import TaskFile
 
-    if of_answers and not any(isinstance(one, TaskFile) and one.form == "answers" for one in sets):
+    if of_answers and not any(isinstance(one, TaskFile) and one.asks_for_answers for one in sets):
         raise UsageError(
             what=f"{of_answers[0]} is about answers that the model writes, and no set asks for any.",
             why=f"Measured on: {', '.join(one.name for one in sets)}.",

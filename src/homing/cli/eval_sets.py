@@ -3,7 +3,7 @@
 --text FILE...                         any text
 --chat FILE.jsonl                      held-out conversations
 --task FILE.jsonl | gsm8k[:FILE] | arithmetic[:DIFFICULTY] | spelling[:DIFFICULTY]
-(none of them)                         what the run held out: its text, or the conversations of its phase
+(none of them)                         what the last phase is about (its conversations, its tasks of rl), and the text
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from homing.lm.evals.measure import Chats, What
     from homing.lm.evals.task_file import TaskFile
     from homing.lm.generate import Card
-    from homing.wire.run import PhaseData
+    from homing.wire.run import PhaseData, Rl
 
 __all__ = ["open_sets"]
 
@@ -39,7 +39,7 @@ def open_sets(
         find_sources([pattern], key="chat")
         sets.append(Chats([pattern]))
     sets += [_open_task(task, card, at_most) for task in tasks]
-    return sets or [_held_out(card)]
+    return sets or _held_out(card, at_most)
 
 
 def _open_task(task: str, card: Card, at_most: int) -> TaskFile:
@@ -79,9 +79,8 @@ def _gsm8k_of(card: Card) -> str:
     )
 
 
-def _held_out(card: Card) -> What:
-    from homing.lm.evals.any_text import has_data, held_out_text
-
+def _held_out(card: Card, at_most: int) -> list[What]:
+    """What the phase that made it is about, then the text that the run held out."""
     if card.run is None:
         raise UsageError(
             what=f"{card.folder} does not say what text was held out for it.",
@@ -89,18 +88,70 @@ def _held_out(card: Card) -> What:
             fix="Name some: --text FILE, --task FILE.jsonl or --chat FILE.jsonl",
         )
     phase = next((phase for phase in card.run.phases if phase.kind == card.phase), None)
-    if phase is not None and phase.data is not None and phase.data.kind == "chat":
+    sets: list[What] = []
+    if phase is not None and phase.rl is not None:
+        sets += _rl_tasks(card, phase.rl, at_most)
+    elif phase is not None and phase.data is not None and phase.data.kind == "chat":
         if phase.data.num_val_tokens:
-            return _held_out_chats(card, phase.kind, phase.data)
-        talk.say(f"The phase {phase.kind} held out no conversations: measured on the text that the run held out.")
+            sets.append(_held_out_chats(card, phase.kind, phase.data))
+        else:
+            talk.say(f"The phase {phase.kind} held out no conversations: measured on the text that the run held out.")
+    return sets + _held_out_text(card, is_alone=not sets)
+
+
+def _held_out_text(card: Card, *, is_alone: bool) -> list[What]:
+    from homing.lm.evals.any_text import has_data, held_out_text
+
+    assert card.run is not None, "only a run has data"
     folders = _data_dirs(card)
     for folder in folders:
         if has_data(folder, card.run.data.manifest_sha256):
-            return held_out_text(folder, card.run.name)
+            return [held_out_text(folder, card.run.name)]
+    if not is_alone:
+        if card.run.data.num_val_tokens:
+            talk.say(f"The text that {card.run.name} held out is not here, and is not measured on.")
+        return []
     raise DataError(
         what=f"The text that {card.run.name} held out is not here.",
         why=f"Looked for the run's own data in {', '.join(map(str, dict.fromkeys(folders)))}.",
         fix="Call from the folder where `homing prep` was run, or name other text: --text FILE",
+    )
+
+
+def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
+    """Of a task that eval cannot judge or whose questions were all asked it is said; a file that is gone is an error."""
+    from homing.lm.evals.rl_tasks import file_of, rl_task
+
+    sets: list[What] = []
+    for number, task in enumerate(rl.tasks):
+        if task.reward:
+            talk.say(f"{task.kind} is judged by {Path(task.reward).name}, which eval does not run: left out.")
+            continue
+        name, sha256 = file_of(task)
+        path = _questions_of(card, name, sha256) if name else None
+        one, num_others = rl_task(rl, number, path, at_most=at_most or NUM_MADE_UP)
+        if num_others:
+            talk.say(f"{one.name}: {num_others} come as several messages or as ids, which eval does not ask: left out.")
+        if one.items:
+            sets.append(one)
+        else:
+            talk.say(f"{one.name}: no question was held out, so it is left out.")
+    return sets
+
+
+def _questions_of(card: Card, name: str, sha256: str) -> Path:
+    """The file of a task as it was then; a relative name starts at the data folder."""
+    from homing.lm.shards.read import file_sha256
+
+    named = Path(name).expanduser()
+    places = [named] if named.is_absolute() else [folder / named for folder in _data_dirs(card)]
+    for place in dict.fromkeys(places):
+        if place.is_file() and (not sha256 or file_sha256(place) == sha256):
+            return place
+    raise DataError(
+        what=f"The questions of {Path(name).name}, which the phase rl learned from, are not here.",
+        why=f"Looked for the file, as it was then, at {', '.join(map(str, dict.fromkeys(places)))}.",
+        fix="Call from the folder where `homing prep` was run, or name others: --task FILE.jsonl, --text FILE",
     )
 
 

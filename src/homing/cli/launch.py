@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
+from homing.cli.control import find_run, meet_host, named_as_typed, open_home, parse_limit, say_problems, usd
 from homing.cli.offers import rate_age
-from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, with_phases
+from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, as_typed, with_phases
 from homing.cli.pick import agrees_to_next, agrees_to_rate, select
 from homing.cli.plan import suggested_limit
 from homing.cli.tracking import begin, following, wanted
@@ -26,7 +26,7 @@ from homing.cloud.home import Home
 from homing.cloud.launch import Draft, Launched, LaunchOrder, draft, dry_run
 from homing.cloud.plan import OfferPlan, Plan, make_plan
 from homing.cloud.reconcile import refresh
-from homing.config import Loaded, has_smoke_passed, load_run, needs_smoke_first
+from homing.config import Loaded, has_smoke_passed, load_run, needs_smoke_first, typed_name
 from homing.config.schema import NAME_PATTERN
 from homing.errors import UsageError
 from homing.units import format_duration, parse_duration
@@ -118,6 +118,14 @@ class Asked:
 def _start(asked: Asked, home: Home) -> None:
     """The whole verb, top down; until a person has agreed nothing is made anywhere."""
     loaded = _load(asked, home)
+    typed = (
+        loaded.run.name if asked.resume else f"{typed_name(loaded.file)}{as_typed(asked.sets, is_smoke=asked.is_smoke)}"
+    )
+    with named_as_typed(loaded.run.name, typed):
+        _go(loaded, typed, asked, home)
+
+
+def _go(loaded: Loaded, typed: str, asked: Asked, home: Home) -> None:
     plan = _plan(loaded, asked, home)
     row = select(plan, yes=asked.yes or asked.dry_run)
     if row is None:
@@ -129,7 +137,7 @@ def _start(asked: Asked, home: Home) -> None:
         _show_request(ready, home)
         return
     check_armed(ready, home)
-    if not _agrees(ready, row, loaded, asked):
+    if not _agrees(ready, row, loaded, asked, typed):
         talk.say("Nothing was started.")
         return
     ready, done = _launch(ready, row, plan, asked, home)
@@ -209,7 +217,7 @@ def _plan(loaded: Loaded, asked: Asked, home: Home) -> Plan:
         raise UsageError(
             what="No spend limit is set, and nobody rents without saying how much.",
             why=f"Neither limits.spend in the run file nor --spend-limit names one. {_about_cost(plan.best)}",
-            fix=f"homing launch {asked.run} --spend-limit {suggested_limit(plan)}" + " --resume" * asked.resume,
+            fix=f"homing launch {loaded.run.name} --spend-limit {suggested_limit(plan)}" + " --resume" * asked.resume,
         )
     return plan
 
@@ -283,17 +291,17 @@ def _flat(request: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: Asked) -> bool:
+def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: Asked, typed: str) -> bool:
     run, offer = ready.run, ready.order.offer
     if needs_smoke_first(run) and not asked.is_smoke and not has_smoke_passed(loaded.file):
-        talk.say(f"This is a big run and its smoke profile has not passed: homing launch {run.name} --smoke")
+        talk.say(f"This is a big run and its smoke profile has not passed: homing launch {typed} --smoke")
         if not talk.ask("Launch the big run without it?", yes=asked.yes):
             return False
     machine = f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
     question = (
         f"Start {machine} on {offer.provider} at {usd(offer.rate_usd_per_hour)}/h, limit {usd(ready.spend_limit_usd)}?"
     )
-    return talk.ask(question, yes=asked.yes) and agrees_to_rate(row, run.name, _most_per_hour(ready))
+    return talk.ask(question, yes=asked.yes) and agrees_to_rate(row, typed, _most_per_hour(ready))
 
 
 def _launch(ready: Draft, row: OfferPlan, plan: Plan, asked: Asked, home: Home) -> tuple[Draft, Launched]:

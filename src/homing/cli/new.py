@@ -43,9 +43,7 @@ def command(
         _list()
         return
     if not name:
-        raise UsageError(
-            what="The run needs a name.", why="Such as: homing new goethe --from goethe-75m", fix=_presets()
-        )
+        raise UsageError(what="The run needs a name.", why=_presets(), fix="homing new goethe --from goethe-75m")
     if not _NAME.fullmatch(name):
         tidy = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "first"
         raise UsageError(
@@ -53,7 +51,9 @@ def command(
             why="A name is made of a-z, 0-9 and -, at most 32 characters, because every provider must accept it.",
             fix=f"homing new {tidy} --from {preset or 'tiny'}",
         )
-    source = _find(preset, name)
+    typed = "".join(f" {flag} {shlex.quote(path)}" for flag, paths in (("--text", text), ("--validation", validation))
+                    for path in paths or [])  # fmt: skip
+    source = _find(preset, name, typed)
     for flag, paths in (("--text", text), ("--validation", validation)):
         for path in paths or []:
             _check_text(path, flag, f"homing new {name} --from {source.stem}")
@@ -89,18 +89,22 @@ def _presets() -> str:
     return f"Presets: {', '.join(preset_names())}. Their sizes: homing new --list"
 
 
-def _find(preset: str | None, name: str) -> Path:
+def _find(preset: str | None, name: str, typed: str) -> Path:
     from homing.config import preset_dir
 
     if not preset:
         raise UsageError(
-            what="Which preset shall the run start from?", why=f"homing new {name} --from PRESET", fix=_presets()
+            what="Which preset shall the run start from?",
+            why=f"A run file is written from a preset. {_presets()}",
+            fix=f"homing new {name} --from tiny{typed}",
         )
     path = preset_dir() / f"{preset}.yaml"
     if preset not in {found.stem for found in preset_dir().glob("*.yaml")}:
         near = difflib.get_close_matches(preset.lower(), preset_names(), n=1, cutoff=0.5)
         hint = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(what=f"There is no preset {preset!r}.", why=f"{hint}{_presets()}", fix=_again(name, near))
+        raise UsageError(
+            what=f"There is no preset {preset!r}.", why=f"{hint}{_presets()}", fix=f"{_again(name, near)}{typed}"
+        )
     return path
 
 
@@ -110,14 +114,14 @@ def _again(name: str, near: list[str]) -> str:
 
 def _check_text(named: str, flag: str, call: str) -> None:
     """Now, not at prep: who typed it is still looking at it."""
-    path = os.path.expanduser(named)
-    if os.path.exists(path) or glob.glob(path, recursive=True):
+    from homing.config.text_files import fault_of
+
+    if not (fault := fault_of(named)):
         return
-    near, why = _nearest(Path(path))
-    kind = "no file matches" if glob.has_magic(path) else "there is no file or folder"
-    raise UsageError(
-        what=f"{flag}: {kind} {named!r}.", why=why, fix=f"{call} {flag} {shlex.quote(near or 'YOUR_TEXT.txt')}"
-    )
+    near, why = _nearest(Path(os.path.expanduser(named)))
+    if fault.endswith("is empty"):
+        near, why = "", "There is not a byte in it to learn from."
+    raise UsageError(what=f"{flag}: {fault}.", why=why, fix=f"{call} {flag} {shlex.quote(near or 'YOUR_TEXT.txt')}")
 
 
 def _nearest(path: Path) -> tuple[str, str]:

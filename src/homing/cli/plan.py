@@ -12,12 +12,12 @@ import typer
 from homing.cli import talk
 from homing.cli.control import meet_host, open_home, parse_limit, say_problems, usd
 from homing.cli.offers import rate_age
-from homing.cli.options import Json, Phases, RunName, Sets, with_phases
+from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phases
 from homing.cloud import meter
 from homing.cloud.choose import name_of
 from homing.cloud.plan import OfferPlan, Plan, make_plan
 from homing.cloud.providers.base import Offer
-from homing.config import Loaded, load_run, newest_run
+from homing.config import Loaded, load_run, newest_run, typed_name
 from homing.units import format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
 
@@ -49,7 +49,7 @@ def command(
         plan = make_plan(loaded.run, home, explain=True)
         now = home.world.now()
     talk.emit("plan/1", _document(plan, loaded, now))
-    _show(plan, loaded, now)
+    _show(plan, loaded, now, f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=smoke)}")
 
 
 def suggested_limit(plan: Plan) -> str:
@@ -61,7 +61,7 @@ def suggested_limit(plan: Plan) -> str:
     return usd(enough or Decimal(1)).removeprefix("$").replace(",", "")
 
 
-def _show(plan: Plan, loaded: Loaded, now: float) -> None:
+def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
     run = plan.run
     rows = [
         ("parameters", f"{run.sizes.num_params:,}"),
@@ -73,7 +73,7 @@ def _show(plan: Plan, loaded: Loaded, now: float) -> None:
         ("minimum spend", f"{usd(plan.offers[0].minimum_usd)} on {plan.offers[0].offer.name}"),
         ("of it", plan.offers[0].timing.text),
         *_bought(plan),
-        ("prepared", "yes" if loaded.is_prepared else f"no: homing prep {run.name}"),
+        ("prepared", "yes" if loaded.is_prepared else f"no: homing prep {typed}"),
     ]
     talk.table(["", ""], rows, title=f"Plan of {run.name}")
     headers = ["offer", "device", "rate", "tok/s", "time", "dollars", "more", "worst", "minimum", "how we know"]
@@ -82,7 +82,8 @@ def _show(plan: Plan, loaded: Loaded, now: float) -> None:
     _say_left_out(plan)
     say_problems([*loaded.warnings, *plan.warnings])
     talk.say(f"\n{_recommendation(plan)}")
-    talk.say(f"Next: homing launch {run.name} --spend-limit {suggested_limit(plan)}")
+    launch = f"homing launch {typed} --spend-limit {suggested_limit(plan)}"
+    talk.say(f"Next: {launch}" if loaded.is_prepared else f"Next: homing prep {typed}   then: {launch}")
 
 
 def _recommendation(plan: Plan) -> str:

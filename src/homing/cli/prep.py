@@ -144,6 +144,7 @@ def _size_of(path: str) -> int:
 
 def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke: bool) -> None:
     from homing.cli.prep_phases import bring_base, needs_text, prepare_phases, take_tokenizer
+    from homing.config import typed_name
 
     base = bring_base(loaded) if loaded else None
     if loaded and not base and not needs_text(loaded):
@@ -157,7 +158,7 @@ def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke:
         result["own"] = prepare_phases(loaded, is_forced=order.is_forced)
     after = _reload(loaded, sets, is_smoke)
     result["phases"] = _budget(after)
-    typed = f"{_typed_name(loaded)}{as_typed(sets, is_smoke=is_smoke)}" if loaded else "NAME"
+    typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=is_smoke)}" if loaded else "NAME"
     result["next"] = f"homing verify {typed}"
     talk.emit("prep/1", result)
     if not talk.is_json() and "splits" in result:
@@ -175,11 +176,6 @@ def _prepare_run_text(order: PrepOrder) -> dict[str, Any]:
     with Meter() as meter:
         manifest = prepare(order, meter.show)
     return document(order, manifest, meter)
-
-
-def _typed_name(loaded: Loaded) -> str:
-    """What finds the run file again: its stem in ./runs, else its path."""
-    return loaded.file.stem if loaded.file.parent == Path("runs") else str(loaded.file)
 
 
 def _reload(loaded: Loaded | None, sets: list[str], is_smoke: bool) -> Loaded | None:

@@ -1,6 +1,6 @@
 """What `homing prep` makes beside the run's own text: open weights brought here, and the data of single phases.
 
-bring_base       model.from: weights, tokenizer and template
+bring_base       model.from: tokenizer and template, and the weights where no rented machine takes them from the Hub
 take_tokenizer   no phase reads text, so none can teach a tokenizer: the one that the run begins with
 prepare_phases   a folder each, below the run's data folder; what was wrong with which line is told
 """
@@ -44,9 +44,17 @@ def bring_base(loaded: Loaded) -> dict[str, Any] | None:
         return None
     from homing.config.open_weights import bring
 
-    source = loaded.source
-    talk.say(f"Open weights: {source.address}, {format_bytes(source.num_weight_bytes)}.")
-    folder = bring(source)
+    source, size = loaded.source, format_bytes(loaded.source.num_weight_bytes)
+    is_far = not loaded.run.store.startswith("file:")
+    if is_far and source.hub_files:
+        talk.say(f"Open weights: {source.address}, {size}: the rented machine takes them from the Hub itself.")
+        folder = source.papers_dir
+    else:
+        why = ""
+        if is_far and source.repo_id:
+            why = " They come here and go through the store: they are not public, or the Hub could not be asked."
+        talk.say(f"Open weights: {source.address}, {size}.{why}")
+        folder = bring(source)
     _copy_papers(folder, loaded.prep.dir)
     return {"address": source.address, "dir": str(folder), "num_bytes": source.num_weight_bytes}
 

@@ -16,7 +16,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED
 from homing.cloud.meter import line_spend
 from homing.cloud.reconcile import refresh
-from homing.cloud.status import Status, look, newest_pushed, progress_line
+from homing.cloud.status import Status, figures_of, look, newest_pushed, progress_line
 from homing.cloud.stored import kept_by
 from homing.cloud.watch import check_interval
 from homing.errors import HomingError, UsageError
@@ -53,23 +53,25 @@ def _look_once(home: Home, run: str | None) -> Status:
     status = look(home, find_run(home, run))
     if status.problem and not any(status.run.id in problem for problem in problems):
         problems.append(status.problem)
-    login, pushed = _ssh_line(home, status), ""
+    login, pushed, figures = _ssh_line(home, status), "", dict[str, float]()
     try:
+        figures = figures_of(home, status.run, status.signs.heartbeat if status.signs else None)
         pushed = newest_pushed(home, status.run) if any(line.created_at for line in status.lines) else ""
     except (HomingError, OSError) as exc:
         if not problems:
-            problems.append(f"What is pushed could not be looked at: {str(exc).splitlines()[0]}")
+            problems.append(f"The store could not be looked at: {str(exc).splitlines()[0]}")
     kept = None if status.run.is_live else kept_by(home, status.run)
     told = [event for event in diary.read(home, status.run.id) if event.kind != "lost"][-_TOLD:]
     document = {
         "ssh": login,
         "pushed": pushed,
+        "figures": figures,
         "kept": kept.to_dict() if kept else None,
         "guard": [codec.dump(event) for event in told],
         "problems": problems,
     }
     talk.emit("status/1", {**status.to_dict(), **document})
-    _show(status, login, pushed, str(kept or ""), [event.text for event in told])
+    _show(status, figures, login, pushed, str(kept or ""), [event.text for event in told])
     say_problems(problems)
     return status
 
@@ -82,13 +84,15 @@ def _ssh_line(home: Home, status: Status) -> str:
         return ""
 
 
-def _show(status: Status, login: str, pushed: str, kept: str, told: list[str]) -> None:
+def _show(
+    status: Status, figures: dict[str, float], login: str, pushed: str, kept: str, told: list[str]
+) -> None:
     run = status.run
     beat = status.signs.heartbeat if status.signs else None
     rows: list[tuple[str, object]] = [
         ("run", run.id),
         ("state", f"{run.state}: {run.reason}" if run.reason else run.state),
-        ("progress", progress_line(status, beat)),
+        ("progress", progress_line(status, beat, figures)),
     ]
     if beat is not None and status.heartbeat_age_s is not None:
         old = ", which is long: it may be cut off or dead" if status.is_silent else ""

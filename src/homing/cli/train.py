@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -29,7 +30,9 @@ from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Tracker
 from homing.cli.tracking import begin, following, wanted
 from homing.cloud.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke_passed, newest_run
+from homing.config.open_weights import bring
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
+from homing.units import format_bytes
 from homing.wire import codec, names
 from homing.wire.event import Metric, Outcome
 from homing.world import World
@@ -71,6 +74,7 @@ def command(
             fix=f"homing prep {name}{as_typed(sets, is_smoke=smoke)}",
         )
     need("lm", verb="train")
+    loaded = _with_weights(loaded, lambda: load_run(name, sets, is_smoke=smoke))
     run_dir = _run_dir(loaded, name, must_exist=resume, is_fresh=fresh)
     for each in trackers:
         told = following(each, home(), run_dir.name, run_name, run=loaded.run, run_dir=str(run_dir))
@@ -87,6 +91,16 @@ def _missing(loaded: Loaded) -> Path:
     own = [phase.data for phase in loaded.run.phases if phase.data is not None]
     folders = [data.dir for data in own if not data.manifest_sha256]
     return Path(next(iter(folders), loaded.run.data.dir)) / names.MANIFEST
+
+
+def _with_weights(loaded: Loaded, again: Callable[[], Loaded]) -> Loaded:
+    """prep leaves public weights to the machine that trains, where that is a rented one. Here it is this computer."""
+    source = loaded.source
+    if source is None or all((source.papers_dir / file.name).is_file() for file in source.files):
+        return loaded
+    talk.say(f"Open weights: {source.address}, {format_bytes(source.num_weight_bytes)}, from the Hub.")
+    bring(source)
+    return again()
 
 
 def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> Path:

@@ -255,10 +255,10 @@ def _one_step(loaded: Loaded, found: _Findings) -> None:
 
 
 def _end(loaded: Loaded, found: _Findings, *, changes: str) -> None:
-    # What finds the run file again, which is not always the run's own name.
-    name = loaded.file.stem if loaded.file.parent == Path("runs") else str(loaded.file)
+    from homing.config import typed_name
+
     is_next = loaded.is_prepared and not found.problems
-    follows = f"homing {'plan' if is_next else 'prep'} {name}{changes}"
+    follows = f"homing {'plan' if is_next else 'prep'} {typed_name(loaded.file)}{changes}"
     found.document |= {"problems": found.problems, "warnings": loaded.warnings, "next": follows}
     talk.emit("verify/1", found.document)
     if found.problems and talk.is_json():

@@ -1,7 +1,8 @@
 """What an instance needs to begin, as data: the agent's zip, the inputs in the store by hash, and boot.json.
 
     build_agent_zip    agent + wire + world -> one file that bare Python 3.8 starts; the same bytes every time
-    prepare_inputs     tokenizer, shards, run.json, run.yaml -> objects/<sha256>; what is there already stays
+    prepare_inputs     tokenizer, shards, run.json, run.yaml -> objects/<sha256>; what is there already stays, and what
+                       the instance takes from the Hub itself does not go there
     make_boot          all that the agent is told, with no secret in it
 
 The instance's work folder then holds agent.zip, boot.json, run/ (the run directory) and data/.
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 import homing
+from homing.cloud.from_hub import is_from_hub, url_of
 from homing.cloud.inputs import BESIDE_TOKENIZER, DATA_DIR, relocated
 from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Store
@@ -146,7 +148,8 @@ def _data_files(data_dir: str, run: Run, store: Store, world: World) -> list[Run
     """
     files = [RunInput(name, os.path.join(data_dir, name), sha256) for name, sha256 in _own_files(data_dir, run, world)]
     files += [file for file in run.inputs if file.path not in {own.path for own in files}]
-    missing = [file.path for file in files if not world.exists(file.source) and not _is_stored(file.sha256, store)]
+    sent = [file for file in files if not is_from_hub(file)]
+    missing = [file.path for file in sent if not world.exists(file.source) and not _is_stored(file.sha256, store)]
     if missing:
         raise DataError(
             what=f"Prepared files of {run.name} are missing.",
@@ -201,7 +204,7 @@ def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input
     missing: dict[str, str] = {}
     for file in files:
         key = f"{names.STORE_OBJECTS}/{file.sha256}"
-        if key not in missing and not store.exists(key):
+        if not is_from_hub(file) and key not in missing and not store.exists(key):
             _check_hash(file.source, file.sha256, world)
             missing[key] = file.source
     pairs = list(missing.items())
@@ -222,6 +225,9 @@ def _check_hash(source: str, sha256: str, world: World) -> None:
 
 
 def _input(file: RunInput, store: Store, world: World) -> Input:
+    if is_from_hub(file):
+        url = url_of(file, world.environment())
+        return Input("", f"{DATA_DIR}/{file.path}", file.num_bytes, file.sha256, url=url)
     key, is_here = f"{names.STORE_OBJECTS}/{file.sha256}", world.exists(file.source)
     num_bytes = world.size(file.source) if is_here else next(e.num_bytes for e in store.list(key))
     return Input(key=key, path=f"{DATA_DIR}/{file.path}", num_bytes=num_bytes, sha256=file.sha256)

@@ -25,7 +25,7 @@ from homing.errors import DataError, UsageError
 from homing.store import SCHEMES
 from homing.units import format_duration
 from homing.wire.limit import allowed_s
-from homing.wire.run import Run
+from homing.wire.run import Phase, Run
 
 __all__ = ["Draft", "LaunchOrder", "draft"]
 
@@ -82,7 +82,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
     if not order.is_prepared:
         raise DataError(
             what=f"{run.name} is not ready to launch.",
-            why=f"Its text has not been made into tokens: {run.data.dir} has no finished shards.",
+            why=" ".join(_unprepared(run)),
             fix=f"homing prep {run.name} && homing verify {run.name} && homing launch {run.name}",
         )
     _check_rate(order)
@@ -116,6 +116,24 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
     if not can_end_itself(home.provider(order.offer.provider)):
         final = with_time(final, order.offer, timing, limit, spent)
     return Draft(order, final, attempt, make_mark(home.owner, run_id, attempt), limit, spent, timing)
+
+
+def _unprepared(run: Run) -> list[str]:
+    """What has still to be made into tokens, by phase: the text that all share, or what one of them has of its own."""
+    own = [phase for phase in run.phases if phase.data is not None and not phase.data.manifest_sha256]
+    told = [
+        f"The {'conversations' if phase.data.kind == 'chat' else 'texts'} of the phase {phase.kind} have not been made"
+        f" into tokens as the run file names them now: {phase.data.dir} has no finished shards of them."
+        for phase in own
+        if phase.data is not None
+    ]
+    if not run.data.manifest_sha256 and (not told or any(_reads_run_text(phase) for phase in run.phases)):
+        told.insert(0, f"Its text has not been made into tokens: {run.data.dir} has no finished shards.")
+    return told
+
+
+def _reads_run_text(phase: Phase) -> bool:
+    return phase.kind in ("pretrain", "mid") and phase.data is None
 
 
 def _without_limit(order: LaunchOrder, timing: Timing, spent: Decimal) -> UsageError:

@@ -4,8 +4,9 @@
                         -> logs, metrics, samples to $HOMING_HOME/runs/<id>/
 
 Whole or absent: a fetch that fails leaves what was there before. What lies there of the same run, each file as it was
-fetched, makes room for what is fetched now; anything else stays unless `force`. The instance need not live: all comes
-from the store. A damaged checkpoint is an IntegrityError. With `or_older` the one before is taken instead, and said so.
+fetched, makes room for what is fetched now; anything else stays unless `force`, and so does the only copy of a later
+state. The instance need not live: all comes from the store. A damaged checkpoint is an IntegrityError. With `or_older`
+the one before is taken instead, and said so.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ def fetch(
     tell: Callable[[str], None] = lambda text: None,
 ) -> Fetched:
     store = home.store_of(run)
-    candidates = choose(store, run, which, phases_of(store, run))
+    phases = phases_of(store, run)
+    candidates = choose(store, run, which, phases)
     passed_over: list[str] = []
     for checkpoint in candidates if or_older else candidates[:1]:
         try:
             if checkpoint.problem:
                 raise IntegrityError(checkpoint.problem)
-            is_new = _fetch_model(home, store, checkpoint, model_dir, force, tell)
+            is_new = _fetch_model(home, store, checkpoint, phases, model_dir, force, tell)
         except (IntegrityError, NotInStore) as exc:
             passed_over.append(f"{checkpoint.folder}: {str(exc).splitlines()[0]}")
             tell(f"{checkpoint.folder} is damaged in the store.")
@@ -135,6 +137,7 @@ def _fetch_model(
     home: Home,
     store: Store,
     checkpoint: StoredCheckpoint,
+    phases: list[str],
     model_dir: Path,
     force: bool,
     tell: Callable[[str], None],
@@ -143,7 +146,10 @@ def _fetch_model(
     world = home.world
     if _is_same(home, checkpoint, model_dir):
         return False
-    foreign = _foreign(home, checkpoint, model_dir) if world.exists(model_dir) and not force else ""
+    before = _stamps(home, model_dir)
+    foreign = ""
+    if world.exists(model_dir) and not force:
+        foreign = _foreign(home, checkpoint, model_dir) or _last_copy(home, store, checkpoint, phases, model_dir)
     if foreign:
         raise UsageError(
             what=f"{model_dir} is not written over.",
@@ -165,6 +171,12 @@ def _fetch_model(
             world.mkdir(target.parent)
             store.get(checkpoint.key(file.name), str(target), file.sha256)
         world.write(aside / names.MANIFEST, checkpoint.text)
+        if not force and _stamps(home, model_dir) != before:
+            raise UsageError(
+                what=f"{model_dir} was changed while its successor was fetched; it is not written over.",
+                why="Something in it is new, gone or written to.",
+                fix=f"homing fetch {checkpoint.manifest.run_name}   again, or to another folder: --to FOLDER",
+            )
         old = model_dir.parent / f".{model_dir.name}.old-{world.random_hex(6)}"
         if world.exists(model_dir):
             world.rename(model_dir, old)
@@ -196,6 +208,31 @@ def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
     told = [f"changed since it was fetched: {', '.join(changed)}"] if changed else []
     told += [f"added since: {', '.join(added)}"] if added else []
     return f"It is of the same run, but not as it came ({'; '.join(told)})." if told else ""
+
+
+def _last_copy(home: Home, store: Store, checkpoint: StoredCheckpoint, phases: list[str], folder: Path) -> str:
+    """Why the fetch in the folder is not to be had again, where it is further than what would take its place."""
+    if _is_empty(home, folder):
+        return ""
+    there = codec.loads(CheckpointManifest, home.world.read(folder / names.MANIFEST))
+    new = checkpoint.manifest
+    order = {phase: number for number, phase in enumerate(phases)}
+    if (order.get(there.phase, -1), there.step) <= (order.get(new.phase, -1), new.step):
+        return ""
+    whole = {(each.manifest.phase, each.manifest.step) for each in list_checkpoints(store, there.run_id, phases)
+             if not each.problem}  # fmt: skip
+    if (there.phase, there.step) in whole:
+        return ""
+    new_name = f"step {new.step:,}" if new.phase == there.phase else f"{new.phase} step {new.step:,}"
+    held = f"It holds {there.phase} step {there.step:,}"
+    return f"{held}, which is further than {new_name} and no longer whole in the store."
+
+
+def _stamps(home: Home, folder: Path) -> dict[str, tuple[int, ...]]:
+    """By which it is seen whether anything in it was changed."""
+    world = home.world
+    found = world.walk(folder) if world.is_dir(folder) else []
+    return {name: world.stamp(folder / name) for name in found if name != _FINDER and world.exists(folder / name)}
 
 
 def _is_empty(home: Home, folder: Path) -> bool:

@@ -1,6 +1,6 @@
 """sha256 of large files at home, remembered while they are the same: open weights are hashed once, not at each draft.
 
-    path, size, time of change (ns) and inode  ->  $HOMING_HOME/cache/hashes.json  ->  sha256
+    path, size, times of writing and of change (ns), inode  ->  $HOMING_HOME/cache/hashes.json  ->  sha256
 
 A cache and nothing more: what goes up to a store is hashed again on its way, and one that is lost is made again.
 """
@@ -29,7 +29,7 @@ class Hashes:
         self._known: dict[str, Any] | None = None
 
     def sha256(self, path: str) -> str:
-        size, changed_ns, _ = stamp = self._world.stamp(path)
+        size, written_ns, *_ = stamp = self._world.stamp(path)
         if size < _LEAST_BYTES:
             return self._world.sha256(path)
         full = os.path.abspath(path)
@@ -37,7 +37,7 @@ class Hashes:
         if known is not None and known["stamp"] == list(stamp):
             return str(known["sha256"])
         digest = self._world.sha256(path)
-        is_settled = changed_ns / 1e9 + _SETTLED_S < self._world.now()
+        is_settled = written_ns / 1e9 + _SETTLED_S < self._world.now()
         if is_settled and self._world.stamp(path) == stamp:
             self._keep(full, {"stamp": list(stamp), "sha256": digest})
         return digest

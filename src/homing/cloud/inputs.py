@@ -3,15 +3,16 @@
     travelling(run)   every such file with its hash, named in run.json, so that another home can send them again
     relocated(run)    the run as the instance reads it: these files lie below ../data there
 
-A missing member is named before anything is rented.
+Open weights may come from the Hub instead (`from_hub`). What is missing is named before anything is rented.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
+from homing.cloud.from_hub import hub_inputs
 from homing.errors import DataError
 from homing.wire import codec, names
 from homing.wire.data import DataManifest
@@ -38,7 +39,9 @@ def travelling(run: Run, world: World, sha256: Callable[[str], str] | None = Non
     beside = [(name, os.path.join(run.data.dir, name)) for name in BESIDE_TOKENIZER]
     found += [RunInput(name, path, sha256(path)) for name, path in beside if world.exists(path)]
     if run.base:
-        found += _folder(run.base.dir, BASE, world, missing, sha256, what=f"the open weights {run.base.address}")
+        taken = hub_inputs(run, world, BASE)
+        what, without = f"the open weights {run.base.address}", {item.path for item in taken}
+        found += _folder(run.base.dir, BASE, world, missing, sha256, what=what, without=without) + taken
     if missing:
         raise DataError(
             what=f"Not all that {run.name} needs is here.", why="\n".join(missing), fix=f"homing prep {run.name}"
@@ -120,12 +123,19 @@ def _prepared(phase: Phase, world: World, missing: list[str]) -> Iterator[RunInp
 
 
 def _folder(
-    folder: str, into: str, world: World, missing: list[str], sha256: Callable[[str], str], *, what: str
+    folder: str,
+    into: str,
+    world: World,
+    missing: list[str],
+    sha256: Callable[[str], str],
+    *,
+    what: str,
+    without: Collection[str] = (),
 ) -> list[RunInput]:
     if not folder or not world.is_dir(folder):
         missing.append(f"{folder or what}: {what} are not here")
         return []
-    chosen = [name for name in world.walk(folder) if _is_wanted(name)]
+    chosen = [name for name in world.walk(folder) if _is_wanted(name) and f"{into}/{name}" not in without]
     paths = [(f"{into}/{name}", os.path.join(folder, name)) for name in chosen]
     return [RunInput(path, source, sha256(source)) for path, source in paths]
 

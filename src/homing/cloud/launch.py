@@ -23,6 +23,7 @@ from homing.cloud import meter
 from homing.cloud.age import tell_age
 from homing.cloud.destroy import REFUSED, destroy_lines
 from homing.cloud.draft import Draft, LaunchOrder, draft
+from homing.cloud.from_hub import check_hub, tell_way
 from homing.cloud.guards import LEAST, check_armed, count_alive, guards
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, RunRow
@@ -75,6 +76,7 @@ class Launched:
 def dry_run(draft: Draft, home: Home) -> Request:
     """--dry-run: the real path up to the first side effect."""
     preflight(draft.run.store, home.world, needs_write=False)
+    check_hub(draft.run, home.world)
     store = DryStore(open_store(draft.run.store, home.world))
     inputs = inputs_of(draft, home, store, lambda text: None)
     return request_of(draft, home, inputs, home.world.now(), is_rehearsal=True)
@@ -84,6 +86,7 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
     check_armed(draft, home)
     # A store that cannot be used is found out while nothing is rented and nothing is written down.
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
+    check_hub(draft.run, home.world)
     row = row_of(draft, home)
     _hold_lock(draft, home)
     try:
@@ -94,7 +97,7 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
         raise
     try:
         relay = relay_of(draft.run, draft.order.offer, draft.timing.whole_s(draft.run))
-        for note in [*found, *([relay] if relay else [])]:
+        for note in filter(None, [*found, relay, tell_way(draft.run)]):
             tell(note)
         tell(f"Pushing inputs to {draft.run.store}: {pushing(draft.run)}")
         store = open_store(draft.run.store, home.world)
@@ -104,17 +107,17 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
             clear_wishes(home, store, draft.run.id, draft.attempt)
         _prepare(draft, home, tell)
         inputs = inputs_of(draft, home, store, tell)
-        num_bytes, digest = sum(item.num_bytes for item in inputs), draft.run.data.manifest_sha256
-        tell(f"In the store by their hashes: {len(inputs)} files, {format_bytes(num_bytes)}; data {digest[:12]}")
+        pushed, digest = [item.num_bytes for item in inputs if item.key], draft.run.data.manifest_sha256
+        tell(f"In the store by their hashes: {len(pushed)} files, {format_bytes(sum(pushed))}; data {digest[:12]}")
         request = request_of(draft, home, inputs, home.world.now(), lease.number)
         # With the intent in it, before anything exists: whoever adopts this run looks for this mark.
         push_papers(home, store, request)
         push_code(home, store, request, tell)
         write_record(home, draft.run.id, store, leases.check(store, lease))
-        began = home.world.monotonic()
+        began, began_at = home.world.monotonic(), home.world.now()
         instance = _create(draft, home, request, store, lease, tell)
-        _hand_over(draft, home, store, request, instance, _start_within_s(request, home, began))
-        within_s = _start_within_s(request, home, began)
+        _hand_over(draft, home, store, request, instance, _start_within_s(request, home, began, began_at))
+        within_s = _start_within_s(request, home, began, began_at)
         heartbeat = _first_heartbeat(draft, home, store, instance, within_s, tell)
         _check_guards(draft, home, store, heartbeat)
         if _tell_age(home, store, request.order.boot, heartbeat, began):
@@ -218,21 +221,23 @@ def _create(
     return instance
 
 
-def _start_within_s(request: Request, home: Home, began: float) -> float:
+def _start_within_s(request: Request, home: Home, began: float, began_at: float) -> float:
     """How long its start may still be waited for: until the moment at which it would have to land.
 
-    Until the machine's own programs are there, perhaps nobody but this process could end it.
+    Until the machine's own programs are there, perhaps nobody but this process could end it. One clock stands still
+    while this computer sleeps, the other can be set: so the larger of both counts.
     """
     boot = request.order.boot
     limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
     allowed = allowed_s(Decimal(boot.rate_usd_per_hour), limit, Decimal(boot.spent_before_usd), boot.time_limit_s)
     if math.isinf(allowed):
         return allowed
-    return max(1.0, allowed - reserve_s(LAND, allowed, boot.stop_grace_s) - (home.world.monotonic() - began))
+    passed_s = max(home.world.monotonic() - began, home.world.now() - began_at)
+    return max(1.0, allowed - reserve_s(LAND, allowed, boot.stop_grace_s) - passed_s)
 
 
 def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instance: Instance, within_s: float) -> None:
-    order = dataclasses.replace(request.order, start_within_s=within_s)
+    order = dataclasses.replace(request.order, start_within_s=within_s, start_by=home.world.now() + within_s)
     try:
         home.provider(request.provider).hand_over(dataclasses.replace(request, order=order), instance.id)
     except ProviderRefused as exc:
@@ -247,7 +252,7 @@ def _first_heartbeat(
     draft: Draft, home: Home, store: Store, instance: Instance, within_s: float, tell: Callable[[str], None]
 ) -> Heartbeat:
     """Only what the agent itself wrote into the store proves that the run can go on without us."""
-    timeout_s = min(draft.boot_timeout_s, within_s)
+    timeout_s, by = min(draft.boot_timeout_s, within_s), home.world.now() + within_s
     tell(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
     provider = home.provider(instance.provider)
     (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
@@ -275,7 +280,7 @@ def _first_heartbeat(
             )
         return False
 
-    if not wait_until(is_there, timeout_s=timeout_s, every_s=_POLL_S, world=home.world):
+    if not wait_until(is_there, timeout_s=timeout_s, every_s=_POLL_S, world=home.world, by=by):
         raise StartTimeout(
             what=f"{instance.id} gave no sign of life within {format_duration(timeout_s)}.",
             why=_last_words(_boot_log(draft, home, store, instance)) or "It left no log.",

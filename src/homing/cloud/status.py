@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -10,18 +11,32 @@ from homing.cloud import heard, meter
 from homing.cloud.fetch import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.signs import Signs, read_signs
+from homing.cloud.signs import Signs, Tail, read_signs
 from homing.errors import HomingError
 from homing.store import pace_of, run_key
 from homing.units import format_count, format_duration
 from homing.wire import codec, names
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
+from homing.wire.event import Metric
 from homing.wire.run import Run
 
-__all__ = ["STALE_S", "Status", "billing_lines", "dump_line", "look", "newest_pushed", "progress_line"]
+__all__ = [
+    "STALE_S",
+    "Status",
+    "billing_lines",
+    "dump_line",
+    "figures_of",
+    "look",
+    "newest_figures",
+    "newest_pushed",
+    "progress_line",
+    "say_figures",
+]
 
 STALE_S = 60.0  # a heartbeat this old is told as old, in a store that may be written to at any time
+_BY_REWARD = "rl"  # the phase whose loss says nothing
+_PASS = "val_pass_at_"
 
 
 @dataclass(frozen=True)
@@ -117,15 +132,41 @@ def dump_line(line: LedgerLine) -> dict[str, Any]:
     return codec.dump(line)
 
 
-def progress_line(status: Status, beat: Heartbeat | None) -> str:
-    """Fixed order, money always on it; of several phases the one that it is at, and which of how many that is."""
+def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, float]:
+    """What the phase alone has, such as the reward of rl, which no heartbeat carries. Raises when blind."""
+    if beat is None or beat.phase != _BY_REWARD:
+        return {}
+    metrics = Tail(home.store_of(run), run_key(run.id, names.METRICS)).documents(Metric)
+    return newest_figures(metric for metric in metrics if metric.phase == beat.phase)
+
+
+def newest_figures(metrics: Iterable[Metric]) -> dict[str, float]:
+    """Of metrics in their order; those of the last evaluation stay until the next."""
+    figures: dict[str, float] = {}
+    for metric in metrics:
+        figures |= metric.more
+    return figures
+
+
+def say_figures(figures: Mapping[str, float]) -> list[str]:
+    """`reward 0.250`, and of the last evaluation `held-out pass@1 0.100, pass@4 0.300`; each only where it is known."""
+    said = [f"reward {figures['reward']:.3f}"] if "reward" in figures else []
+    passed = sorted((int(name[len(_PASS) :]), share) for name, share in figures.items() if name.startswith(_PASS))
+    return said + ([f"held-out {', '.join(f'pass@{k} {share:.3f}' for k, share in passed)}"] if passed else [])
+
+
+def progress_line(status: Status, beat: Heartbeat | None, figures: Mapping[str, float] | None = None) -> str:
+    """Fixed order, money always on it; of several phases the one that it is at, and which of how many that is. In rl,
+    whose loss says nothing, the reward stands in its place."""
     parts = []
     if beat is not None and len(status.phases) > 1 and beat.phase in status.phases:
         parts.append(f"{beat.phase} {status.phases.index(beat.phase) + 1}/{len(status.phases)}")
     if beat is not None and beat.num_steps:
         landing = "" if beat.end_step is None else f", landing at {beat.end_step:,}"
         parts.append(f"step {beat.step:,}/{beat.num_steps:,}{landing}")
-    if beat is not None and beat.loss is not None:
+    if beat is not None and beat.phase == _BY_REWARD:
+        parts += say_figures(figures or {})
+    elif beat is not None and beat.loss is not None:
         parts.append(f"loss {beat.loss:.3f}")
     if beat is not None and beat.tokens_per_s is not None:
         parts.append(f"{format_count(beat.tokens_per_s)} tok/s")

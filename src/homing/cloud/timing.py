@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from homing.cloud.from_hub import hub_files, is_from_hub
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Offer
 from homing.cloud.speed import FORWARD_SHARE, Pace, Speed, recall
@@ -130,17 +131,19 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
     known = recall(run, offer, home)
     is_measured = speed.source == "measured" and known is not None
     push_bytes_per_s = _PUSH_BYTES_PER_S.get(scheme, _NETWORK_BYTES_PER_S)
-    num_bytes = _input_bytes(run)
+    hub_bytes = sum(file.num_bytes for file in hub_files(run, home.world))
+    pushed_bytes = _input_bytes(run, is_base_sent=not hub_bytes)
     size = checkpoint_bytes(run)
     trip = Trip(
-        arrive_s=offer.boot_s + num_bytes / push_bytes_per_s,
+        arrive_s=offer.boot_s + pushed_bytes / push_bytes_per_s + hub_bytes / _NETWORK_BYTES_PER_S,
         start_s=_START_S + (_COMPILE_S if offer.num_gpus and run.train.compile != "off" else 0.0),
         home_s=_HOME_S,
         push_bytes_per_s=push_bytes_per_s,
     )
     trip = Trip(**known) if known is not None else trip
+    from_hub = f" with {format_bytes(hub_bytes)} from the Hub" if hub_bytes else ""
     text = (
-        f"{format_duration(trip.arrive_s)} to boot, {format_duration(trip.start_s)} to the first step,"
+        f"{format_duration(trip.arrive_s)} to boot{from_hub}, {format_duration(trip.start_s)} to the first step,"
         f" {format_bytes(size)} a checkpoint at {format_bytes(int(trip.push_bytes_per_s))}/s,"
         f" {format_duration(trip.home_s)} to come home; {'measured here' if known is not None else 'assumed'}"
     )
@@ -160,17 +163,17 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
 def pushing(run: Run) -> str:
     """How much goes to the store before anything is rented, and how long that takes; what is there already stays."""
     per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
-    num_bytes = _input_bytes(run)
+    num_bytes = _input_bytes(run, is_base_sent=not any(map(is_from_hub, run.inputs)))
     lasts = format_duration(max(1.0, num_bytes / per_s))
     return f"at most {format_bytes(num_bytes)}, about {lasts} at {format_bytes(int(per_s))}/s"
 
 
-def _input_bytes(run: Run) -> int:
-    """What an instance must fetch before it trains: tokens, and the weights that it begins with."""
+def _input_bytes(run: Run, *, is_base_sent: bool) -> int:
+    """What goes to the store and from there to the instance: tokens, and the weights that it begins with."""
     own = [phase.data.num_train_tokens + phase.data.num_val_tokens for phase in run.phases if phase.data]
     num_tokens = run.data.num_train_tokens + run.data.num_val_tokens + sum(own)
-    num_weights = run.sizes.num_params * ((run.base is not None) + sum(bool(p.init_from) for p in run.phases))
-    return num_tokens * _BYTES_PER_TOKEN + num_weights * _BYTES_PER_WEIGHT
+    num_starts = (run.base is not None and is_base_sent) + sum(bool(p.init_from) for p in run.phases)
+    return num_tokens * _BYTES_PER_TOKEN + num_starts * run.sizes.num_params * _BYTES_PER_WEIGHT
 
 
 def checkpoint_bytes(run: Run) -> int:

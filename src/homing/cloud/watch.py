@@ -24,7 +24,7 @@ from homing.cloud.ledger import RunRow
 from homing.cloud.providers.base import Offer
 from homing.cloud.signs import Tail, read_document
 from homing.cloud.speed import estimate, remember
-from homing.cloud.status import Status, look, progress_line
+from homing.cloud.status import Status, look, newest_figures, progress_line, say_figures
 from homing.cloud.timing import measure_trip, timing_of
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.store import Store, run_key
@@ -41,6 +41,7 @@ DEFAULT_EVERY_S = 10.0
 _POLL_S = 2.0  # signs of the end are looked for this often, whatever the interval of lines
 _REFRESH_S = 10.0  # the provider is asked this often
 _ALERTS = ("alert", "limit_warning", "preempted", "end_billing_failed")  # events that are more than news
+_EVALUATING = "evaluating"  # how far it is, again and again
 _FIRST_EVENTS = 20  # of the past, when a watch begins
 _FIRST_SAMPLES = 5
 
@@ -127,6 +128,9 @@ class _Watch:
         self.metrics = Tail(self.store, run_key(run.id, names.METRICS))
         self.samples: set[str] = set()
         self.metric: Metric | None = None
+        self.figures: dict[str, dict[str, float]] = {}  # by phase, what it alone has
+        self.evaluated: dict[str, int] = {}  # by phase, the step of its last evaluation
+        self.told: set[tuple[float, str, str, str]] = set()  # events, by all that tells one from another
         self.is_first = True
         self.interrupted_by = ""
         self.times: dict[str, float] = {}  # of samples, by their path
@@ -193,14 +197,33 @@ class _Watch:
         if self.is_first:  # of the past only the last, and nothing of its transfers
             events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
         self.is_first = False
-        for event in events:
+        for place, event in enumerate(events):
+            mark = (event.t, event.source, event.kind, event.text)
+            if mark in self.told:  # the next attempt begins the file anew with what it found of it
+                continue
+            self.told.add(mark)
             if event.kind == "sampled":
                 self.times[str(event.data.get("path"))] = event.t
                 continue  # the sample itself is shown
+            if event.kind == _EVALUATING and self._is_passed(event, events[place + 1 :]):
+                continue
             where = f"step {event.step:,} | " if event.step is not None else ""
             kind = "alert" if event.kind in _ALERTS else "event"
-            said = f"{where}{event.source}: {event.text}{self._dollars(event)}"
+            said = f"{self._late(event)}{where}{event.source}: {event.text}{self._dollars(event)}"
             yield event.t, Report(kind, said, codec.dump(event))
+
+    def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
+        """Whether the same evaluation has come further since, or to its end: only the newest count is news."""
+        is_over = self.evaluated.get(event.phase, -1) >= (event.step or 0)
+        return is_over or any(each.kind == _EVALUATING for each in later)
+
+    def _late(self, event: Event) -> str:
+        """What an attempt that is over has said may come in when the next one is under way: it is not of this one."""
+        lines = self.home.ledger.lines(self.run.id)
+        if len(lines) < 2 or event.source == "home" or event.t >= lines[-1].intent_at:
+            return ""
+        of = [line.attempt for line in lines if line.intent_at <= event.t]
+        return f"of attempt {of[-1] if of else lines[0].attempt}: "
 
     def _dollars(self, event: Event) -> str:
         """The trainer knows seconds only; what finishing would have cost is said here."""
@@ -225,19 +248,19 @@ class _Watch:
 
     def _new_metrics(self) -> Iterator[tuple[float, Report]]:
         for metric in self.metrics.documents(Metric):
+            own = self.figures.setdefault(metric.phase, {})
+            own |= newest_figures([metric])
             if metric.val_loss is not None:
-                bits = metric.val_bits_per_byte
-                said = f"validation at step {metric.step:,}: loss {metric.val_loss:.3f}" + (
-                    f", {bits:.3f} bits per byte" if bits is not None else ""
-                )
-                yield metric.t, Report("event", said, codec.dump(metric))
+                self.evaluated[metric.phase] = metric.step
+                yield metric.t, Report("event", _validation(metric), codec.dump(metric))
             if metric.loss is not None:
                 self.metric = metric
 
     def _line(self, status: Status, now: float) -> Iterator[Report]:
         if now < self.line_due:
             return
-        line = progress_line(status, self._beat(status))
+        beat = self._beat(status)
+        line = progress_line(status, beat, self.figures.get(beat.phase) if beat else None)
         if line != self.last_line:
             self.line_due = now + self.every_s
             self.last_line = line
@@ -273,6 +296,7 @@ class _Watch:
             "run": self.run.id,
             "state": self.run.state,
             "heartbeat": codec.dump(beat) if beat else None,
+            "figures": self.figures.get(beat.phase, {}) if beat else {},
             "spend_usd": str(status.spend_usd),
             "spend_limit_usd": self.run.spend_limit_usd,
             "heartbeat_age_s": status.heartbeat_age_s,
@@ -316,3 +340,12 @@ class _Watch:
             yield Report("problem", f"The last lines could not be read: {str(exc).splitlines()[0]}")
         status = look(self.home, self.run)
         yield Report("end", f"{self.run.state}: {self.run.reason}", status.to_dict())
+
+
+def _validation(metric: Metric) -> str:
+    at = f"validation at step {metric.step:,}: "
+    held_out = {name: value for name, value in metric.more.items() if name.startswith("val_")}
+    if "val_reward" in held_out:  # then the loss is only what is missing from it
+        return at + ", ".join([f"reward {held_out['val_reward']:.3f}", *say_figures(held_out)])
+    bits = metric.val_bits_per_byte
+    return f"{at}loss {metric.val_loss:.3f}" + (f", {bits:.3f} bits per byte" if bits is not None else "")

@@ -10,7 +10,7 @@ prepared   what `homing prep` left         smoke   the same file shrunk to minut
 """
 
 from homing.config.load import Loaded, load_run, preset_dir
-from homing.config.paths import find_run_file, home, newest_run, run_files
+from homing.config.paths import find_run_file, home, newest_run, run_files, typed_name
 from homing.config.resolve import PrepSettings
 from homing.config.smoke import has_smoke_passed, mark_smoke_passed, needs_smoke_first
 
@@ -26,4 +26,5 @@ __all__ = [
     "newest_run",
     "preset_dir",
     "run_files",
+    "typed_name",
 ]

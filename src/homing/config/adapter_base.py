@@ -103,7 +103,14 @@ def _is_it(folder: Path, before: Stage) -> bool:
 
 
 def _is_whole(folder: Path) -> bool:
-    return (folder / names.WEIGHTS).is_file() or (folder / INDEX).is_file()
+    """An index alone is not: of weights that a machine took from the Hub itself only the papers are here."""
+    if (folder / names.WEIGHTS).is_file():
+        return True
+    try:
+        shards = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return bool(shards) and all((folder / str(name)).is_file() for name in shards)
 
 
 def _manifest(folder: Path) -> CheckpointManifest | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from homing.config.open_weights import Source, read_source
 from homing.config.trace import Trace
 from homing.errors import HomingError
-from homing.wire.run import Base, Model
+from homing.wire.run import Base, HubFile, Model
 
 __all__ = ["read_base", "resolve_base", "shape_of_base"]
 
@@ -49,14 +49,16 @@ def shape_of_base(trace: Trace, source: Source) -> Model:
 def resolve_base(trace: Trace, source: Source | None) -> Base | None:
     if source is None:
         return None
-    for name in ("address", "dir", "dtype", "licence"):
+    told = [f"hub_files.{n}.{name}" for n in range(len(source.hub_files)) for name in ("name", "num_bytes", "sha256")]
+    for name in ("address", "dir", "dtype", "licence", *(told or ["hub_files"])):
         trace.note(f"base.{name}", "model.from")
     if source.note:
         trace.warn(source.note)
-    is_here = all((Path(source.papers_dir) / file.name).is_file() for file in source.files)
+    missing = [file for file in source.files if not (Path(source.papers_dir) / file.name).is_file()]
     return Base(
         address=source.address,
-        dir=str(source.papers_dir) if is_here else "",
+        dir=str(source.papers_dir) if set(missing) <= set(source.hub_files) else "",
         dtype=source.dtype,
         licence=source.licence,
+        hub_files=[HubFile(file.name, file.num_bytes, file.sha256) for file in source.hub_files],
     )

@@ -54,10 +54,21 @@ class Source:
     revision: str = ""  # the commit
     licence: str = ""
     note: str = ""  # what a person must know, such as that the cache was used
+    is_public: bool = False  # on the Hub, where anybody may have them without a token
+
+    @property
+    def weights(self) -> tuple[SourceFile, ...]:
+        return tuple(file for file in self.files if file.name.endswith(".safetensors"))
 
     @property
     def num_weight_bytes(self) -> int:
-        return sum(file.num_bytes for file in self.files if file.name.endswith(".safetensors"))
+        return sum(file.num_bytes for file in self.weights)
+
+    @property
+    def hub_files(self) -> tuple[SourceFile, ...]:
+        """The weights, where a rented machine can take them from the Hub itself: without a token, and each with a
+        hash that the Hub told home. Else none."""
+        return self.weights if self.is_public and all(file.sha256 for file in self.weights) else ()
 
 
 def is_hub_address(text: str) -> bool:
@@ -145,6 +156,7 @@ def _source(address: str, papers: Path, chosen: list[str], listing: Listing) -> 
         revision=listing.commit,
         licence=listing.licence,
         note=listing.note,
+        is_public=listing.is_public,
     )
 
 

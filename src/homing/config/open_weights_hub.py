@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from homing.config.paths import home
 from homing.errors import DataError, MissingExtra, StoreError
@@ -39,6 +40,7 @@ class Listing:
     hashes: dict[str, str]  # of large files
     licence: str = ""
     note: str = ""
+    is_public: bool = False  # the Hub says that anybody may have the files, without a token
 
 
 def list_repository(repo_id: str, revision: str = "") -> Listing:
@@ -68,6 +70,10 @@ def _ask(hub: Any, repo_id: str, revision: str) -> Listing:
         sizes={item.path: int(item.size) for item in files},
         hashes={item.path: str(item.lfs.sha256) for item in files if getattr(item, "lfs", None)},
         licence=str(getattr(getattr(info, "card_data", None), "license", None) or ""),
+        # `gated` is False, or by whom one is let in. A word that is missing is no yes.
+        is_public=getattr(info, "private", None) is False
+        and getattr(info, "gated", None) is False
+        and "@" not in urlsplit(_endpoint()).netloc,  # with a password in its address it is not for everybody
     )
     _remember(listing)
     return listing
@@ -82,6 +88,7 @@ def _recall(repo_id: str, revision: str) -> Listing | None:
         listing = Listing(**told["listing"])
         is_it = (told["endpoint"], listing.repo_id, listing.commit) == (_endpoint(), repo_id, revision)
         is_it = is_it and all(isinstance(size, int) for size in listing.sizes.values()) and "" not in listing.hashes
+        is_it = is_it and "is_public" in told["listing"]  # an older homing did not note it: asked again
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return listing if is_it else None

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from pathlib import Path
 
 from homing.errors import UsageError
 
-__all__ = ["RUN_SUFFIXES", "find_run_file", "home", "newest_run", "run_files"]
+__all__ = ["RUN_SUFFIXES", "find_run_file", "home", "newest_run", "run_files", "typed_name"]
 
 RUN_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 _RUNS = Path("runs")
@@ -73,6 +74,12 @@ def find_run_file(name_or_path: str) -> Path:
     )
 
 
+def typed_name(file: Path) -> str:
+    """What a person types to mean this run file: its name in ./runs, else its path. The name inside the file may be
+    another one, and finds nothing; so every verb that names the next command names the run by this."""
+    return file.stem if run_files().get(file.stem) == file else shlex.quote(str(file))
+
+
 def _existing(name_or_path: str, looks_like_path: bool) -> Path | None:
     path = Path(name_or_path).expanduser()
     if looks_like_path:
@@ -103,8 +110,18 @@ def _existing(name_or_path: str, looks_like_path: bool) -> Path | None:
 def _fix(wanted: str) -> str:
     found = run_files()
     near = difflib.get_close_matches(wanted, found, n=3, cutoff=0.5)
+    beside = [f"{wanted}{suffix}" for suffix in RUN_SUFFIXES if wanted and _is_file(f"{wanted}{suffix}")]
+    if beside:
+        return f"There is ./{beside[0]}: name it with its ending, {shlex.quote(beside[0])}, or move it into ./runs."
     if near:
         return f"Did you mean {' or '.join(near)}? Runs here: {', '.join(list(found)[:10])}."
     if found:
         return f"Runs here: {', '.join(list(found)[:10])}. A new one: homing new NAME --from tiny"
     return "There is no run file in ./runs yet: homing new NAME --from tiny"
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # as long, or with as odd a byte, as no disk holds
+        return False

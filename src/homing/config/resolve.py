@@ -8,7 +8,6 @@ person sees the whole list once.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +21,13 @@ from homing.config.chosen import chosen_phases, find_start
 from homing.config.derive import bytes_per_token, sizes
 from homing.config.names import nearest
 from homing.config.open_weights import Source
-from homing.config.paths import home
+from homing.config.paths import home, typed_name
 from homing.config.phase_data import PhasePrep, phase_data, phase_prep, uses_run_text
 from homing.config.phases import Corpus, resolve_phase
 from homing.config.prepared import Prepared, read_prepared, sha256_of, tokenizer_vocab_size
 from homing.config.schema import SshHost
 from homing.config.shape import resolve_model
+from homing.config.text_files import num_text_bytes, warn_of_missing
 from homing.config.trace import Trace
 from homing.errors import DataError, HomingError
 from homing.gpus import GPUS, Gpu, nearest_gpus
@@ -92,6 +92,8 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
         number: phase_data(trace, number, None if is_for_prep else preps[number], model.context, theirs)
         for number in numbers
     }
+    if not is_for_prep:
+        _warn_of_missing(trace, preps, datas, needs_text=needs_text and prepared is None)
     corpora = {
         number: _corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size) for number in numbers
     }
@@ -202,10 +204,26 @@ def _prepared_vocab_size(trace: Trace, prepared: Prepared, wanted: int | None) -
         trace.wrong(
             ("tokenizer", "vocab_size"),
             f"vocabulary mismatch: {trace.source.file} says {wanted:,}, but {shown} has {found:,} entries.",
-            f"Prepare the data again (homing prep {trace.file.name or ''}".rstrip() + f"), or set it to {found}.",
+            f"Prepare the data again (homing prep {typed_name(Path(trace.source.file))}), or set it to {found}.",
         )
     trace.note("model.vocab_size", shown)
     return found
+
+
+def _warn_of_missing(
+    trace: Trace, preps: dict[int, PhasePrep | None], datas: dict[int, PhaseData | None], *, needs_text: bool
+) -> None:
+    """Of what `homing prep` has still to read; what is in shards already may be gone."""
+    if needs_text:
+        warn_of_missing(trace, ("data", "text"), trace.file.data.text)
+        warn_of_missing(trace, ("data", "validation"), trace.file.data.validation)
+    for number, data in datas.items():
+        prep = preps[number]
+        if prep is not None and data is not None and not data.manifest_sha256:
+            at = ("phases", number, "data")
+            warn_of_missing(trace, (*at, "text"), prep.text)
+            warn_of_missing(trace, (*at, "chat"), [source.path for source in prep.chat])
+            warn_of_missing(trace, (*at, "validation"), prep.validation)
 
 
 def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
@@ -217,7 +235,7 @@ def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
                 " Raise data.val_fraction, or name a file under data.validation, and prepare again."
             )
         return found
-    num_bytes = _text_bytes(trace.file.data.text)
+    num_bytes = num_text_bytes(trace.file.data.text)
     if not num_bytes:
         return Corpus(0, 0, "not prepared yet")
     guess = int(num_bytes / bytes_per_token(vocab_size))
@@ -235,26 +253,13 @@ def _corpus_of(
     if data is not None and data.manifest_sha256:
         return Corpus(data.num_train_tokens, data.num_val_tokens, _shown(prep.dir / wire_names.MANIFEST))
     patterns = [*prep.text, *(source.path for source in prep.chat)]
-    num_bytes = _text_bytes(patterns)
+    num_bytes = num_text_bytes(patterns)
     if not num_bytes:
         return Corpus(0, 0, "not prepared yet")
     guess = int(num_bytes / bytes_per_token(vocab_size))
     told = f"estimated from {format_bytes(num_bytes)} of {prep.kind}"
     trace.warn(f"phases.{number} is not prepared yet: about {format_count(guess)} tokens, {told}.")
     return Corpus(guess, 0, told)
-
-
-def _text_bytes(patterns: list[str]) -> int:
-    """Size of the text as far as it can be seen without opening it; compressed files count three times over."""
-    total = 0
-    for pattern in patterns:
-        for name in glob.glob(str(Path(pattern).expanduser()), recursive=True):
-            path = Path(name)
-            files = [inner for inner in path.rglob("*") if inner.is_file()] if path.is_dir() else [path]
-            total += sum(
-                f.stat().st_size * (3 if f.suffix in (".gz", ".xz", ".zst") else 1) for f in files if f.is_file()
-            )
-    return total
 
 
 def _data(trace: Trace, data_dir: Path, prepared: Prepared | None, corpus: Corpus, *, needs_text: bool) -> Data:

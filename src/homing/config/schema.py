@@ -17,14 +17,12 @@ from homing.config.clouds.modal import ModalCloud
 from homing.config.clouds.runpod import RunpodCloud
 from homing.config.clouds.shadeform import ShadeformCloud
 from homing.config.kinds import Bytes, Count, Duration, Flag, Number, Switch, Text, Texts, Usd, Whole
-from homing.config.phase_sections import PhaseData, PhaseLora, PhaseRl
+from homing.config.phase_sections import Phase
 from homing.config.placeholders import Filled
 from homing.config.section import Section, key
 
-__all__ = ["METHODS", "PHASE_KINDS", "RunFile", "Section"]
+__all__ = ["NAME_PATTERN", "RunFile", "Section"]
 
-PHASE_KINDS = ("pretrain", "mid", "sft", "rl")
-METHODS = ("full", "lora", "qlora")
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
 # Only the shape: whether a bucket or repository is there is asked at launch, before anything is rented.
 STORE_PATTERN = (
@@ -196,162 +194,6 @@ class Sample(Section):
     tokens: Count = key("Tokens in one sample.", default=100, example="200", ge=1, le=100_000)
     temperature: Number = key("0: always the likeliest token.", default=0.8, example="1.0", ge=0.0, le=10.0)
     top_k: Count = key("Only the k likeliest tokens; 0: all.", default=50, example="50", ge=0)
-
-
-class PhaseSample(Section):
-    """Samples of one phase."""
-
-    every: Count | None = key("Steps between samples of this phase.", derived="sample.every", example="500", ge=0)
-
-
-class PhaseCheckpoint(Section):
-    """Checkpoints of one phase."""
-
-    every: Count | None = key(
-        "Steps between checkpoints of this phase.", derived="checkpoint.every", example="500", ge=0
-    )
-    every_time: Duration | None = key(
-        "Also after so much time.", derived="checkpoint.every_time", example="15m", ge=0.0, le=86400.0 * 7
-    )
-    keep_last: Whole | None = key(
-        "Checkpoints kept beside the best one.", derived="checkpoint.keep_last", example="3", ge=1, le=1000
-    )
-
-
-class PhaseEval(Section):
-    """Evaluation of one phase."""
-
-    every: Count | None = key("Steps between evaluations of this phase.", derived="eval.every", example="250", ge=0)
-    tokens: Count | None = key("Held-out tokens read each time.", derived="eval.tokens", example="500k", ge=1)
-
-
-class Phase(Section):
-    """One stretch of training with its own length and rates. Length: exactly one of tokens, epochs, steps."""
-
-    kind: Literal["pretrain", "mid", "sft", "rl"] = key(
-        "pretrain on text; mid: more text; sft: conversations, answers alone are learned; rl: by rewards.",
-        default="pretrain",
-        example="sft",
-    )
-    method: Literal["full", "lora", "qlora"] = key(
-        "full trains every weight; lora small matrices beside frozen ones; qlora the same beside 4-bit ones.",
-        default="full",
-        example="lora",
-    )
-    tokens: Count | None = key(
-        "Length in tokens.", derived="pretrain: 12 per parameter when model.depth is given", example="2B", ge=1
-    )
-    epochs: Number | None = key(
-        "Length in passes over the phase's data; past about 4 they teach little.",
-        derived="mid 1, sft 3 where no length is given",
-        example="4",
-        gt=0.0,
-        le=10_000.0,
-    )
-    steps: Count | None = key("Length in optimizer steps.", example="7751", ge=1, le=1_000_000_000)
-    batch_tokens: Count | None = key(
-        "Tokens in one optimizer step, a multiple of model.context.",
-        derived="a power of two that grows with the tokens of the phase",
-        example="131072",
-        ge=1,
-    )
-    micro_batch: Count = key(
-        "Rows of model.context tokens at a time; the rest of the batch is accumulated. 0: the trainer takes what fits.",
-        default=0,
-        example="16",
-        ge=0,
-    )
-    optimizer: Literal["muon", "adamw"] = key(
-        "muon for block matrices (AdamW for the rest), or adamw for all.", default="muon", example="adamw"
-    )
-    lr: Number | None = key(
-        "Peak learning rate of the block matrices.",
-        derived="muon 0.02, adamw 6e-4 at width 768; scaled by batch, adamw also by width",
-        example="3e-4",
-        gt=0.0,
-        le=10.0,
-    )
-    lr_embedding: Number | None = key(
-        "Peak rate of the input embedding.", derived="muon: 0.05 scaled by width and batch; adamw: lr", example="0.05",
-        gt=0.0, le=10.0,
-    )  # fmt: skip
-    lr_head: Number | None = key(
-        "Peak rate of the output head, and of a tied matrix.",
-        derived="muon: 0.008 scaled by width and batch; adamw: lr",
-        example="0.008",
-        gt=0.0,
-        le=10.0,
-    )
-    lr_norm: Number | None = key(
-        "Peak rate of the norms.", derived="muon: 0.008 scaled by batch; adamw: lr", example="0.005", gt=0.0, le=10.0
-    )
-    lr_scalar: Number | None = key(
-        "Peak rate of swift's gates and scales.", derived="muon: 0.5 scaled by batch; adamw: lr", example="0.5",
-        gt=0.0, le=10.0,
-    )  # fmt: skip
-    weight_decay: Number = key("Decay of the block matrices.", default=0.1, example="0.1", ge=0.0, le=10.0)
-    beta1: Number = key("AdamW's first moment.", default=0.9, example="0.9", ge=0.0, lt=1.0)
-    beta2: Number = key("AdamW's second moment.", default=0.95, example="0.99", ge=0.0, lt=1.0)
-    eps: Number = key("AdamW's epsilon.", default=1e-8, example="1e-8", gt=0.0, le=0.1)
-    momentum: Number = key("Muon's momentum.", default=0.95, derived="0.97 in swift", example="0.95", ge=0.0, lt=1.0)
-    momentum_start: Number = key(
-        "Muon's momentum at the first step, from where it grows over 300 steps; 0: as later.",
-        default=0.0,
-        derived="0.85 in swift",
-        example="0.85",
-        ge=0.0,
-        lt=1.0,
-    )
-    variance_beta: Number = key(
-        "Muon's memory of how much each row of a matrix moves, by which rows are evened out (NorMuon); 0: off.",
-        default=0.0,
-        derived="0.9 in swift",
-        example="0.9",
-        ge=0.0,
-        lt=1.0,
-    )
-    cautious: Flag = key(
-        "Muon's weight decay only where the step itself goes towards zero.",
-        default=False,
-        derived="true in swift",
-        example="true",
-    )
-    clip: Number = key("Largest norm of all gradients together; 0: no clipping.", default=1.0, example="1.0", ge=0.0)
-    schedule: Literal["wsd", "cosine", "constant"] = key(
-        "wsd: warm up, stay, decay in a straight line. cosine: warm up, then half a cosine. constant: warm up, stay.",
-        default="wsd",
-        example="cosine",
-    )
-    warmup_steps: Count | None = key(
-        "Steps over which the rate rises from zero.", derived="2% of the steps, at most 1000", example="100", ge=0
-    )
-    decay_fraction: Number | None = key(
-        "wsd only: the last part of the phase, in which the rate falls.", derived="0.5", example="40%", ge=0.0, le=1.0
-    )
-    floor: Number | None = key(
-        "The rate at the end as a share of the peak.", derived="wsd 0.05, cosine 0.1", example="0.1", ge=0.0, le=1.0
-    )
-    init_from: Text = key(
-        "A checkpoint folder to start from.", default="", derived="the phase before", example="models/base"
-    )
-    recompute: Literal["none", "half", "all"] = key(
-        "Activations computed again instead of kept, in every second block or in all: less memory, some speed.",
-        default="none",
-        example="all",
-    )
-    states: Literal["fp32", "int8"] = key("What AdamW's two moments are kept in.", default="fp32", example="int8")
-    offload: Literal["none", "optimizer"] = key(
-        "optimizer: its state lives in the host's memory and passes over the card in each step, which takes seconds;"
-        " method full on CUDA cards only. The same results, and a run may go on with or without it.",
-        default="none",
-        example="optimizer",
-    )
-    data: PhaseData = Field(default_factory=PhaseData)
-    lora: PhaseLora = Field(default_factory=PhaseLora)
-    rl: PhaseRl = Field(default_factory=PhaseRl)
-    eval: PhaseEval = Field(default_factory=PhaseEval)
-    checkpoint: PhaseCheckpoint = Field(default_factory=PhaseCheckpoint)
-    sample: PhaseSample = Field(default_factory=PhaseSample)
 
 
 class Train(Section):

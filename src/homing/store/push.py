@@ -309,7 +309,7 @@ class Pusher:
 
     # --- telling ---
 
-    def event(self, kind: str, text: str, phase: str = "", step: int | None = None, **data: float) -> None:
+    def event(self, kind: str, text: str, phase: str = "", step: int | None = None, **data: float | str) -> None:
         line = Event(t=self.world.now(), source="sync", kind=kind, text=text, phase=phase, step=step, data=data)
         self.world.append(self._path(names.EVENTS), (codec.dumps(line) + "\n").encode())
 

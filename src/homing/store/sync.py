@@ -1,6 +1,7 @@
 """The program between the run directory and the store; the agent starts it, in the trainer's environment.
 
-    python -m homing.store.sync --boot boot.json --fetch   inputs from the store to the work folder, verified
+    python -m homing.store.sync --boot boot.json --fetch   inputs from the store, and open weights from the Hub, to the
+                                                           work folder, verified
                                                  --watch   push what changes and bring requests, until told to end
                                                  --once    push everything and read it back; exit 0 only if all is there
 
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 from homing.errors import HomingError, StoreError
 from homing.store import open_store
 from homing.store.base import NotInStore, Store, check_key, run_key
+from homing.store.from_hub import HubFailed, take_from_hub
 from homing.store.lease import Fence
 from homing.store.push import Pusher
 from homing.wire import codec, names
@@ -94,14 +96,30 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
         if begun and hashlib.sha256(begun[: item.num_bytes]).hexdigest() == item.sha256:
             continue
         world.mkdir(os.path.dirname(path))
+        told = f"{item.path} is here, {item.num_bytes:,} bytes verified"
         if not _take_kept(boot, item, path, world):
-            store.get(item.key, path, item.sha256)
+            if item.url:
+                told += f", in {_take_from_hub(boot, item, path, pusher):.1f} s from the Hub"
+            else:
+                store.get(item.key, path, item.sha256)
             _keep(boot, item, path, world)
         if begun:
             world.append(path, begun)
         # An event and not only a log line: to the agent's watchdog a long fetch that moves is not idle.
-        pusher.event("input_fetched", f"{item.path} is here, {item.num_bytes:,} bytes verified.")
+        pusher.event("input_fetched", f"{told}.")
     world.write(os.path.join(boot.work_dir, _FETCHED), _this(boot))
+
+
+def _take_from_hub(boot: Boot, item: Input, path: str, pusher: Pusher) -> float:
+    """How many seconds it took."""
+    since = pusher.world.monotonic()
+    try:
+        take_from_hub(item, path, pusher.world, pusher.event)
+        return pusher.world.monotonic() - since
+    except HubFailed as exc:
+        # Trying again would bill for nothing: the agent stops for an event that names its mark, and says these words.
+        pusher.event("weights_refused", f"{exc.what} {exc.why}", stops=boot.mark)
+        raise
 
 
 def _kept_at(boot: Boot, item: Input) -> str:

@@ -18,10 +18,11 @@ __all__ = ["Boot", "Bootstrap", "EndBilling", "Input"]
 class Input:
     """A file that must lie on the instance before training: its key in the store, its place, its hash."""
 
-    key: str
+    key: str  # "" where `url` says where it is
     path: str  # relative to the instance's work folder
     num_bytes: int
     sha256: str
+    url: str = ""  # of open weights on the Hub, taken from there by the instance itself and without any token
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,7 @@ class Metric:
     val_perplexity: Optional[float] = None
     end_step: Optional[int] = None  # where a landing ends, before num_steps; None while the plan holds
     more: Dict[str, float] = field(default_factory=dict)  # what this phase alone has, such as the reward of rl
-    # Seconds until this phase is trained, evaluated and saved, by all that the trainer has measured of its own work:
-    # the one eta there is. None before the second step, and from a trainer that did not tell it yet.
-    eta_s: Optional[float] = None
+    eta_s: Optional[float] = None  # until this phase is trained, evaluated and saved, as far as measured; the one eta
     plan_s: Optional[float] = None  # while it lands: what the planned end would take instead
 
 

@@ -50,13 +50,23 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class HubFile:
+    """A file that anybody may take from the Hub, as the Hub itself described it."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Base:
     """Open weights that the run begins with."""
 
     address: str  # hf:OWNER/NAME@COMMIT, or the folder as it was named
-    dir: str  # holds config.json and the weights; a relative path starts at the run directory; "" while not brought
+    dir: str  # holds config.json and the weights, less hub_files; relative to the run directory; "" while not brought
     dtype: str = ""  # of the weights, as config.json says: bfloat16, ...
     licence: str = ""
+    hub_files: List[HubFile] = field(default_factory=list)  # weights a machine can take from the Hub without a token
 
 
 @dataclass(frozen=True)
@@ -249,8 +259,9 @@ class RunInput:
     """A file that travels with the run beside its own text."""
 
     path: str  # in the data folder of the instance
-    source: str  # where it lies at home
+    source: str  # where it lies at home; hf:OWNER/NAME@COMMIT/FILE: the instance takes it from the Hub itself
     sha256: str
+    num_bytes: int = 0  # of one from the Hub, which home need not have
 
 
 @record("run", 1)

@@ -89,10 +89,11 @@ class World(Machine):
     def modified_at(self, path: PathLike) -> float:
         return os.path.getmtime(path)
 
-    def stamp(self, path: PathLike) -> tuple[int, int, int]:
-        """Size, time of change in nanoseconds and inode: while they are the same, so is the file."""
+    def stamp(self, path: PathLike) -> tuple[int, int, int, int]:
+        """Size, time of writing, time of any change (ns; that one nobody can put back) and inode: while they are the
+        same, so is the file."""
         found = os.stat(path)
-        return found.st_size, found.st_mtime_ns, found.st_ino
+        return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
     def listdir(self, path: PathLike) -> list[str]:
         """Sorted names; an absent folder raises, it is not empty."""
@@ -156,6 +157,45 @@ class World(Machine):
                 return HttpResponse(exc.code, {k.lower(): v for k, v in exc.headers.items()}, exc.read())
         except (OSError, ValueError, http.client.HTTPException) as exc:
             raise NetworkError(f"{request.method} {request.url.split('?')[0]}: {exc}") from exc
+
+    def download(
+        self, url: str, path: PathLike, max_bytes: int, take: Callable[[bytes], None], timeout_s: float = 60.0
+    ) -> HttpResponse:
+        """What lies at `url`, to the end of a file that may hold its beginning; each piece is shown to `take`.
+
+        Redirects are followed, so nothing secret is sent: our name and the range. Only 200 from the start, or 206 from
+        just where the file ends, is written: any other answer leaves the file alone, and its body is not read. One byte
+        more than `max_bytes` may come, to show that there is more. A broken line is a NetworkError; what came is kept.
+        """
+        offset = self.size(path) if self.exists(path) else 0
+        headers = {"User-Agent": "homing", **({"Range": f"bytes={offset}-"} if offset else {})}
+        try:
+            reply = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout_s)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return HttpResponse(exc.code, {k.lower(): v for k, v in exc.headers.items()}, b"")
+        except (OSError, ValueError, http.client.HTTPException) as exc:
+            raise NetworkError(f"GET {url}: {exc}") from exc
+        with reply:
+            answer = HttpResponse(reply.status, {k.lower(): v for k, v in reply.headers.items()}, b"")
+            begins_at = answer.headers.get("content-range", "").partition("-")[0]
+            if answer.status != (206 if offset else 200) or (offset and begins_at != f"bytes {offset}"):
+                return answer
+            with open(path, "ab") as file:
+                left = max_bytes - offset + 1
+                while left > 0:
+                    try:
+                        piece = reply.read(min(_PIECE, left))
+                    except (OSError, ValueError, http.client.HTTPException) as exc:
+                        raise NetworkError(f"GET {url}: {exc}") from exc
+                    if not piece:
+                        break
+                    file.write(piece)
+                    take(piece)
+                    left -= len(piece)
+                file.flush()
+                os.fsync(file.fileno())
+        return answer
 
     # --- this process ---
 

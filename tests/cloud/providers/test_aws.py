@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -751,7 +752,7 @@ def attach(rig: Rig, made: Instance) -> None:
     region, _, name = made.id.rpartition("/")
     rig.world.sleep(6.0)
     life = rig.double.lives[name]
-    rig.provider.things.attach_volume(region, rig.request.mark, name, life.zone, 100, 60.0)
+    rig.provider.things.attach_volume(region, rig.request.mark, name, life.zone, 100, 60.0, math.inf)
 
 
 def test_a_volume_is_in_the_rate_while_it_is_attached(tmp_path: Path) -> None:

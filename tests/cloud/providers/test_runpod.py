@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import http.server
 import json
@@ -481,6 +482,16 @@ def test_a_pod_that_may_not_end_itself_is_refused_or_said_aloud(
     assert "may not end itself: only the guard at home can" in caplog.text
 
 
+def test_whether_a_pod_may_end_itself_is_waited_for_no_longer_than_the_limit_leaves(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.world.may_end = ""
+    made, began = rig.provider.create(rig.request), rig.world.t
+    late = dataclasses.replace(rig.request, order=dataclasses.replace(rig.request.order, start_within_s=30.0))
+    with pytest.raises(CreateFailed, match="may not end itself"):
+        rig.provider.hand_over(late, made.id)
+    assert rig.world.t - began < 40
+
+
 def test_a_bad_host_is_given_up_at_the_start_limit_with_what_the_pod_was_doing(tmp_path: Path) -> None:
     rig = Rig(tmp_path, Strike("boot_never", 1, "create"))
     request = rig.request
@@ -488,6 +499,16 @@ def test_a_bad_host_is_given_up_at_the_start_limit_with_what_the_pod_was_doing(t
     with pytest.raises(StartTimeout, match="STARTING"):
         rig.provider.hand_over(request, made.id)
     assert 900 <= rig.world.t - began < 930
+
+
+def test_a_bad_host_is_given_up_sooner_where_the_limit_leaves_less_and_the_limit_is_named(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Strike("boot_never", 1, "create"))
+    made, began = rig.provider.create(rig.request), rig.world.t
+    late = dataclasses.replace(rig.request, order=dataclasses.replace(rig.request.order, start_within_s=75.0))
+    with pytest.raises(StartTimeout, match="within 1m15s") as caught:
+        rig.provider.hand_over(late, made.id)
+    assert rig.world.t - began < 90
+    assert "a higher --spend-limit" in caught.value.fix
 
 
 def test_a_machine_without_a_public_address_is_said_to_be_one(tmp_path: Path) -> None:

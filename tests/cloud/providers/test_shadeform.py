@@ -504,6 +504,15 @@ def test_a_machine_that_never_comes_is_waited_for_as_long_as_the_run_file_says(t
     assert rig.world.t - DAY < 180
 
 
+def test_a_machine_that_never_comes_is_waited_for_no_longer_than_the_limit_leaves(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Strike("boot_never", 1, "create"))
+    made, began = rig.create(), rig.world.t
+    late = dataclasses.replace(rig.request, order=dataclasses.replace(rig.request.order, start_within_s=75.0))
+    with pytest.raises(StartTimeout, match="limit leaves no more time"):
+        rig.provider.hand_over(late, made.id)
+    assert rig.world.t - began < 90
+
+
 def test_a_reclaimed_spot_machine_says_so(tmp_path: Path) -> None:
     rig = Rig(tmp_path, run_file={"spot": True}, offer=lambda offer: offer.is_spot, settings=Settings(delete_s=30))
     made = rig.create()

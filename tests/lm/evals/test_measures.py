@@ -178,7 +178,7 @@ def test_what_prep_held_out_of_conversations_has_the_same_figures_as_the_file_it
     for name in ("nats_per_token", "bits_per_byte"):
         assert score(held_out, name).value == pytest.approx(score(asked, name).value, rel=1e-6)
     assert held_out.counts["conversations"] == 3
-    (chosen,) = open_sets(with_chats(subject, tmp_path / "sft"), [], [], [], text_field="text", at_most=0)
+    chosen, _ = open_sets(with_chats(subject, tmp_path / "sft"), [], [], [], text_field="text", at_most=0)
     assert chosen == Chats(["tiny"], tmp_path / "sft")
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
     with pytest.raises(DataError, match="not in the tokens"):
@@ -194,7 +194,9 @@ def test_held_out_conversations_of_a_launched_run_are_found_where_prep_left_them
     (here / "manifest.json").write_text("{}")
     # `dir` as it is on the instance
     card = with_chats(subject, here, dir="../elsewhere/sft")
-    assert open_sets(card, [], [], [], text_field="text", at_most=0) == [Chats(["tiny"], here)]
+    chats, text = open_sets(card, [], [], [], text_field="text", at_most=0)
+    assert chats == Chats(["tiny"], here)
+    assert text.name == "text held out for tiny", "beside what the phase is about"
     card = with_chats(subject, here, manifest_sha256="0" * 64)
     with pytest.raises(DataError, match="The conversations that tiny held out are not here") as refused:
         open_sets(card, [], [], [], text_field="text", at_most=0)

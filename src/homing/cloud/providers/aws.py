@@ -179,11 +179,12 @@ class Aws:
             fix=f"Try again: homing launch {request.order.run_name}",
         )
         wait_until(lambda: self._is_up(instance_id), timeout_s=running_s, every_s=_LOOK_S, world=self._world,
-                   on_timeout=late)  # fmt: skip
+                   by=request.order.start_by, on_timeout=late)  # fmt: skip
         if settings.volume:
             zone = str((self._find(instance_id) or {}).get("Placement", {}).get("AvailabilityZone", ""))
             left_s = max(1.0, until - self._world.monotonic())
-            self.things.attach_volume(region, request.mark, name, zone, _gb(settings.volume), left_s)
+            by = request.order.start_by
+            self.things.attach_volume(region, request.mark, name, zone, _gb(settings.volume), left_s, by)
         if settings.ssh_from:
             connection = self.connection(instance_id)
             assert connection is not None, instance_id

@@ -120,7 +120,9 @@ class Things:
         living = [volume for volume in found if volume["State"] not in ("deleting", "deleted", "error")]
         return min(living, key=lambda volume: volume["VolumeId"], default=None)
 
-    def attach_volume(self, region: str, mark: str, instance_id: str, zone: str, num_gb: int, within_s: float) -> None:
+    def attach_volume(
+        self, region: str, mark: str, instance_id: str, zone: str, num_gb: int, within_s: float, by: float
+    ) -> None:
         """Made in the instance's zone where the run has none. Repeated on one that is attached it changes nothing."""
         name = volume_name(mark)
         volume = self.find_volume(region, mark)
@@ -156,7 +158,7 @@ class Things:
             what=f"The volume {volume_id} could not be attached to {instance_id} in {timeout_s:.0f} s.",
             fix="homing reconcile   shows it; then launch again",
         )
-        if not wait_until(is_attached, timeout_s=timeout_s, every_s=_LOOK_S, world=self._world):
+        if not wait_until(is_attached, timeout_s=timeout_s, every_s=_LOOK_S, world=self._world, by=by):
             late.why = f"Last seen: {problem}."
             raise late
 

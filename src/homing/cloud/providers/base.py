@@ -118,6 +118,7 @@ class Order:
     files: tuple[InputFile, ...] = ()
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # environment of the agent, never written down
     start_within_s: float = math.inf  # so long hand_over may wait: then the limit leaves no time to train
+    start_by: float = math.inf  # the same by the clock at home, which goes on while a laptop sleeps
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Request:
             "secrets": {name: "****" for name in sorted(self.order.secrets)},
             "work_dir": boot.work_dir,
             "files": [f"{file.path} <- {file.source}" for file in self.order.files],
-            "inputs": [f"{item.path} <- {item.key}" for item in boot.inputs],
+            "inputs": [f"{item.path} <- {item.url or item.key}" for item in boot.inputs],
             "end_billing": " ".join(end.argv) or f"{end.method} {end.url}",
             "store": boot.store,
             "spend_limit_usd": boot.spend_limit_usd,
@@ -290,14 +291,25 @@ def mask(name: str, value: str) -> str:
 
 
 def wait_until(
-    check: Callable[[], bool], *, timeout_s: float, every_s: float, world: World, on_timeout: HomingError | None = None
+    check: Callable[[], bool],
+    *,
+    timeout_s: float,
+    every_s: float,
+    world: World,
+    by: float = math.inf,
+    on_timeout: HomingError | None = None,
 ) -> bool:
-    """True as soon as `check` is; after the deadline raises `on_timeout`, or returns False where none is given."""
+    """True as soon as `check` is; after the deadline raises `on_timeout`, or returns False where none is given.
+
+    `by` ends it too, and is a moment: what is waited for may bill while this computer sleeps and no seconds pass here.
+    """
     deadline = world.monotonic() + timeout_s
     while True:
         if check():
             return True
         left_s = deadline - world.monotonic()
+        if by < math.inf:
+            left_s = min(left_s, by - world.now())
         if left_s <= 0:
             break
         world.sleep(min(every_s, left_s))

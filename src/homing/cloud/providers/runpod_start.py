@@ -25,6 +25,7 @@ __all__ = ["EVERY_S", "Start"]
 log = logging.getLogger(__name__)
 EVERY_S = 3.0
 _RIGHT_S = 60.0  # for the pod to find out what its own key may do
+_ASK_S = 30.0
 
 Pod = dict[str, Any]
 
@@ -34,6 +35,7 @@ class Start:
         self.request, self.id, self.limit_s, self.page = request, instance_id, limit_s, page
         self._world = world
         self._until = world.monotonic() + limit_s
+        self._money_until = world.monotonic() + request.order.start_within_s
         self._run = request.order.run_name
 
     def reach(self, find: Callable[[], Pod | None], read: Callable[[Pod], Instance]) -> Pod:
@@ -45,7 +47,8 @@ class Start:
             self._check(None if found[0] is None else read(found[0]))
             return found[0] is not None and found[0]["ssh"]["direct"] is not None
 
-        if not wait_until(is_reached, timeout_s=self.limit_s, every_s=EVERY_S, world=self._world):
+        by = self.request.order.start_by
+        if not wait_until(is_reached, timeout_s=self.limit_s, every_s=EVERY_S, world=self._world, by=by):
             raise self._unreached(found[0])
         assert found[0] is not None
         return found[0]
@@ -60,15 +63,18 @@ class Start:
         to = f"{connection.user}@{connection.host}"
         argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", to, f"cat {MAY_END}"]
         said = [""]
+        right_s = min(_RIGHT_S, max(1.0, self._money_until - self._world.monotonic()))
 
         def has_said() -> bool:
-            said[0] = (self._world.run(argv, 30.0).out.strip().splitlines() or [""])[-1]
+            said[0] = (self._world.run(argv, min(_ASK_S, right_s)).out.strip().splitlines() or [""])[-1]
             return bool(said[0])
 
-        wait_until(has_said, timeout_s=_RIGHT_S, every_s=EVERY_S, world=self._world)
+        by = self.request.order.start_by
+        wait_until(has_said, timeout_s=right_s, every_s=EVERY_S, world=self._world, by=by)
         if said[0] == "yes":
             return
-        mark, why = self.request.mark, f"With its own key RunPod answered it: {said[0] or 'nothing, for a minute'}"
+        mark, silence = self.request.mark, f"nothing, for {format_duration(right_s)}"
+        why = f"With its own key RunPod answered it: {said[0] or silence}"
         if must_end_itself:
             raise CreateFailed(
                 what=f"{mark} may not end itself, so neither the agent nor the dead-man could hold the limit.",
@@ -106,8 +112,11 @@ class Start:
         why = f"It is {status}: a bad host, or an image that is too large or cannot be pulled."
         if status == "RUNNING":
             why = "It is RUNNING without a public address for port 22; some community machines have none."
+        longer = "cloud.runpod.start_limit: 30m"
+        if self.limit_s == self.request.order.start_within_s:
+            longer = "a higher --spend-limit: this one left no more time to start and to train"
         return StartTimeout(
             what=f"{self.id} could not be reached within {format_duration(self.limit_s)}.",
             why=why,
-            fix=f"Try again, or: cloud.runpod.cloud: secure   cloud.runpod.start_limit: 30m   See {self.page}",
+            fix=f"Try again, or: cloud.runpod.cloud: secure   {longer}   See {self.page}",
         )

@@ -165,8 +165,9 @@ class Shadeform:
 
     def hand_over(self, request: Request, instance_id: str) -> None:
         """Files and secrets by SSH; then the guard gets the time of the whole run instead of that of a start."""
-        until = self._world.monotonic() + self._start_s
-        connection = self._await_connection(request, instance_id)
+        within_s = min(self._start_s, request.order.start_within_s)
+        until = self._world.monotonic() + within_s
+        connection = self._await_connection(request, instance_id, within_s)
         end = request.order.boot.end_billing
         end = dataclasses.replace(end, url=end.url.replace(_ID, instance_id))
         boot = dataclasses.replace(request.order.boot, end_billing=end)
@@ -381,7 +382,7 @@ class Shadeform:
                 fix=f"Repeat the command, or set it by hand: {self.page}",
             )
 
-    def _await_connection(self, request: Request, instance_id: str) -> Connection:
+    def _await_connection(self, request: Request, instance_id: str, within_s: float) -> Connection:
         found: list[Connection] = []
 
         def is_there() -> bool:
@@ -398,11 +399,14 @@ class Shadeform:
             return bool(found)
 
         late = StartTimeout(
-            what=f"{instance_id} was not active within {format_duration(self._start_s)}.",
-            why="cloud.shadeform.start_limit is that long.",
+            what=f"{instance_id} was not active within {format_duration(within_s)}.",
+            why="cloud.shadeform.start_limit is that long."
+            if within_s == self._start_s
+            else "Its limit leaves no more time for it to start and to train.",
             fix=f"Take another offer: homing plan {request.order.run_name}   See {self.page}",
         )
-        wait_until(is_there, timeout_s=self._start_s, every_s=_LOOK_EVERY_S, world=self._world, on_timeout=late)
+        wait_until(is_there, timeout_s=within_s, every_s=_LOOK_EVERY_S, world=self._world, by=request.order.start_by,
+                   on_timeout=late)  # fmt: skip
         return found[0]
 
     def _looked_there(self, instance: Instance) -> Instance:

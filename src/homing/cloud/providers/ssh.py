@@ -290,7 +290,8 @@ class Ssh:
 
 def _proof(boot: Boot) -> tuple[str, str]:
     """A small object that home has just put into a file: store: where it is, and its hash. "" for other stores."""
-    if not boot.store.startswith("file:") or not boot.inputs:
+    pushed = [item for item in boot.inputs if item.key]
+    if not boot.store.startswith("file:") or not pushed:
         return "", ""
-    item = min(boot.inputs, key=lambda item: item.num_bytes)
+    item = min(pushed, key=lambda item: item.num_bytes)
     return f"{boot.store.removeprefix('file:')}/{item.key}", item.sha256

@@ -23,11 +23,11 @@ from jinja2.utils import Namespace
 
 from homing.errors import DataError
 from homing.lm.chat.messages import Fault, Message
+from homing.wire.names import CHAT_TEMPLATE as TEMPLATE
 from homing.wire.names import TOKENIZER_CONFIG
 
 __all__ = ["TEMPLATE", "ChatTemplate", "find_template"]
 
-TEMPLATE = "chat_template.jinja"
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

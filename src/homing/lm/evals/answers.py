@@ -34,8 +34,11 @@ from homing.lm.tokenizer.specials import IM_END
 
 __all__ = ["Asking", "made_up", "measure_answers"]
 
+NEW_TOKENS = 256  # of an answer, where nobody says otherwise and the context has room for them
+
 _ROWS_AT_A_TIME = {"cuda": 256}
 _ROWS_ELSEWHERE = 16
+_LEAST_OF = 8  # of the context one part in so many is for the answer, if all questions are to fit
 _TRIES = 100  # for each made-up question; one in ten is held out
 
 
@@ -46,7 +49,7 @@ class Asking:
     pass_at: tuple[int, ...] = ()  # k; pass@1 is always told
     num_samples: int = 0  # of each question; 0: the largest k
     temperature: float | None = None  # None: 0 for one sample, else 0.8
-    max_new_tokens: int = 256
+    max_new_tokens: int | None = None  # None: NEW_TOKENS, or what the context has room for
     seed: int = 0
 
     @property
@@ -93,15 +96,16 @@ def measure_answers(
     """`folder` holds the model, and with it the chat template."""
     asking.check()
     items = [item for item in task.items if isinstance(item, Open)]
-    room = model.shape.context - asking.max_new_tokens
-    if room < 1:
-        raise UsageError(
-            what=f"{asking.max_new_tokens:,} new tokens leave no room for a question.",
-            why=f"The model's context is {model.shape.context:,} tokens.",
-            fix=f"--new-tokens {max(1, model.shape.context // 2)}",
-        )
     prompt = _prompter(folder, tokenizer)
     prompts = [prompt.ids(item.question) for item in items]
+    new_tokens, notes = _new_tokens(asking, task, model.shape.context, max(map(len, prompts)))
+    room = model.shape.context - new_tokens
+    if room < 1:
+        raise UsageError(
+            what=f"{new_tokens:,} new tokens leave no room for a question.",
+            why=f"The model's context is {model.shape.context:,} tokens.",
+            fix=f"Leave --new-tokens out, or: --new-tokens {max(1, model.shape.context // 2)}",
+        )
     asked = [number for number, ids in enumerate(prompts) if len(ids) <= room]
     if not asked:
         raise DataError(
@@ -113,28 +117,47 @@ def measure_answers(
     num_cut = 0
     # As in rl: the calculator is for questions in words, and a sum would only be typed into it.
     may_call = [items[number].is_number for number in asked]
-    drawn = _draw(model, tokenizer, prompt.stop_ids, [prompts[number] for number in asked], may_call, asking, tell)
+    asked_ids = [prompts[number] for number in asked]
+    drawn = _draw(model, tokenizer, prompt.stop_ids, asked_ids, may_call, asking, new_tokens, tell)
     for number, samples in zip(asked, drawn, strict=True):
         texts = [_text(tokenizer, sample, prompt.stop_ids) for sample in samples]
         right[number] = sum(_is_right(task.form, text, items[number]) for text in texts)
         num_cut += sum(not sample.is_ended for sample in samples)
-    return _measured(task, asking, right, num_too_long=len(items) - len(asked), num_cut=num_cut, by=prompt.name)
+    notes += _notes(num_too_long := len(items) - len(asked), num_cut)
+    counts = {"questions": len(items), "samples": asking.samples * len(items)}
+    counts |= {"too_long": num_too_long, "cut_off": num_cut}
+    settings = {"samples": asking.samples, "temperature": asking.heat, "new_tokens": new_tokens, "seed": asking.seed}
+    settings |= {"asked_by": prompt.name}
+    return Measured(task.name, "answers", _scores(asking, right), counts, task.sha256, settings, notes)
 
 
-def _measured(
-    task: TaskFile, asking: Asking, right: np.ndarray, *, num_too_long: int, num_cut: int, by: str
-) -> Measured:
+def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> tuple[int, list[str]]:
+    """As asked for, else as in the phase of rl that the task is from, else as many as fit beside the questions."""
+    if asked := asking.max_new_tokens or task.answer_tokens:
+        return asked, []
+    fitting = context - longest
+    if fitting < context // _LEAST_OF:  # one long question must not cut off the answers to all others
+        fitting = max(1, context // 2)
+    if fitting >= NEW_TOKENS:
+        return NEW_TOKENS, []
+    return fitting, [f"An answer ends at {fitting} tokens, as the context of {context:,} has room for no more."]
+
+
+def _notes(num_too_long: int, num_cut: int) -> list[str]:
+    notes = [f"{num_too_long} questions do not fit the context, and count as wrong."] if num_too_long else []
+    return notes + ([f"{num_cut} samples were cut off at --new-tokens."] if num_cut else [])
+
+
+def _scores(asking: Asking, right: np.ndarray) -> list[Score]:
     n, num_questions = asking.samples, len(right)
     what = f"{num_questions:,} questions"
-    scores = [share("acc", right > 0, what)] if n == 1 else []
-    for k in sorted({1, *asking.pass_at}) if n > 1 else []:
+    if n == 1:
+        return [share("acc", right > 0, what)]
+    scores = []
+    for k in sorted({1, *asking.pass_at}):
         chances = np.array([pass_at_k(n, int(count), k) for count in right])
         scores.append(Score(f"pass@{k}", chances, np.ones(num_questions), what, is_more_better=True))
-    notes = [f"{num_too_long} questions do not fit the context, and count as wrong."] if num_too_long else []
-    notes += [f"{num_cut} samples were cut off at --new-tokens."] if num_cut else []
-    counts = {"questions": num_questions, "samples": n * num_questions, "too_long": num_too_long, "cut_off": num_cut}
-    settings = {"samples": n, "temperature": asking.heat, "new_tokens": asking.max_new_tokens, "seed": asking.seed}
-    return Measured(task.name, "answers", scores, counts, task.sha256, {**settings, "asked_by": by}, notes)
+    return scores
 
 
 @dataclass(frozen=True)
@@ -165,13 +188,13 @@ def _user(text: str) -> dict[str, str]:
 
 def _draw(
     model: Decoder, tokenizer: Tokenizer, stop_ids: list[int], prompts: list[list[int]], may_call: list[bool],
-    asking: Asking, tell: Callable[[str], None],
+    asking: Asking, new_tokens: int, tell: Callable[[str], None],
 ) -> list[list[Sample]]:  # fmt: skip
     """The samples of each prompt. What is drawn depends on the seed and the prompt's number alone, not on batches."""
     n = asking.samples
     calculator = Calculator(tokenizer) if Calculator.fits(tokenizer) else None
     sampler = Sampler(
-        model, stop_ids=stop_ids, calculator=calculator, max_new_tokens=asking.max_new_tokens, temperature=asking.heat,
+        model, stop_ids=stop_ids, calculator=calculator, max_new_tokens=new_tokens, temperature=asking.heat,
         top_k=0,
     )  # fmt: skip
     at_once = max(1, _ROWS_AT_A_TIME.get(model.device.type, _ROWS_ELSEWHERE) // n)
@@ -179,7 +202,7 @@ def _draw(
     for start in range(0, len(prompts), at_once):
         part = prompts[start : start + at_once]
         drawn = [
-            draws(asking.max_new_tokens, "eval", asking.seed, start + number, sample)
+            draws(new_tokens, "eval", asking.seed, start + number, sample)
             for number in range(len(part))
             for sample in range(n)
         ]
@@ -195,6 +218,6 @@ def _text(tokenizer: Tokenizer, sample: Sample, stop_ids: Sequence[int]) -> str:
 
 
 def _is_right(form: str, said: str, item: Open) -> bool:
-    if form in MAKERS:
+    if form in JUDGES:
         return JUDGES[form](said, item.answer)
     return (is_right_number if item.is_number else is_right_text)(said, item.answer)

@@ -32,7 +32,8 @@ class Chats:
 
     @property
     def name(self) -> str:
-        return ", ".join(self.patterns)
+        named = ", ".join(self.patterns)
+        return named if self.data_dir is None else f"conversations held out for {named}"
 
 
 What = Text | TaskFile | Chats
@@ -65,6 +66,6 @@ def measure(subject: Subject, what: What, how: How, *, tell: Callable[[str], Non
         return measure_held_out(model, tokenizer, what.data_dir, what.name, folder, at_most=how.at_most, tell=tell)
     if isinstance(what, Chats):
         return measure_conversations(model, tokenizer, what.patterns, folder, at_most=how.at_most, tell=tell)
-    if what.form in ("choices", "cloze"):
-        return measure_choices(model, tokenizer, what, tell=tell)
-    return measure_answers(model, tokenizer, what, folder, how.asking, tell=tell)
+    if what.asks_for_answers:
+        return measure_answers(model, tokenizer, what, folder, how.asking, tell=tell)
+    return measure_choices(model, tokenizer, what, tell=tell)

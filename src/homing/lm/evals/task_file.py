@@ -60,6 +60,12 @@ class TaskFile:
     form: str
     items: list[Item]
     sha256: str
+    answer_tokens: int = 0  # of the phase of rl that it is from; 0: of none
+
+    @property
+    def asks_for_answers(self) -> bool:
+        """The model writes; the tasks of rl have a form each, by which they are judged."""
+        return self.form not in ("choices", "cloze")
 
 
 def read_task(path: str, *, form: str = "", at_most: int = 0) -> TaskFile:

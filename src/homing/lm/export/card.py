@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homing.hf_config import SWIFT
-from homing.lm.export.opened import Opened
+from homing.lm.export.opened import CHAT_PHASES, Opened
 from homing.lm.model.shape import count_params
 from homing.units import format_count
 from homing.wire.checkpoint import CheckpointManifest
@@ -112,7 +112,12 @@ def _opening(opened: Opened, facts: Facts, kind: str) -> str:
     what = "An adapter for" if kind == "adapter" else "A"
     what += f" {shape.arch} decoder of {format_count(sum(count_params(shape).values()))} parameters"
     seen = f"{shape.num_layers} layers, width {shape.width}, context {shape.context:,}, vocabulary {shape.vocab_size:,}"
-    talks = "It answers in turns." if opened.is_chat else "It completes text; it was not taught to answer."
+    if opened.is_chat:
+        talks = "It answers in turns."
+    elif opened.card.phase in CHAT_PHASES:
+        talks = "It was taught to answer, and no chat template says how to ask it."
+    else:
+        talks = "It completes text; it was not taught to answer."
     return f"{what} ({seen}), trained with homing{f' {facts.version}' if facts.version else ''}. {talks}"
 
 

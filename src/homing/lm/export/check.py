@@ -23,8 +23,10 @@ from homing.lm.chat.messages import Conversation, Fault
 from homing.lm.chat.render import Renderer
 from homing.lm.chat.tokens import ChatTokens
 from homing.lm.export.opened import Opened
+from homing.lm.generate.load import whose_template
 from homing.lm.model import Decoder
 from homing.lm.tokenizer.encode import AWKWARD
+from homing.wire import names
 
 __all__ = ["MOST_GAP", "Expected", "Proof", "expect", "prove"]
 
@@ -144,6 +146,13 @@ def _open(folder: Path) -> Any:
 
 def _compare_chats(opened: Opened, tokenizer: Any) -> int:
     """On random chats; one that the template refuses must be refused by both."""
+    if opened.was_taught_turns and (opened.template is None or not tokenizer.chat_template):
+        raise IntegrityError(
+            what="The export would not be the model that was trained: it has no chat template.",
+            why=f"The phase {opened.card.phase} asked it in turns, and neither {names.CHAT_TEMPLATE} nor"
+            f" {names.TOKENIZER_CONFIG} in {opened.folder} says how they are written.",
+            fix=f"Copy the one that it was trained with into that folder: {whose_template(opened.card)}",
+        )
     if opened.template is None:
         return 0
     renderer, source, same = Renderer(opened.template, ChatTokens(opened.folder)), random.Random(11), 0
@@ -159,6 +168,8 @@ def _compare_chats(opened: Opened, tokenizer: Any) -> int:
         if ours != theirs:
             raise _failed("chats", f"the template gives other ids for {messages[0]['content'][:40]!r}.")
         same += ours is not None
+    if opened.was_taught_turns and not same:
+        raise _failed("chats", "the template refuses every chat that was tried, so none could be compared.")
     return same
 
 

@@ -42,19 +42,28 @@ def write_hf(opened: Opened, folder: Path, dtype: torch.dtype) -> None:
             source = package_files("homing.lm.export") / "swift_code" / file
             (folder / file).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     write_json(folder / "config.json", config)
+    write_json(folder / names.GENERATION, _generation(opened, ends))
+    write_tokenizer(opened, folder)
+
+
+def _generation(opened: Opened, ends: list[int]) -> dict[str, Any]:
+    """As it came with the weights that it began with, and an end at each id that ends a turn; else one of our own."""
+    if opened.generation:
+        theirs = opened.generation.get("eos_token_id")
+        is_same = ends == (theirs if isinstance(theirs, list) else [theirs])
+        return opened.generation if is_same else {**opened.generation, "eos_token_id": ends}
     generation = {"bos_token_id": opened.tokenizer.end_of_text_id, "eos_token_id": ends, "do_sample": True}
     if PAD in opened.tokenizer.specials:
         generation["pad_token_id"] = opened.tokenizer.specials[PAD]
-    write_json(folder / "generation_config.json", generation)
-    write_tokenizer(opened, folder)
+    return generation
 
 
 def write_tokenizer(opened: Opened, folder: Path) -> None:
     """tokenizer.json byte for byte; the template where every reader looks for it."""
     shutil.copyfile(opened.folder / names.TOKENIZER, folder / names.TOKENIZER)
     config = {**_own_tokens(opened), **opened.tokenizer_config}
-    config.pop("chat_template", None)
-    if opened.template is not None:
+    # In one file, where older readers look too. Several by name stay as they are.
+    if opened.template is not None and not isinstance(config.get("chat_template"), list):
         config["chat_template"] = opened.template.source
     if opened.is_chat:
         by_id = {number: name for name, number in opened.tokenizer.specials.items()}

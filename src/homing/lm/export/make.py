@@ -85,7 +85,7 @@ def _write(order: Order, opened: Opened, aside: Path, tell: Tell) -> tuple[list[
     # A merge is proven against the adapter beside its base; only rounding makes it another thing to prove.
     is_exact = adapted is not None and dtype == torch.float32
     expected = adapted if is_exact and adapted is not None else expect(opened, dtype)
-    tell("opening it with transformers and comparing logits, ids and chats")
+    tell(f"opening it with transformers and comparing {_compared(opened)}")
     proof = prove(opened, aside, expected)
     return [proof.sentence], proof
 
@@ -95,9 +95,14 @@ def _write_adapter(order: Order, opened: Opened, aside: Path, tell: Tell) -> tup
     assert opened.card.adapter_phase is not None
     base = order.base or find_base(order.folder, opened.card.run, opened.card.adapter_phase)
     write_adapter(opened, aside, base)
-    tell("opening it with peft and comparing logits, ids and chats")
+    tell(f"opening it with peft and comparing {_compared(opened)}")
     proof = prove(opened, aside, expect(opened, torch.float32), open_theirs=open_with_peft(base))
     return [proof.sentence.replace("transformers", "peft on transformers", 1)], proof
+
+
+def _compared(opened: Opened) -> str:
+    has_chats = opened.was_taught_turns or opened.template is not None
+    return "logits, ids and chats" if has_chats else "logits and ids; it has no chat template"
 
 
 def _write_gguf(order: Order, opened: Opened, aside: Path, tell: Tell) -> list[str]:

@@ -6,7 +6,7 @@ a checkpoint of ours | an adapter's checkpoint | anybody's folder  ->  open_for_
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from homing.lm.model import Decoder
 from homing.lm.open_weights import WeightFiles, find_weights
 from homing.lm.open_weights.load import DTYPES
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.lm.tokenizer.specials import IM_START
 from homing.wire import names
 
 __all__ = ["CHAT_PHASES", "Opened", "open_for_export"]
@@ -39,6 +40,7 @@ class Opened:
     tokenizer_config: dict[str, Any]
     template: ChatTemplate | None
     base: Path | None = None
+    generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json of the weights that it began with
 
     @property
     def is_adapter(self) -> bool:
@@ -51,16 +53,25 @@ class Opened:
         return self.template is not None and (is_foreign or self.card.phase in CHAT_PHASES)
 
     @property
+    def was_taught_turns(self) -> bool:
+        """Whether its last phase of ours asked it in turns: then a reader needs the template that wrote them. rl asks
+        so where the tokenizer has the marks; else its questions are bare ids."""
+        phases = self.card.run.phases if self.card.run is not None else []
+        of_chat = [phase.kind for phase in phases if phase.data is not None and phase.data.kind == "chat"]
+        asks = self.card.phase == "rl" and IM_START in self.tokenizer.specials
+        return asks or self.card.phase == "sft" or self.card.phase in of_chat
+
+    @property
     def stored_dtype(self) -> torch.dtype:
         return DTYPES[self.files.main_dtype]
 
     def end_ids(self) -> list[int]:
         """The ids at which a reader stops; the end of a turn first, where it talks in turns."""
-        ids = list(self.tokenizer.stop_ids)
-        if self.is_chat and self.template is not None:
-            end = Renderer(self.template, ChatTokens(self.folder)).end_id()
-            ids = [*([] if end is None else [end]), *(i for i in ids if i != end)]
-        return ids
+        theirs = _ids(self.generation.get("eos_token_id"))
+        if not self.is_chat or self.template is None:
+            return list(dict.fromkeys([*theirs, *self.tokenizer.stop_ids]))
+        end = Renderer(self.template, ChatTokens(self.folder)).end_id()
+        return list(dict.fromkeys([*([] if end is None else [end]), *(theirs or self.tokenizer.stop_ids)]))
 
 
 def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: bool = False) -> Opened:
@@ -83,11 +94,16 @@ def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: 
     else:
         model, tokenizer = load_for_use(folder, "cpu", precision="fp32")
         files = find_weights(folder)
-    return Opened(folder, card, files, model, tokenizer, _tokenizer_config(folder), find_template(folder), base)
+    told, generation = _read_json(folder / names.TOKENIZER_CONFIG), _read_json(folder / names.GENERATION)
+    return Opened(folder, card, files, model, tokenizer, told, find_template(folder), base, generation)
 
 
-def _tokenizer_config(folder: Path) -> dict[str, Any]:
-    path = folder / names.TOKENIZER_CONFIG
+def _ids(value: Any) -> list[int]:
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Nothing where there is no such file."""
     if not path.is_file():
         return {}
     try:

@@ -27,7 +27,7 @@ from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.run import Model, Phase, Run
 
-__all__ = ["Card", "load_for_use", "read_card", "read_manifest", "verify_files"]
+__all__ = ["Card", "load_for_use", "read_card", "read_manifest", "verify_files", "whose_template"]
 
 CONFIG = "config.json"
 EXPORT = "export.json"  # beside every export of ours
@@ -134,6 +134,15 @@ def _check_present(folder: Path) -> None:
             why="Weights without the tokenizer they were trained with turn every word into another.",
             fix=_how_to_get_tokenizer(folder),
         )
+
+
+def whose_template(card: Card) -> str:
+    """The file with the chat template that a model was trained with, where the run says it."""
+    if card.run is None:
+        return f"the {names.CHAT_TEMPLATE} that came with these weights"
+    if card.run.base is not None:
+        return str(Path(card.run.base.dir) / names.CHAT_TEMPLATE)
+    return str(Path(card.run.data.dir) / names.TOKENIZER_CONFIG)
 
 
 def _how_to_get_tokenizer(folder: Path) -> str:

@@ -22,12 +22,13 @@ from homing.lm.tokenizer.bytes_as_text import BYTE_TO_CHAR, as_text
 from homing.lm.tokenizer.load import TEXT_ENDS, document_mark, read_tokenizer_json, specials_of
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, END_OF_TEXT, IM_START, PAD
 from homing.lm.tokenizer.splits import name_of_split, pre_tokenizer_named
+from homing.wire.names import CHAT_TEMPLATE as TEMPLATE_FILE
 from homing.wire.names import TOKENIZER, TOKENIZER_CONFIG
 
 __all__ = ["EXTRAS", "PAPERS", "Facts", "build_tokenizer_json", "read_facts", "write_extras"]
 
 EXTRAS = (TOKENIZER_CONFIG, "vocab.json", "merges.txt")
-PAPERS = (TOKENIZER_CONFIG, "chat_template.jinja")
+PAPERS = (TOKENIZER_CONFIG, TEMPLATE_FILE)
 OWN_SPLIT = "its own"
 
 

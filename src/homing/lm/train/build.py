@@ -68,12 +68,13 @@ def build(session: Session, phase: Phase, previous: Path | None) -> Built:
     work = open_phase(run, phase, data_dir=session.data_dir, run_dir=session.run_dir)
     start = _start(session, phase, previous)
     torch.manual_seed(run.seed)
-    papers: dict[str, bytes] = {}
+    papers = _papers_of_start(start)
     if phase.method == "full":
         model = _whole_model(session, phase, start)
     else:
         assert start is not None, "adapters without weights to stand beside were let through"
-        model, papers = _adapted_model(session, phase, start)
+        model, told = _adapted_model(session, phase, start)
+        papers |= told
     if isinstance(work, Remembers):
         work.keep_start(model)
     try:
@@ -117,6 +118,12 @@ def _start(session: Session, phase: Phase, previous: Path | None) -> Path | None
     if previous is not None:
         return previous
     return (session.run_dir / session.run.base.dir).resolve() if session.run.base else None
+
+
+def _papers_of_start(start: Path | None) -> dict[str, bytes]:
+    """How whoever made the weights samples from them goes with the weights, from phase to phase."""
+    path = None if start is None else start / names.GENERATION
+    return {path.name: path.read_bytes()} if path is not None and path.is_file() else {}
 
 
 def _lineage(session: Session, start: Path | None) -> tuple[Stage, ...]:

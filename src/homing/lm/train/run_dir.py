@@ -16,6 +16,7 @@ from homing.errors import DataError, RunFailed, UsageError
 from homing.lm.model import Decoder, config_json
 from homing.lm.shards.read import file_sha256, read_manifest
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.lm.tokenizer.files import PAPERS
 from homing.wire import codec, names
 from homing.wire.event import Outcome
 from homing.wire.run import Run
@@ -106,9 +107,8 @@ def read_papers(run: Run, run_dir: Path, data_dir: Path, tokenizer: Tokenizer) -
         names.TOKENIZER: (data_dir / names.TOKENIZER).read_bytes(),
         "config.json": json.dumps(config, indent=1).encode(),
     }
-    if (data_dir / names.TOKENIZER_CONFIG).is_file():
-        papers[names.TOKENIZER_CONFIG] = (data_dir / names.TOKENIZER_CONFIG).read_bytes()
-    return papers
+    # The chat template lies in one of these: without it nobody could ask as was trained.
+    return papers | {name: (data_dir / name).read_bytes() for name in PAPERS if (data_dir / name).is_file()}
 
 
 def write_outcome(run_dir: Path, outcome: Outcome) -> None:
