@@ -109,3 +109,11 @@ def test_the_real_questions_are_answered_by_the_real_programs(
     texts = {check["name"]: check["text"] for check in checks}
     assert texts["torch.loads"].startswith("torch 2.")
     assert texts["packages.lm"].endswith("all in range.")
+
+
+def test_its_fixes_name_the_run_as_it_was_named(cli: Homing) -> None:
+    Path("fern.yaml").write_text(Path("runs/moss.yaml").read_text())
+    said = cli("doctor", "fern.yaml", "--all", "--set", "data.dir=data/none")
+    assert "homing prep fern.yaml --set data.dir=data/none" in said.out
+    assert "homing plan fern.yaml --set data.dir=data/none" in said.out
+    assert "homing plan fern.yaml --set data.dir=data/none" in said.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,15 @@ def test_what_cannot_be_is_refused_with_what_can(
     assert word in err
     assert "Traceback" not in err
     assert not (tmp_path / "exports").exists() or not list((tmp_path / "exports").iterdir())
+
+
+def test_weights_without_an_adapter_are_refused_with_a_command_that_works(homing: Homing, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "models" / "tiny", "llama")
+    code, _, err = homing("export", "tiny", "--to", "adapter")
+    assert code == 2
+    (fix,) = re.findall(r"fix homing (export .*)", err)
+    code, out, err = homing(*fix.split())
+    assert (code, out.strip()) == (0, "exports/tiny-hf"), err
 
 
 def test_an_adapter_needs_its_base_and_says_so(homing: Homing, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,3 +52,31 @@ def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_h
     aloud = cli("fetch", "moss", "--to", "third", "--or-older")
     assert aloud.code == 0
     assert "passed over" in aloud.err
+
+
+def test_the_next_run_of_a_chain_goes_beside_the_one_before_and_every_advice_works(cli: Homing) -> None:
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    assert "then: homing chat moss\n" in cli("watch", "moss").err
+    assert cli("fetch", "moss").code == 0
+    manifest = Path("models/moss/manifest.json")
+    before = json.loads(manifest.read_text())
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    same = cli("watch", "moss").err
+    again = re.search(r"Fetch it: homing (fetch moss)   then: homing chat (models/moss-\d{8}-\S+)\n", same)
+    assert again, same
+    manifest.write_text(json.dumps({**before, "phase": "sft"}))  # as `--phase sft` would have left it
+    advised = re.search(r"Fetch it: homing (fetch moss)   then: homing chat (\S+)\n", cli("watch", "moss").err)
+    assert advised
+    assert advised[2] == "models/moss-pretrain"
+    said = cli(*advised[1].split())
+    assert said.code == 0, said.err
+    assert said.out == "models/moss-pretrain\n"
+    assert "models/moss holds another run of that name and stays: this one goes to models/moss-pretrain" in said.err
+    for verb in ("chat", "eval", "export", "generate"):
+        assert f"homing {verb} models/moss-pretrain" in said.err
+    assert "homing destroy moss" in said.err
+    assert json.loads(manifest.read_text())["run_id"] == before["run_id"], "the first model stays"
+    assert cli("fetch", "moss", "--json").json["is_new"] is False, "the same folder, when it is fetched again"
+    assert cli("fetch", "moss", "--to", "elsewhere").err.count("homing chat elsewhere") == 1
+    assert cli("fetch", "moss", "--force").out == "models/moss\n"
+    assert json.loads(manifest.read_text())["run_id"] != before["run_id"]

@@ -10,7 +10,7 @@ import pytest
 from homing.cli.find_model import find_model
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
-from homing.wire.checkpoint import Pointer
+from homing.wire.checkpoint import CheckpointManifest, Pointer
 
 
 def weights(folder: Path) -> Path:
@@ -87,6 +87,45 @@ def test_the_newest_run_of_that_name_counts_and_not_one_whose_name_only_begins_s
     assert find_model("goethe-20260101-120000-abcd").is_relative_to(runs / "goethe-20260101-120000-abcd")
 
 
+def test_a_plain_name_is_the_run_and_the_folder_of_that_name_is_told(
+    tmp_path: Path, homing_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = weights(tmp_path / "tinyllama")
+    assert find_model("tinyllama") == Path("tinyllama"), "there is no run of that name yet"
+    run = run_with(homing_home / "runs" / "tinyllama-20260101-120000-abcd", phase="sft", best=None)
+    assert capsys.readouterr().err == ""
+    assert find_model("tinyllama").is_relative_to(run)
+    said = f"tinyllama is a run and a folder here: {run} is taken. The folder is ./tinyllama\n"
+    assert capsys.readouterr().err == said
+    assert find_model("./tinyllama").absolute() == folder
+    assert find_model(run.name).is_relative_to(run)
+    assert capsys.readouterr().err == "", "who names one of them means it"
+
+
+def test_a_phase_is_taken_from_the_run_that_has_it_and_that_is_told(
+    tmp_path: Path, homing_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sft = run_with(homing_home / "runs" / "ll-20260101-120000-abcd", phase="sft", best=None)
+    rl = run_with(homing_home / "runs" / "ll-20260102-120000-abcd", phase="rl", best=None)
+    assert find_model("ll").is_relative_to(rl)
+    assert capsys.readouterr().err == ""
+    assert find_model("ll", phase="sft", checkpoint="4") == sft / names.CHECKPOINTS / "sft" / names.step_dir(4)
+    assert capsys.readouterr().err == f"{rl.name} has nothing of sft: taken from {sft}\n"
+    with pytest.raises(DataError) as caught:
+        find_model("ll", phase="mid")
+    assert "checkpoints of: rl" in caught.value.why
+    for name, phase in (("ll", "pretrain"), ("ll-mid", "mid")):
+        folder = weights(tmp_path / "models" / name)
+        manifest = CheckpointManifest("ll", "ll-1", phase, 4, 1, True, "", 7, [])
+        (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+        assert find_model("ll", phase=phase) == Path("models") / name, "fetched"
+    with pytest.raises(UsageError, match="none to choose"):
+        find_model("models/ll", phase="sft")
+    capsys.readouterr()
+    assert find_model("ll") == Path("models/ll")
+    assert capsys.readouterr().err == "models/ll is taken; beside it lies models/ll-mid\n"
+
+
 def test_with_nothing_named_the_newest_of_all_counts(tmp_path: Path, homing_home: Path) -> None:
     old = weights(tmp_path / "models" / "old")
     os.utime(old, (1, 1))
@@ -119,6 +158,9 @@ def test_what_is_no_checkpoint_and_no_phase_is_a_usage_error(tmp_path: Path) -> 
         find_model("./a", checkpoint="newest")
     with pytest.raises(UsageError, match="no phase"):
         find_model("./a", phase="finetune")
+    with pytest.raises(UsageError) as caught:
+        find_model("./a", phase="stf")
+    assert caught.value.fix == "--phase sft"
 
 
 def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
@@ -144,3 +186,18 @@ def test_a_pointer_to_a_checkpoint_that_is_gone_falls_to_the_latest_only_when_no
     assert find_model("./a").name == "step-00000012"
     with pytest.raises(DataError):
         find_model("./a", checkpoint="best")
+
+
+def test_a_best_checkpoint_that_is_not_the_last_is_opened_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_with(tmp_path / "a", phase="rl", steps=(2, 5))
+    (tmp_path / "a/checkpoints/rl" / names.BEST).write_text(codec.dumps(Pointer(2, val_loss=0.9722)))
+    find_model("./a")
+    said = capsys.readouterr().err
+    assert "rl step 2: best of 2, by missing reward 0.9722; the last is step 5 (--checkpoint latest)" in said
+    find_model("./a", checkpoint="best")
+    find_model("./a", checkpoint="latest")
+    find_model(str(tmp_path / "a/checkpoints/rl/step-00000002"))
+    find_model(str(run_with(tmp_path / "b", best=12)))
+    assert capsys.readouterr().err == "", "a choice of the person's own, or the last: nothing to explain"

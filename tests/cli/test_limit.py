@@ -44,3 +44,14 @@ def test_an_ended_run_is_told_how_to_go_on(say: Homing) -> None:
     said = say("limit", "moss", "--spend", "3")
     assert said.code == 2
     assert "homing launch moss --resume --spend-limit 3.00" in said.err
+
+
+@pytest.mark.parametrize("typed", ["0.12", "$3"])
+def test_a_bare_sum_is_answered_with_the_flag_that_it_needs(say: Homing, typed: str) -> None:
+    said = say("limit", "moss", typed, "--json")
+    assert said.code == 2
+    assert said.json["fix"] == f"homing limit moss --spend {typed.removeprefix('$')}"
+
+
+def test_the_flag_of_launch_means_the_same_here(say: Homing) -> None:
+    assert "has not been launched yet" in say("limit", "moss", "--spend-limit", "3").err

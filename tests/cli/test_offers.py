@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tests.cli.control_rig import Homing, typing
 from tests.doubles.shop import Shop, offer, open_shops
 
+from homing.cli.offers import HEADERS, row_of
 from homing.errors import ProviderRefused
 
 
@@ -132,3 +134,10 @@ def test_a_provider_that_cannot_be_reached_is_said_without_a_word_of_what_bills(
         assert "homing doctor" in said.err
         assert "bill" not in said.err
     assert "so its instances may bill" in cli("reconcile").err
+
+
+def test_the_memory_of_a_computer_without_a_card_is_not_called_vram() -> None:
+    offer_here = dataclasses.replace(offer("CPU", 0, "0.00"), num_cores=4, memory_bytes=16 * 2**30)
+    row = row_of(1, offer_here)
+    assert row[HEADERS.index("VRAM")] == "-"
+    assert row[HEADERS.index("GPUs")] == "4 cores, 16GB RAM"

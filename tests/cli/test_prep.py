@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from homing.cli import prep_report, talk
+from homing.cli.new import command as make_run_file
 from homing.cli.prep import command
 from homing.config import load_run
-from homing.errors import DataError, HomingError, UsageError
+from homing.errors import DataError, HomingError, RunFileError, UsageError
 from homing.lm.prep import Progress
 from homing.lm.tokenizer import load_tokenizer
 from homing.lm.verify import verify
@@ -258,3 +259,45 @@ def test_the_command_line_itself_ends_with_2_and_three_lines() -> None:
     assert done.stderr.startswith("error: bad.txt is not UTF-8 text: byte 0xe9 at offset 3.")
     assert "Traceback" not in done.stderr
     assert not Path("data/x").exists()
+
+
+def test_too_little_text_for_a_presets_vocabulary_gets_a_smaller_one_aloud(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run_file("cat", preset="tiny", text=["a.txt"], validation=None, is_listing=False, force=False)
+    command("cat")
+    assert "gives no vocabulary of 2,048" in capsys.readouterr().err
+    loaded = load_run("cat")
+    there = load_tokenizer(here / "data/cat/tokenizer.json").vocab_size
+    assert loaded.run.model.vocab_size == there < 2048
+    assert verify(loaded.run, here).problems == []
+    made = (here / "data/cat/manifest.json").read_bytes()
+    command("cat")
+    assert (here / "data/cat/manifest.json").read_bytes() == made
+    assert "Next: homing verify cat" in capsys.readouterr().err
+    with pytest.raises(RunFileError, match="vocabulary mismatch"):
+        load_run("cat", ["tokenizer.vocab_size=2048"])
+
+
+def test_a_vocabulary_that_nobody_asked_for_is_made_as_large_as_the_text_allows(here: Path) -> None:
+    (here / "runs/own.yaml").write_text(RUN_FILE.replace("tokenizer:\n  vocab_size: 300\n", ""))
+    command("own")
+    assert 272 < load_run("own").run.model.vocab_size < 2048
+    command(text=["a.txt"], out="data/flags")
+    assert load_tokenizer(here / "data/flags/tokenizer.json").vocab_size < 2048
+
+
+@pytest.mark.parametrize("asked", [{"vocab_size": "2048"}, {"sets": ["tokenizer.vocab_size=2048"]}, {}])
+def test_a_vocabulary_that_was_asked_for_is_not_changed(here: Path, asked: dict[str, Any]) -> None:
+    if not asked:
+        (here / "runs/tiny-cat.yaml").write_text(RUN_FILE.replace("vocab_size: 300", "vocab_size: 2048"))
+    with pytest.raises(DataError, match=r"gives no vocabulary of 2,048"):
+        command("tiny-cat", **asked)
+
+
+def test_a_phase_with_text_of_its_own_is_read_with_the_smaller_vocabulary(here: Path) -> None:
+    more = RUN_FILE.replace("tokenizer:\n  vocab_size: 300\n", "")
+    (here / "more.txt").write_text("The dog sat too.<|endoftext|>" * 40)
+    (here / "runs/own.yaml").write_text(more + "  - {kind: mid, steps: 2, data: {text: [more.txt]}}\n")
+    command("own")
+    assert load_run("own").is_prepared

@@ -93,6 +93,6 @@ def test_the_ledger_of_a_name_has_every_run_of_it(cli: Homing) -> None:
 def test_a_run_that_was_never_launched_is_told_how(cli: Homing) -> None:
     said = cli("fetch", "moss")
     assert said.code == 2
-    assert "homing launch moss --spend-limit" in said.err
+    assert "homing plan moss" in said.err
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     assert "Did you mean moss?" in cli("watch", "moos").err

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
+
+from homing.wire import codec, names
+from homing.wire.event import Outcome
 
 
 @pytest.fixture
@@ -34,6 +38,29 @@ def test_every_run_is_listed_with_its_instance_and_dollars(cli: Homing) -> None:
     assert document["schema"] == "homing.runs/1"
     assert document["runs"][0]["state"] == "running"
     assert [line["billing"] for line in document["billing"]] == ["yes"]
+
+
+def test_what_was_trained_here_is_listed_too(cli: Homing, homing_home: Path) -> None:
+    from tests.cloud.rig import make_run
+
+    for name, outcome in (("a", Outcome("done", "All steps are done.", 0, "pretrain", 20)), ("b", None), ("c", None)):
+        folder = homing_home / "runs" / f"moss-20260101-120000-{name}"
+        folder.mkdir(parents=True)
+        (folder / names.TRAINER_LOCK).touch()
+        (folder / names.RUN).write_text(codec.dumps(make_run(homing_home)))
+        if outcome is not None:
+            (folder / names.OUTCOME).write_text(codec.dumps(outcome))
+    (homing_home / "runs/moss-20260101-120000-d").mkdir()  # launched from elsewhere: no trainer was ever here
+    with open(homing_home / "runs/moss-20260101-120000-c" / names.TRAINER_LOCK) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        said = cli("runs")
+        document = cli("runs", "--json").json
+    lines = {line.split()[0][-1]: line for line in said.out.splitlines() if "trained here" in line}
+    assert sorted(lines) == ["a", "b", "c"]
+    assert "20/20" in lines["a"]
+    states = {each["run"][-1]: each["state"] for each in document["trained"]}
+    assert states == {"a": "done", "b": "unfinished", "c": "training"}
+    assert "Nothing bills." in said.err
 
 
 @pytest.mark.slow

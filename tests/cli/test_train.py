@@ -16,7 +16,7 @@ from homing.cli import train as verb
 from homing.config import has_smoke_passed
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.checkpoint import CheckpointManifest, Pointer
 from homing.wire.event import Metric, Outcome
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lm"))
@@ -189,3 +189,22 @@ def test_a_phase_by_itself_after_one_of_adapters_begins_with_both_put_together(p
     assert (folder / names.WEIGHTS).is_file(), "whole weights, not another adapter"
     lineage = codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes()).lineage
     assert [(stage.phase, stage.method) for stage in lineage] == [("pretrain", "full"), ("mid", "lora"), ("rl", "full")]
+
+
+def test_the_end_says_which_checkpoint_the_other_verbs_will_open_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phase_dir = tmp_path / "moss-20260101-000000-abcd" / names.CHECKPOINTS / "rl"
+    for step in (2, 5):
+        (phase_dir / names.step_dir(step)).mkdir(parents=True)
+        (phase_dir / names.step_dir(step) / names.WEIGHTS).write_bytes(b"w")
+    (phase_dir / names.LATEST).write_text(codec.dumps(Pointer(5, val_loss=0.99)))
+    outcome = Outcome("done", "", 0, phase="rl", step=5)
+    for best, said in ((2, True), (5, False)):
+        (phase_dir / names.BEST).write_text(codec.dumps(Pointer(best, val_loss=0.9722)))
+        verb._tell(phase_dir.parents[1], "moss", outcome, "", caught=0, is_smoke=False)
+        err = capsys.readouterr().err
+        assert f"The model is in {phase_dir / names.step_dir(5)}" in err
+        opened = f"chat, generate, eval and export open {phase_dir / names.step_dir(2)}"
+        assert (opened in err) == said
+        assert ("best of 2, by missing reward 0.9722" in err) == said

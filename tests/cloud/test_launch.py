@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import make_draft, marked_now
+from tests.cloud.rig import make_draft, make_run, marked_now
 
 from homing.cloud import launch as launching
 from homing.cloud.destroy import destroy_lines, destroy_run
 from homing.cloud.guards import count_alive, guards, sign_in
 from homing.cloud.home import Home
+from homing.cloud.inputs import told_inputs
 from homing.cloud.launch import dry_run, launch
 from homing.cloud.logs import boot_log
 from homing.cloud.providers.base import Instance, wait_until
@@ -28,7 +29,7 @@ from homing.errors import CreateFailed, DataError, HomingError, StartTimeout, St
 from homing.store import FileStore
 from homing.wire import names
 from homing.wire.control import Heartbeat
-from homing.wire.run import Limits
+from homing.wire.run import Limits, PhaseData
 from homing.world import Database, World
 
 
@@ -446,3 +447,13 @@ def test_an_age_that_cannot_be_told_is_tried_again_and_never_left_untold(
             launch(make_draft(home, tmp_path, steps=100_000), home)
         assert len(tries) > 3
     assert marked_now(home) == []
+
+
+def test_what_is_in_the_store_is_told_with_every_data_that_a_run_has(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    whole = run.data.manifest_sha256
+    assert told_inputs(run, [10, 20]).endswith(f"2 files, 30 B; data {whole[:12]}")
+    own = dataclasses.replace(run.phases[0], data=PhaseData("chat", "sft", "c" * 64, 1, 1))
+    without = dataclasses.replace(run, data=dataclasses.replace(run.data, manifest_sha256=""))
+    assert told_inputs(dataclasses.replace(without, phases=[own]), [10]).endswith(f"; data {'c' * 12}")
+    assert "data" not in told_inputs(without, [10])

@@ -24,9 +24,10 @@ from homing.config.derive import sizes as sizes_of
 from homing.config.memory import training_memory
 from homing.errors import NoOffer
 from homing.store import FileStore, run_key
+from homing.units import format_bytes
 from homing.wire import codec, names
 from homing.wire.event import Metric
-from homing.wire.run import Cloud, Limits, Model, Rl, RlTask, Run
+from homing.wire.run import Cloud, Limits, Lora, Model, Rl, RlTask, Run
 from homing.world import Completed, World
 
 H100 = Offer("runpod", "h100", "H100", 1, 16, 80 * 2**30, Decimal("2.49"))
@@ -380,3 +381,22 @@ def test_the_way_of_the_state_to_the_card_and_back_takes_time_in_every_step(plai
     remember(dataclasses.replace(big_run(tmp_path), id="moss-1"), "H100", 1, 3000.0, plain)
     assert estimate(big_run(tmp_path), H100, plain).source == "measured"
     assert estimate(big_run(tmp_path, offload="optimizer"), H100, plain).source == "modelled", "another kind of step"
+
+
+def test_a_phase_that_trains_all_weights_after_adapters_says_so_with_the_memory(plain: Home, tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    full = dataclasses.replace(run.phases[0], kind="rl", rl=Rl([RlTask("arithmetic")]))
+    adapters = dataclasses.replace(run.phases[0], kind="sft", method="lora", lora=Lora(rank=2, alpha=4.0))
+    memory = training_memory(run, full)
+    chain = dataclasses.replace(run, phases=[adapters, full])
+    alone = dataclasses.replace(run, phases=[dataclasses.replace(full, init_from="/a", init_base="/b")])
+    for each in (chain, alone):
+        (said,) = (text for text in make_plan(each, plain).warnings if "weights in fp32" in text)
+        assert said.startswith(f"rl trains all {run.sizes.num_params:,} weights in fp32; they, their gradients and")
+        assert format_bytes(memory.weights + memory.gradients + memory.optimizer) in said
+        assert format_bytes(memory.peak(max(1, full.micro_batch))) in said
+        assert "method: lora" in said
+    kept = dataclasses.replace(full, method="lora", lora=Lora(rank=2, alpha=4.0))
+    for phases in ([full], [adapters, kept]):
+        told = make_plan(dataclasses.replace(run, phases=phases), plain).warnings
+        assert not any("weights in fp32" in text for text in told)

@@ -114,6 +114,7 @@ def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_nex
     put(watched, names.EVENTS, begun, taken)
     told = [report.text for report in watched._news()]
     assert told == ["trainer: It begins.", "lookout: The machine will be taken away."]
+    home.ledger.set_run("moss-1", state="stopped")
     home.ledger.close("m1", at=19.0, spend_usd=Decimal(1), note="")
     home.ledger.intend(watched.run, LedgerLine("m2", "moss-1", "moss", 2, "local", "o", "36", None, 20.0))
     # The second attempt begins the file with what it found, in other bytes; the last words of the first come late.

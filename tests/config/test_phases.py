@@ -87,6 +87,21 @@ def test_some_phases_start_from_the_newest_final_checkpoint_of_the_one_before(lo
     assert [prep.phase for prep in loaded.phase_preps] == ["sft"]
 
 
+def test_what_was_fetched_beside_another_run_of_that_name_is_found_too(
+    load: Load, homing_home: Path, folder: Path
+) -> None:
+    whole, models = load(RUN), folder / "models"
+    models.mkdir()
+    trained(homing_home / "runs/base-1", whole, "pretrain").rename(models / "base")
+    beside = trained(homing_home / "runs/base-2", whole, "mid").rename(models / "base-mid")
+    assert load(RUN, "train.only=sft").run.phases[0].init_from == str(beside)
+    older = codec.loads(CheckpointManifest, (beside / names.MANIFEST).read_bytes())
+    newest = trained(homing_home / "runs/base-3", whole, "mid").rename(models / "base-20260303-000000-cccc")
+    newer = dataclasses.replace(older, run_id="base-3", made_at=older.made_at + 1)
+    (newest / names.MANIFEST).write_text(codec.dumps(newer))
+    assert load(RUN, "train.only=sft").run.phases[0].init_from == str(newest), "the one that was made last"
+
+
 def test_without_one_it_is_said_where_was_looked_and_an_unknown_phase_lists_the_valid_ones(mistakes: Mistakes) -> None:
     (missing,) = mistakes(RUN, "train.only=sft")
     assert "no trained mid or pretrain of base is here" in missing.problem

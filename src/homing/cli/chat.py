@@ -97,7 +97,7 @@ def _say_format(card: Card) -> None:
         talk.say(
             f"warning: {card.folder} has no chat template, so it is asked in ChatML (<|im_start|>user ...),"
             " which may not be what it was trained with."
-            f" Copy the template there, and it is asked as it was trained: {whose_template(card)}"
+            f" Copy the file with the template there: {whose_template(card)}"
         )
 
 

@@ -65,7 +65,8 @@ def named_as_typed(name: str, typed: str) -> Iterator[None]:
         yield
     except HomingError as exc:
         verbs = "prep|verify|plan|launch|train"
-        exc.fix = re.sub(rf"homing ({verbs}) {re.escape(name)}(?![\w.-]| --resume)", rf"homing \1 {typed}", exc.fix)
+        named = rf"homing ({verbs}) {re.escape(name)}(?![\w.-]| --resume)"
+        exc.fix = re.sub(named, lambda found: f"homing {found[1]} {typed}", exc.fix)
         raise
 
 

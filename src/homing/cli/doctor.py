@@ -12,12 +12,12 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import open_home
-from homing.cli.options import Json, Sets
+from homing.cli.options import Json, Sets, as_typed
 from homing.cloud.checks import Check
 from homing.cloud.doctor import examine
 from homing.cloud.examined import Examined
 from homing.cloud.home import Home
-from homing.config import find_run_file, load_run
+from homing.config import find_run_file, load_run, typed_name
 from homing.errors import HomingError
 
 __all__ = ["command"]
@@ -40,7 +40,8 @@ def command(
     """
     checks, asking = list[Check](), _Asking()
     with open_home() as home, asking:
-        for check in examine(_examined(home, run, sets or [], provider or [], asking)):
+        examined = _examined(home, run, sets or [], provider or [], asking)
+        for check in examine(examined):
             checks.append(check)
             if not talk.is_json() and (every or check.is_finding):
                 asking.clear()
@@ -52,7 +53,7 @@ def command(
         f"{len(checks)} checks: {counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} well,"
         f" {counts['skipped']} not looked at" + ("." if every else "; --all shows them.")
     )
-    talk.say(f"Next: homing plan {run or 'RUN'}" if not faults else "Mend them and ask again: homing doctor")
+    talk.say(f"Next: homing plan {examined.typed or 'RUN'}" if not faults else "Mend them and ask again: homing doctor")
     if faults:
         raise typer.Exit(1)
 
@@ -87,7 +88,8 @@ def _examined(home: Home, run: str | None, sets: list[str], named: list[str], te
         loaded = load_run(run, sets)
     except HomingError as exc:
         return dataclasses.replace(examined, run_error=exc)
-    return dataclasses.replace(examined, run=loaded.run, is_prepared=loaded.is_prepared)
+    typed = f"{typed_name(loaded.file)}{as_typed(sets)}"
+    return dataclasses.replace(examined, run=loaded.run, is_prepared=loaded.is_prepared, typed=typed)
 
 
 def _text(run: str) -> str:

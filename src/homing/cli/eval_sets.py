@@ -119,7 +119,7 @@ def _held_out_text(card: Card, *, is_alone: bool) -> list[What]:
 
 
 def _rl_tasks(card: Card, rl: Rl, at_most: int) -> list[What]:
-    """Of a task that eval cannot judge or whose questions were all asked it is said; a file that is gone is an error."""
+    """A task that eval cannot judge, or that holds out no question, is left out aloud; a missing file is an error."""
     from homing.lm.evals.rl_tasks import file_of, rl_task
 
     sets: list[What] = []

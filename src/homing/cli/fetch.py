@@ -9,13 +9,15 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems
+from homing.cli.find_model import MODELS
 from homing.cli.options import Json, RunName
-from homing.cloud.fetch import Shown, fetch, show
+from homing.cloud.fetch import Shown, choose, fetch, phases_of, place_of, show
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.watch import remember_speed
 from homing.units import format_bytes, format_duration
+from homing.wire.checkpoint import figure_of
 
 __all__ = ["command"]
 
@@ -23,7 +25,9 @@ __all__ = ["command"]
 def command(
     run: RunName = None,
     checkpoint: Annotated[str, typer.Option("--checkpoint", help="latest, best, a step or PHASE:STEP.")] = "latest",
-    to: Annotated[Path | None, typer.Option("--to", help="Folder; models/NAME when left out.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder; models/NAME or, beside one there, models/NAME-PHASE, else.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace another model there, or one that was changed.")
     ] = False,
@@ -38,7 +42,7 @@ def command(
         if is_list:
             _list(home, row)
             return
-        target = to or Path("models") / row.name
+        target = to or (MODELS / row.name if force else _place(home, row, checkpoint))
         got = fetch(
             home,
             row,
@@ -73,17 +77,27 @@ def command(
             f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
             f" Logs, metrics and samples: {got.run_dir}"
         )
-        _say_next(row.name, manifest.phase)
+        _say_next(row.name, row.name if target == MODELS / row.name else str(target), manifest.phase)
 
 
-def _say_next(name: str, phase: str) -> None:
+def _place(home: Home, row: RunRow, checkpoint: str) -> Path:
+    store = home.store_of(row)
+    phase = choose(store, row, checkpoint, phases_of(store, row))[0].manifest.phase
+    target = place_of(home, row, phase, MODELS)
+    if target != MODELS / row.name:
+        talk.say(f"{MODELS / row.name} holds another run of that name and stays: this one goes to {target}")
+    return target
+
+
+def _say_next(name: str, model: str, phase: str) -> None:
+    """`model`: what a verb that uses it is to be told."""
     talk.say(
-        f"Talk to it: homing chat {name}   Complete a prompt: homing generate {name} --prompt 'Once'"
-        f"   Measure it: homing eval {name}   End billing, confirmed: homing destroy {name}"
+        f"Talk to it: homing chat {model}   Complete a prompt: homing generate {model} --prompt 'Once'"
+        f"   Measure it: homing eval {model}   End billing, confirmed: homing destroy {name}"
     )
     if phase in ("pretrain", "mid"):  # a base that goes on with text; what makes it answer is another phase
         talk.say(f"Fine-tune it: a phase of kind sft in its run file, then: homing launch {name} --phase sft")
-    talk.say(f"Use it elsewhere: homing export {name}")
+    talk.say(f"Use it elsewhere: homing export {model}")
 
 
 def _list(home: Home, row: RunRow) -> None:
@@ -92,11 +106,12 @@ def _list(home: Home, row: RunRow) -> None:
     talk.emit("fetch-list/1", {"run": row.id, "store": row.store, "checkpoints": documents})
     rows = []
     for each in documents:
-        loss = f"{each['val_loss']:.3f}" if each["val_loss"] is not None else ""
+        called = figure_of(each["phase"]).removeprefix("held-out ")
+        held_out = f"{called} {each['val_loss']:.3f}" if each["val_loss"] is not None else ""
         age = f"{format_duration(max(0.0, now - each['made_at']))} ago" if each["made_at"] else ""
         said = each["problem"] or ", ".join(each["names"])
-        rows.append((each["phase"], f"{each['step']:,}", loss, format_bytes(each["num_bytes"]), age, said))
-    talk.table(["phase", "step", "val loss", "size", "made", ""], rows)
+        rows.append((each["phase"], f"{each['step']:,}", held_out, format_bytes(each["num_bytes"]), age, said))
+    talk.table(["phase", "step", "held out", "size", "made", ""], rows)
     if found:
         step = found[-1].checkpoint.manifest.step
         talk.say(f"Fetch one: homing fetch {row.name} --checkpoint {step} --to models/{row.name}-{step}")

@@ -1,29 +1,40 @@
 """RUN, as a person types it, to one checkpoint folder.
 
-    a folder        a checkpoint, an export, anybody's model, or a run directory with checkpoints/ in it
-    ./models/NAME   what `homing fetch NAME` brought home
-    NAME            the newest run of that name under $HOMING_HOME/runs
+    with a slash    a folder: a checkpoint, an export, anybody's model, or a run directory with checkpoints/ in it
+    NAME            models/NAME, which `homing fetch NAME` brought home; else the newest run of that name under
+                    $HOMING_HOME/runs; else a folder of that name here. Where it is a run and a folder, that is said
     (left out)      the newest of all of these
 
 In a run directory the last phase counts, and in it the best checkpoint, or the latest where none was evaluated; the
-person may ask for others. Reads the disk and nothing else: no torch.
+person may ask for others. A phase that is asked for is looked for in every run of the name, the newest first, and in
+what was fetched. Of a best one that is not the last it is said why it is taken. Reads the disk and nothing
+else: no torch.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
+from homing.cli import talk
 from homing.config import home
+from homing.config.names import nearest
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
-from homing.wire.checkpoint import Pointer
+from homing.wire.checkpoint import CheckpointManifest, Pointer, figure_of
 
-__all__ = ["MODELS", "find_model"]
+__all__ = ["MODELS", "Chosen", "choose_in_run", "find_model"]
 
 MODELS = Path("models")
 PHASES = ("pretrain", "mid", "sft", "rl")  # in the order in which a model goes through them
 _RUN_ID = r"{name}-\d{{8}}-\d{{6}}(-\w+)?"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    folder: Path
+    why: str = ""  # where it is not the last one, and nobody asked for it by name
 
 
 def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | None = None) -> Path:
@@ -36,44 +47,86 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
         )
     if phase is not None and phase not in PHASES:
         raise UsageError(
-            what=f"There is no phase {phase!r}.", why=f"The phases are {', '.join(PHASES)}.", fix="--phase pretrain"
+            what=f"There is no phase {phase!r}.",
+            why=f"The phases are {', '.join(PHASES)}.",
+            fix=f"--phase {nearest(phase, list(PHASES)) or 'pretrain'}",
         )
-    folder = _find_folder(run, wants_one=checkpoint is not None or phase is not None)
+    folder = _find_folder(run, checkpoint, phase)
     if _is_checkpoint(folder):
-        if checkpoint is not None or phase is not None:
+        if checkpoint is not None or (phase is not None and phase != _phase_of(folder)):
             raise UsageError(
                 what=f"{folder} is one checkpoint, so there is none to choose.",
                 why="--checkpoint and --phase choose in a run directory, which holds several.",
                 fix="Leave them out; homing fetch NAME --checkpoint STEP brings another one home.",
             )
         return folder
-    return _in_run_dir(folder, checkpoint, phase)
+    chosen = choose_in_run(folder, checkpoint, phase)
+    if chosen.why:
+        talk.say(chosen.why)
+    return chosen.folder
 
 
-def _find_folder(run: str | None, *, wants_one: bool) -> Path:
+def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> Path:
     if run is None:
         return _newest()
     path = Path(run).expanduser()
-    looks_like_path = "/" in run or run.startswith((".", "~"))
-    fetched, runs = MODELS / run, _runs_called(run)
-    if looks_like_path or (path.is_dir() and (_is_checkpoint(path) or _is_run_dir(path))):
+    if "/" in run or run.startswith((".", "~")):
         return _need_folder(path)
+    runs, fetched = [each for each in _runs_called(run) if _is_model(each)], _fetched(run, phase)
     # models/NAME holds one set of weights; a person who names a step or a phase means the run behind it.
-    candidates = [*runs, fetched] if wants_one else [fetched, *runs]
-    for candidate in candidates:
-        if _is_checkpoint(candidate) or _is_run_dir(candidate):
-            return candidate
+    candidates = [*runs, *fetched] if checkpoint is not None or phase is not None else [*fetched, *runs]
+    found = _of_phase(runs, fetched, checkpoint, phase) if phase is not None else None
+    if taken := found or next(iter(candidates), None):
+        if _is_model(path) and path.absolute() != taken.absolute():
+            talk.say(f"{run} is a run and a folder here: {taken} is taken. The folder is ./{run}")
+        if taken == MODELS / run and (others := _beside(run)):
+            talk.say(f"{taken} is taken; beside it lies {' and '.join(map(str, others))}")
+        return taken
+    if _is_model(path):
+        return path
     raise DataError(
         what=f"There is no trained model called {run!r} here.",
-        why=f"Looked for the folders {run}, {fetched} and {home() / 'runs' / run}-*.",
+        why=f"Looked for the folders {run}, {MODELS / run} and {home() / 'runs' / run}-*.",
         fix=f"homing fetch {run} brings it home; homing runs lists what there is.",
     )
+
+
+def _fetched(name: str, phase: str | None) -> list[Path]:
+    """What lies in models/: NAME, and NAME-PHASE where that phase is asked for, as fetch puts it beside another."""
+    beside = [MODELS / f"{name}-{phase}"] if phase is not None else []
+    return [folder for folder in (*beside, MODELS / name) if _is_model(folder)]
+
+
+def _beside(name: str) -> list[Path]:
+    """Later phases of the same chain, which fetch put beside models/NAME: whoever means one must say so."""
+    first = _phase_of(MODELS / name)
+    later = PHASES[PHASES.index(first) + 1 :] if first in PHASES else ()
+    folders = {phase: MODELS / f"{name}-{phase}" for phase in later}
+    return [folder for phase, folder in folders.items() if _is_checkpoint(folder) and _phase_of(folder) == phase]
+
+
+def _of_phase(runs: list[Path], fetched: list[Path], checkpoint: str | None, phase: str) -> Path | None:
+    """The newest run that has the phase, else what was fetched of it. Told where a newer run is passed over."""
+    found = next((run for run in runs if _steps(run / names.CHECKPOINTS / phase)), None)
+    if found is None and checkpoint is None:
+        found = next((folder for folder in fetched if _is_checkpoint(folder) and _phase_of(folder) == phase), None)
+    if found is not None and runs and found != runs[0]:
+        talk.say(f"{runs[0].name} has nothing of {phase}: taken from {found}")
+    return found
+
+
+def _phase_of(folder: Path) -> str:
+    """Of one checkpoint, by its manifest; "" of weights that no run of ours made."""
+    try:
+        return codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes()).phase
+    except (OSError, codec.WireError):
+        return ""
 
 
 def _newest() -> Path:
     runs = home() / "runs"
     found = [path for parent in (MODELS, runs) if parent.is_dir() for path in parent.iterdir()]
-    found = [path for path in found if _is_checkpoint(path) or _is_run_dir(path)]
+    found = [path for path in found if _is_model(path)]
     if not found:
         raise DataError(
             what="There is no trained model here yet.",
@@ -99,13 +152,17 @@ def _need_folder(path: Path) -> Path:
             why="A path must be a checkpoint or a run directory.",
             fix="homing runs lists what there is.",
         )
-    if not _is_checkpoint(path) and not _is_run_dir(path):
+    if not _is_model(path):
         raise DataError(
             what=f"{path} holds no model.",
             why=f"It has neither {names.WEIGHTS} nor {names.CHECKPOINTS}/ with a checkpoint in it.",
             fix="homing runs lists what there is.",
         )
     return path
+
+
+def _is_model(path: Path) -> bool:
+    return _is_checkpoint(path) or _is_run_dir(path)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -118,7 +175,8 @@ def _is_run_dir(path: Path) -> bool:
     return any(_is_checkpoint(step) for step in (path / names.CHECKPOINTS).glob("*/step-*"))
 
 
-def _in_run_dir(run_dir: Path, checkpoint: str | None, phase: str | None) -> Path:
+def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | None = None) -> Chosen:
+    """What the verbs that use a model open in a run directory."""
     checkpoints = run_dir / names.CHECKPOINTS
     by_phase = {p: _steps(checkpoints / p) for p in PHASES if _steps(checkpoints / p)}
     chosen = phase or next((p for p in reversed(PHASES) if p in by_phase), "")
@@ -136,7 +194,19 @@ def _in_run_dir(run_dir: Path, checkpoint: str | None, phase: str | None) -> Pat
             why=f"It has the steps {', '.join(map(str, steps))}.",
             fix=f"--checkpoint {steps[-1]}",
         )
-    return checkpoints / chosen / names.step_dir(step)
+    why = _why(checkpoints / chosen, step, steps) if checkpoint is None and step != steps[-1] else ""
+    return Chosen(checkpoints / chosen / names.step_dir(step), why)
+
+
+def _why(phase_dir: Path, step: int, steps: list[int]) -> str:
+    best = _read_pointer(phase_dir / names.BEST)
+    if best is None or best.step != step:
+        return ""  # the last one is not whole
+    value = "" if best.val_loss is None else f" {best.val_loss:.4f}"
+    return (
+        f"{phase_dir.name} step {step:,}: best of {len(steps)}, by {figure_of(phase_dir.name)}{value};"
+        f" the last is step {steps[-1]:,} (--checkpoint latest)"
+    )
 
 
 def _pick_step(phase_dir: Path, checkpoint: str | None, steps: list[int]) -> int | None:
@@ -156,10 +226,15 @@ def _steps(phase_dir: Path) -> list[int]:
 
 
 def _pointed(path: Path) -> int | None:
+    pointer = _read_pointer(path)
+    return pointer.step if pointer is not None else None
+
+
+def _read_pointer(path: Path) -> Pointer | None:
     if not path.is_file():
         return None
     try:
-        return codec.loads(Pointer, path.read_bytes()).step
+        return codec.loads(Pointer, path.read_bytes())
     except codec.WireError as exc:
         raise DataError(
             what=f"{path} cannot be read.", why=str(exc), fix="Name a step instead: --checkpoint STEP"

@@ -19,8 +19,10 @@ __all__ = ["command"]
 
 def command(
     run: RunRequired,
+    dollars: Annotated[str | None, typer.Argument(hidden=True)] = None,
     spend: Annotated[
-        str | None, typer.Option("--spend", metavar="DOLLARS", help="The most it may cost, over all attempts.")
+        str | None,
+        typer.Option("--spend", "--spend-limit", metavar="DOLLARS", help="The most it may cost, over all attempts."),
     ] = None,
     time: Annotated[
         str | None, typer.Option("--time", metavar="TIME", help="How long its instance may live: 8h, 90m; 0: no limit.")
@@ -28,6 +30,12 @@ def command(
     json_: Json = False,
 ) -> None:
     """Change the limit of a live run: in the ledger, at the provider, and on the instance."""
+    if dollars is not None:
+        raise UsageError(
+            what=f"What is {dollars!r} the limit of?",
+            why="A run has two: the dollars that it may cost, --spend, and how long its instance may live, --time.",
+            fix=f"homing limit {run} --spend {dollars.removeprefix('$')}",
+        )
     spend_usd = parse_limit(spend, "--spend")
     try:
         time_s = None if time is None else parse_duration(time)

@@ -88,8 +88,8 @@ def row_of(number: int, offer: Offer) -> list[str]:
         str(number),
         f"{offer.provider}/{offer.cloud}" if offer.cloud else offer.provider,
         offer.region or "-",
-        f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.num_cores} cores",
-        _memory(offer),
+        f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.num_cores} cores, {_gib(offer)}GB RAM",
+        _vram(offer),
         f"{usd(offer.rate_usd_per_hour)}",
         nvlink,
     ]
@@ -106,9 +106,15 @@ def rate_age(offer: Offer, now: float) -> str:
     return f"rate of {day}, {format_duration(max(0.0, now - offer.as_of))} old{source}"
 
 
-def _memory(offer: Offer) -> str:
-    gpu = find_gpu(offer.device) if offer.num_gpus else None
-    return f"{gpu.memory_gib if gpu else round(offer.memory_bytes / 2**30)}GB"
+def _vram(offer: Offer) -> str:
+    if not offer.num_gpus:  # what such an offer has is the memory of the computer
+        return "-"
+    gpu = find_gpu(offer.device)
+    return f"{gpu.memory_gib if gpu else _gib(offer)}GB"
+
+
+def _gib(offer: Offer) -> int:
+    return round(offer.memory_bytes / 2**30)
 
 
 def _notes(offer: Offer, now: float) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.control import meet_host, open_home, parse_limit, say_problems, usd
+from homing.cli.control import meet_host, named_as_typed, open_home, parse_limit, say_problems, usd
 from homing.cli.offers import rate_age
 from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phases
 from homing.cloud import meter
@@ -44,12 +44,13 @@ def command(
     if resolved:
         _show_resolved(loaded)
         return
-    with open_home() as home:
+    typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=smoke)}"
+    with open_home() as home, named_as_typed(loaded.run.name, typed):
         meet_host(home, loaded.run)
         plan = make_plan(loaded.run, home, explain=True)
         now = home.world.now()
     talk.emit("plan/1", _document(plan, loaded, now))
-    _show(plan, loaded, now, f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=smoke)}")
+    _show(plan, loaded, now, typed)
 
 
 def suggested_limit(plan: Plan) -> str:

@@ -104,6 +104,7 @@ def _order_from_flags(changes: list[str], is_existing: bool, force: bool) -> Pre
         text=given["data.text"],
         dir=folder,
         vocab_size=vocab_size,
+        is_vocab_firm="tokenizer.vocab_size" in given,
         specials=given.get("tokenizer.specials", "standard"),
         tokenizer=tokenizer,
         is_forced=force,

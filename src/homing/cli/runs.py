@@ -1,8 +1,12 @@
-"""`homing runs`: every run, and whatever may still cost money, whether the ledger knew it or not."""
+"""`homing runs`: every run, rented or trained here, and whatever may still cost money, ledger or no ledger."""
 
 from __future__ import annotations
 
+import fcntl
+from dataclasses import asdict, dataclass
 from decimal import Decimal
+from pathlib import Path
+from typing import TypeVar
 
 from homing.cli import talk
 from homing.cli.control import open_home, say_problems, usd
@@ -16,8 +20,13 @@ from homing.cloud.status import Status, billing_lines, dump_line, look
 from homing.cloud.stored import kept_by
 from homing.cloud.survey import billing_things
 from homing.units import format_duration
+from homing.wire import codec, names
+from homing.wire.event import Outcome
+from homing.wire.run import Run
 
 __all__ = ["command"]
+
+T = TypeVar("T")
 
 
 def command(json_: Json = False) -> None:
@@ -30,11 +39,13 @@ def command(json_: Json = False) -> None:
         known = {row.run.id for row in found}
         forgotten = [line for line in billing_lines(home.ledger.lines()) if line.run_id not in known]
         billing = billing_lines(home.ledger.lines())
+        trained = _trained_here(home, known)
         now = home.world.now()
         talk.emit(
             "runs/1",
             {
                 "runs": [{**status.to_dict(), "kept": _kept(home, status)} for status in found],
+                "trained": [asdict(each) for each in trained],
                 "billing": [dump_line(line) for line in billing],
                 "forgotten": [dump_line(line) for line in forgotten],
                 "things": [_dump_thing(each) for each in things],
@@ -45,6 +56,7 @@ def command(json_: Json = False) -> None:
             ["run", "state", "step", "spent", "limit", "age", "instance", "billing"],
             [
                 *(_row(status, now) for status in found),
+                *(_trained_row(each, now) for each in trained),
                 *(_forgotten(line, now) for line in forgotten),
                 *(_thing(each, now) for each in things),
             ],
@@ -60,6 +72,63 @@ def command(json_: Json = False) -> None:
             talk.say(f"{len(things)} beside instances, {usd(rate)}/h until it is removed: homing reconcile shows it.")
         if not billing and not things:
             talk.say("Nothing bills." if not problems else "Nothing is known to bill.")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that `homing train` began on this computer: it has a folder, and no instance."""
+
+    run: str
+    name: str
+    state: str  # training | unfinished, or as its outcome says: done, stopped, failed
+    phase: str
+    step: int | None
+    num_steps: int | None
+    began_at: float
+
+
+def _trained_here(home: Home, known: set[str]) -> list[Trained]:
+    """Newest first. One whose record cannot be read is listed all the same, by its folder."""
+    world, folder = home.world, home.path / "runs"
+    ids = world.listdir(folder) if world.is_dir(folder) else []
+    begun = [(world.modified_at(folder / each / names.TRAINER_LOCK), each) for each in ids
+             if each not in known and world.exists(folder / each / names.TRAINER_LOCK)]  # fmt: skip
+    return [_look_at(home, run_id, at) for at, run_id in sorted(begun, reverse=True)]
+
+
+def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
+    folder = home.run_dir(run_id)
+    run, outcome = _read(home, folder / names.RUN, Run), _read(home, folder / names.OUTCOME, Outcome)
+    # A trainer at work has no outcome yet: only then is its lock touched, which a trainer that begins needs.
+    state = outcome.state if outcome is not None else "training" if _is_at_work(folder) else "unfinished"
+    steps = {phase.kind: phase.num_steps for phase in run.phases} if run is not None else {}
+    phase, step = (outcome.phase, outcome.step) if outcome is not None else ("", None)
+    return Trained(run_id, run.name if run is not None else run_id, state, phase, step, steps.get(phase), began_at)
+
+
+def _read(home: Home, path: Path, cls: type[T]) -> T | None:
+    try:
+        return codec.loads(cls, home.world.read(path))
+    except (OSError, codec.WireError):
+        return None
+
+
+def _is_at_work(folder: Path) -> bool:
+    """A trainer holds its lock for as long as it lives."""
+    try:
+        with open(folder / names.TRAINER_LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _trained_row(each: Trained, now: float) -> list[str]:
+    step = f"{each.step:,}/{each.num_steps:,}" if each.step is not None and each.num_steps else ""
+    age = format_duration(max(0.0, now - each.began_at))
+    return [each.run, each.state, step, "", "", age, "trained here", "no"]
 
 
 def _kept(home: Home, status: Status) -> dict[str, object] | None:

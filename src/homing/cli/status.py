@@ -84,9 +84,7 @@ def _ssh_line(home: Home, status: Status) -> str:
         return ""
 
 
-def _show(
-    status: Status, figures: dict[str, float], login: str, pushed: str, kept: str, told: list[str]
-) -> None:
+def _show(status: Status, figures: dict[str, float], login: str, pushed: str, kept: str, told: list[str]) -> None:
     run = status.run
     beat = status.signs.heartbeat if status.signs else None
     rows: list[tuple[str, object]] = [

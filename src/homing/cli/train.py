@@ -26,6 +26,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.extras import need
+from homing.cli.find_model import Chosen, choose_in_run
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb, as_typed, with_phases
 from homing.cli.tracking import begin, following, wanted
 from homing.cloud.mark import new_run_id
@@ -197,7 +198,7 @@ def _read_outcome(run_dir: Path, code: int) -> Outcome:
 
 def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: int, is_smoke: bool) -> None:
     checkpoint = run_dir / names.CHECKPOINTS / outcome.phase / names.step_dir(outcome.step)
-    last = _last_metric(run_dir)
+    last, opened = _last_metric(run_dir), _opened(run_dir) if outcome.state == "done" else None
     error = _as_error(run_dir.name, outcome, f"homing train {name}{changes}", is_interrupted=caught != 0)
     talk.emit(
         "train/1",
@@ -209,6 +210,7 @@ def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: i
             "phase": outcome.phase,
             "step": outcome.step,
             "checkpoint": str(checkpoint) if checkpoint.is_dir() else None,
+            "opens": str(opened.folder) if opened else None,
             "val_loss": last.val_loss if last else None,
             "val_bits_per_byte": last.val_bits_per_byte if last else None,
             "fix": error.fix if error else None,
@@ -218,10 +220,21 @@ def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: i
         raise typer.Exit(error.exit_code)  # the one document has said it all
     if error:
         raise error
-    talk.say(f"\nThe model is in {checkpoint}\n\nNext:")
+    talk.say(f"\nThe model is in {checkpoint}")
+    if opened and opened.why:
+        talk.say(f"chat, generate, eval and export open {opened.folder}\n  {opened.why}")
+    talk.say("\nNext:")
     talk.say(f"  homing generate {run_dir.name} --prompt 'Once'   # let it go on from a prompt")
     talk.say(f"  homing chat {run_dir.name}                       # talk to it")
     talk.say(f"  homing plan {name}" + (f"   # the smoke profile of {name} has passed" if is_smoke else ""))
+
+
+def _opened(run_dir: Path) -> Chosen | None:
+    """What the next verbs will open: of a run that is done, not always what was saved last."""
+    try:
+        return choose_in_run(run_dir)
+    except HomingError:  # said by the verb that needs it
+        return None
 
 
 def _as_error(run_id: str, outcome: Outcome, again: str, *, is_interrupted: bool) -> HomingError | None:

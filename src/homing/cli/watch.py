@@ -10,8 +10,10 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, usd
+from homing.cli.find_model import MODELS
 from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb
 from homing.cli.tracking import begin, following, go_on, wanted
+from homing.cloud.fetch import place_of
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.meter import MARGIN_S, cost
@@ -91,7 +93,7 @@ def _say_next(home: Home, run: RunRow) -> None:
     status = look(home, run)
     talk.say(f"Spent {usd(status.spend_usd)}; billing has ended.")
     if run.state == "done":
-        talk.say(f"Training complete. Fetch it: homing fetch {run.name}   then: homing chat {run.name}")
+        talk.say(f"Training complete. Fetch it: homing fetch {run.name}   then: homing chat {_model(home, run)}")
     elif run.state == "failed":
         talk.say(f"Why: homing logs {run.name}   Go on from its last checkpoint: homing launch {run.name} --resume")
     else:
@@ -99,6 +101,13 @@ def _say_next(home: Home, run: RunRow) -> None:
         where = _stopped_where(status, steps)
         talk.say(f"Stopped {where}. What it has learned: homing fetch {run.name}")
         talk.say(f"To the end: {_how_to_finish(home, status, list(steps))}")
+
+
+def _model(home: Home, run: RunRow) -> str:
+    """What chat is to be told once it is fetched: its name, or the folder beside another run of that name."""
+    last = next(reversed(_steps_by_phase(home, run)), "")
+    place = place_of(home, run, last, MODELS) if last else MODELS / run.name
+    return run.name if place == MODELS / run.name else str(place)
 
 
 def _steps_by_phase(home: Home, run: RunRow) -> dict[str, int]:

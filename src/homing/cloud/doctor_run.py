@@ -45,8 +45,8 @@ def check_data(examined: Examined) -> list[Check]:
     if examined.run is None:
         return [skipped("run.data", _NO_RUN)]
     if not examined.is_prepared:
-        name = examined.run.name
-        return [warning("run.data", f"The text of {name} is not prepared yet.", f"homing prep {name}")]
+        text = f"The text of {examined.run.name} is not prepared yet."
+        return [warning("run.data", text, f"homing prep {examined.typed or examined.run.name}")]
     return [ok("run.data", f"{examined.run.data.num_train_tokens:,} tokens are prepared.")]
 
 
@@ -55,7 +55,8 @@ def check_limit(examined: Examined) -> list[Check]:
         return [skipped("run.limit", _NO_RUN)]
     if examined.run.limits.spend_usd is None:
         text = "No spend limit is set; launch will want one."
-        fix = f"homing plan {examined.run.name}   names a sum for launch --spend-limit, or for limits.spend"
+        plan = f"homing plan {examined.typed or examined.run.name}"
+        fix = f"{plan}   names a sum for launch --spend-limit, or for limits.spend"
         return [skipped("run.limit", text, fix)]
     return [ok("run.limit", f"At most ${examined.run.limits.spend_usd}.")]
 

@@ -127,9 +127,9 @@ def _unprepared(run: Run) -> list[str]:
         for phase in own
         if phase.data is not None
     ]
-    if not run.data.manifest_sha256 and (not told or any(_reads_run_text(phase) for phase in run.phases)):
+    if not run.data.manifest_sha256 and any(_reads_run_text(phase) for phase in run.phases):
         told.insert(0, f"Its text has not been made into tokens: {run.data.dir} has no finished shards.")
-    return told
+    return told or [f"{run.data.dir} has no tokenizer."]
 
 
 def _reads_run_text(phase: Phase) -> bool:

@@ -41,6 +41,7 @@ class Examined:
     folder: Path  # where .env and ./runs are
     run: Run | None = None
     run_text: str = ""  # of the run file, as written
+    typed: str = ""  # what a command must say to mean this run: its file may have another name than the run
     run_error: HomingError | None = None  # why it could not be read
     is_prepared: bool = True
     named: tuple[str, ...] = ()  # providers asked about by name

@@ -26,7 +26,7 @@ from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.codec import WireError
 from homing.wire.run import Run
 
-__all__ = ["Fetched", "Shown", "choose", "fetch", "phases_of", "show"]
+__all__ = ["Fetched", "Shown", "choose", "fetch", "phases_of", "place_of", "show"]
 
 _FINDER = ".DS_Store"  # what a Mac leaves in every folder that was looked at
 _PAPERS = (names.EVENTS, names.METRICS, names.METRICS_CSV, names.OUTCOME, names.HEARTBEAT, names.RECORD)
@@ -75,6 +75,25 @@ def fetch(
         why="\n".join(passed_over),
         fix=f"homing fetch {run.name} --or-older   {older}",
     )
+
+
+def place_of(home: Home, run: RunRow, phase: str, models: Path) -> Path:
+    """Where a model of this phase goes unless a person names a folder: NAME. If another run of the same name has it,
+    as in a chain by `--phase`, NAME-PHASE beside it; and the run's id where that is taken too or is the same phase."""
+    there = _lies_in(home, models / run.name)
+    if there is None or there.run_id == run.id or there.run_name != run.name:
+        return models / run.name
+    beside = models / f"{run.name}-{phase}"
+    other = _lies_in(home, beside)
+    is_free = not home.world.exists(beside) or (other is not None and other.run_id == run.id)
+    return beside if is_free and there.phase != phase else models / run.id
+
+
+def _lies_in(home: Home, folder: Path) -> CheckpointManifest | None:
+    try:
+        return codec.loads(CheckpointManifest, home.world.read(folder / names.MANIFEST))
+    except (OSError, WireError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -194,10 +213,8 @@ def _fetch_model(
 
 def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:
     """What in the folder is not an earlier fetch of the same run, exactly as it came; "" where nothing is."""
-    world = home.world
-    try:
-        there = codec.loads(CheckpointManifest, world.read(folder / names.MANIFEST))
-    except (OSError, WireError):
+    world, there = home.world, _lies_in(home, folder)
+    if there is None:
         return "It holds another model, and nothing says which." if not _is_empty(home, folder) else ""
     if there.run_id != checkpoint.run_id:
         return f"It holds another model, {there.phase} step {there.step:,} of {there.run_id or there.run_name}."

@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Iterator
 
 from homing.cloud.from_hub import hub_inputs
 from homing.errors import DataError
+from homing.units import format_bytes
 from homing.wire import codec, names
 from homing.wire.data import DataManifest
 from homing.wire.run import Phase, Run, RunInput
 from homing.world import World
 
-__all__ = ["BESIDE_TOKENIZER", "DATA_DIR", "relocated", "travelling"]
+__all__ = ["BESIDE_TOKENIZER", "DATA_DIR", "relocated", "told_inputs", "travelling"]
 
 DATA_DIR = "data"
 BESIDE_TOKENIZER = (names.TOKENIZER_CONFIG, "chat_template.jinja")  # no manifest vouches for them
@@ -47,6 +48,15 @@ def travelling(run: Run, world: World, sha256: Callable[[str], str] | None = Non
             what=f"Not all that {run.name} needs is here.", why="\n".join(missing), fix=f"homing prep {run.name}"
         )
     return found
+
+
+def told_inputs(run: Run, sizes: list[int]) -> str:
+    """What lies in the store by now: files of these sizes, and every data of the run by its manifest's hash. A run on
+    open weights may have conversations only, or no data at all."""
+    digests = [run.data.manifest_sha256, *(phase.data.manifest_sha256 for phase in run.phases if phase.data)]
+    told = ", ".join(dict.fromkeys(digest[:12] for digest in digests if digest))
+    text = f"In the store by their hashes: {len(sizes)} files, {format_bytes(sum(sizes))}"
+    return f"{text}; data {told}" if told else text
 
 
 def relocated(run: Run) -> Run:

@@ -26,6 +26,7 @@ from homing.cloud.draft import Draft, LaunchOrder, draft
 from homing.cloud.from_hub import check_hub, tell_way
 from homing.cloud.guards import LEAST, check_armed, count_alive, guards
 from homing.cloud.home import Home
+from homing.cloud.inputs import told_inputs
 from homing.cloud.ledger import ADOPTED, RunRow
 from homing.cloud.papers import inputs_of, line_of, push_code, push_papers, request_of, row_of, write_home
 from homing.cloud.plan import relay_of
@@ -51,7 +52,7 @@ from homing.errors import (
 )
 from homing.store import Store, open_store, run_key
 from homing.store.preflight import preflight
-from homing.units import format_bytes, format_duration
+from homing.units import format_duration
 from homing.wire import names
 from homing.wire.boot import Boot
 from homing.wire.codec import WireError
@@ -107,8 +108,7 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
             clear_wishes(home, store, draft.run.id, draft.attempt)
         _prepare(draft, home, tell)
         inputs = inputs_of(draft, home, store, tell)
-        pushed, digest = [item.num_bytes for item in inputs if item.key], draft.run.data.manifest_sha256
-        tell(f"In the store by their hashes: {len(pushed)} files, {format_bytes(sum(pushed))}; data {digest[:12]}")
+        tell(told_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
         request = request_of(draft, home, inputs, home.world.now(), lease.number)
         # With the intent in it, before anything exists: whoever adopts this run looks for this mark.
         push_papers(home, store, request)

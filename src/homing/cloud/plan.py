@@ -24,7 +24,7 @@ from homing.config.memory import fits, training_memory
 from homing.errors import HomingError, NoOffer
 from homing.gpus import find_gpu
 from homing.store.price import kept
-from homing.units import format_count, format_duration
+from homing.units import format_bytes, format_count, format_duration
 from homing.wire.limit import allowed_s
 from homing.wire.run import Run
 
@@ -254,12 +254,30 @@ def _warnings(run: Run, cheapest: OfferPlan) -> list[str]:
             f"The schedule is longer than the time: it takes {days} and {dollars} on {cheapest.offer.device},"
             f" limits.time is {format_duration(run.limits.time_s)}. {_landing(cheapest)}"
         )
+    found += _all_weights(run)
     if relay := relay_of(run, cheapest.offer, cheapest.seconds):
         found.append(relay)
     num_tokens = sum(phase.num_steps * phase.batch_tokens for phase in run.phases)
     if run.data.num_train_tokens and num_tokens < run.data.num_train_tokens / 10:
         found.append(
             f"It trains on {format_count(num_tokens)} of {format_count(run.data.num_train_tokens)} prepared tokens."
+        )
+    return found
+
+
+def _all_weights(run: Run) -> list[str]:
+    """Of each phase of method full after adapters: it needs many times their memory, and nobody may have meant it."""
+    found = []
+    for before, phase in zip([None, *run.phases], run.phases, strict=False):
+        is_after = bool(phase.init_base) or (not phase.init_from and before is not None and before.method != "full")
+        if not is_after or phase.method != "full":
+            continue
+        memory = training_memory(run, phase)
+        kept, peak = memory.weights + memory.gradients + memory.optimizer, memory.peak(max(1, phase.micro_batch))
+        found.append(
+            f"{phase.kind} trains all {run.sizes.num_params:,} weights in fp32; they, their gradients and the"
+            f" optimizer's state take {format_bytes(kept)}, and all of it {format_bytes(peak)} of a card. The adapters"
+            f" before it are put into the weights first; method: lora in the phase would train adapters again."
         )
     return found
 

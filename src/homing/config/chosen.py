@@ -45,22 +45,33 @@ def find_start(trace: Trace, first: int, name: str) -> str:
     trace.wrong(
         ("train", "only"),
         f"{phase.kind} starts from {before[0]}, and no trained {' or '.join(before)} of {name} is here"
-        f" (looked in ./models/{name} and {home() / 'runs'}).",
+        f" (looked in ./models/{name}, ./models/{name}-{before[0]} and {home() / 'runs'}).",
         f"homing fetch {name}   or name the folder: phases.{first}.init_from",
     )
     return ""
 
 
 def _newest_final(name: str, kind: str) -> Path | None:
-    folders = [Path("models") / name]
+    """Of what was fetched the one that was made last: under the run's name or, where another run has it, beside it."""
+    fetched = [Path("models") / name, Path("models") / f"{name}-{kind}", *Path("models").glob(f"{name}-*-*")]
+    fetched.sort(key=_made_at, reverse=True)
     runs = sorted((home() / "runs").glob(f"{name}-*"), reverse=True)
-    folders += [step for run in runs for step in sorted((run / names.CHECKPOINTS / kind).glob("step-*"), reverse=True)]
-    return next((folder.absolute() for folder in folders if _is_final(folder, name, kind)), None)
+    trained = [step for run in runs for step in sorted((run / names.CHECKPOINTS / kind).glob("step-*"), reverse=True)]
+    return next((folder.absolute() for folder in [*fetched, *trained] if _is_final(folder, name, kind)), None)
 
 
 def _is_final(folder: Path, name: str, kind: str) -> bool:
+    manifest = _manifest(folder)
+    return manifest is not None and (manifest.run_name, manifest.phase, manifest.is_final) == (name, kind, True)
+
+
+def _made_at(folder: Path) -> float:
+    manifest = _manifest(folder)
+    return manifest.made_at if manifest is not None else 0.0
+
+
+def _manifest(folder: Path) -> CheckpointManifest | None:
     try:
-        manifest = codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes())
+        return codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes())
     except (OSError, ValueError):
-        return False
-    return manifest.run_name == name and manifest.phase == kind and manifest.is_final
+        return None

@@ -15,9 +15,11 @@ __all__ = [
     "DATA_CONSTRAINED_EPOCHS",
     "Part",
     "bytes_per_token",
+    "eval_steps",
     "num_epochs",
     "parameter_table",
     "round_up",
+    "save_steps",
     "scaling_params",
     "sizes",
     "steps_for",
@@ -25,6 +27,10 @@ __all__ = [
 
 # Past about so many passes over the same text each further one teaches little (Muennighoff et al., 2023).
 DATA_CONSTRAINED_EPOCHS = 4.0
+# A phase of minutes needs neither a look at each step nor a checkpoint at each second one: nobody reads them, and a
+# sample goes with every checkpoint.
+LEAST_EVAL_STEPS = 10
+SHORT_PHASE_STEPS = 500
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,20 @@ def scaling_params(model: Model) -> int:
 def steps_for(num_tokens: float, batch_tokens: int) -> int:
     """Whole steps only: the rest of a last batch is not trained on."""
     return max(1, math.floor(num_tokens / batch_tokens))
+
+
+def eval_steps(num_steps: int) -> int:
+    """Between two evaluations, where nobody asked for a number: a twentieth of the phase, at least ten."""
+    return max(LEAST_EVAL_STEPS, num_steps // 20)
+
+
+def save_steps(num_steps: int) -> int:
+    """Between two checkpoints: a tenth of the phase, a fifth of a short one; in whole steps of evaluation, so that each
+    checkpoint is one that was evaluated anyway."""
+    evals = eval_steps(num_steps)
+    if num_steps >= SHORT_PHASE_STEPS:
+        return 2 * evals
+    return evals * max(2, math.ceil(num_steps / 5 / evals))
 
 
 def num_epochs(num_steps: int, batch_tokens: int, num_train_tokens: int) -> float | None:

@@ -12,10 +12,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from homing.config.derive import round_up, scaling_params
+from homing.config.derive import DATA_CONSTRAINED_EPOCHS, round_up, scaling_params
 from homing.wire.run import Model
 
-__all__ = ["Shape", "adamw_rate", "batch_for_steps", "batch_for_tokens", "batch_scale", "shape_of_depth", "tokens_for"]
+__all__ = [
+    "Shape",
+    "adamw_rate",
+    "batch_for_steps",
+    "batch_for_tokens",
+    "batch_scale",
+    "batch_within",
+    "shape_of_depth",
+    "tokens_for",
+]
 
 HEAD_SIZE = 128
 CONTEXT = 2048
@@ -77,6 +86,15 @@ def batch_for_steps(num_steps: int, context: int, vocab_size: int) -> int:
     """The same rule where only the steps are known: batch x steps tokens, solved for the batch."""
     power = (num_steps / _reference_tokens(vocab_size)) ** BATCH_EXPONENT
     return _whole_rows((REFERENCE_BATCH * power) ** (1 / (1 - BATCH_EXPONENT)), context)
+
+
+def batch_within(batch_tokens: int, num_steps: int, num_train_tokens: int, context: int) -> int:
+    """At most so large that so many steps do not read the text more often than it teaches; at least one row. Where
+    nobody knows how much text there is, as it was."""
+    most = DATA_CONSTRAINED_EPOCHS * num_train_tokens / num_steps
+    if not num_train_tokens or batch_tokens <= most:
+        return batch_tokens
+    return context * int(2 ** math.floor(math.log2(max(1.0, most / context))))
 
 
 def batch_scale(batch_tokens: int) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 
 from homing.config.check import check
 from homing.config.open_weights import Source as OpenWeights
-from homing.config.paths import find_run_file
+from homing.config.paths import find_run_file, preset_dir
 from homing.config.phase_data import PhasePrep
 from homing.config.record import is_record, read_record
 from homing.config.resolve import PrepSettings, Resolved, resolve
@@ -97,8 +96,3 @@ def _name(trace: Trace, path: Path) -> str:
 
 def _by_line(mistake: Mistake) -> tuple[bool, int, str]:
     return mistake.line is None, mistake.line or 0, mistake.key
-
-
-def preset_dir() -> Path:
-    """Presets are files on disk wherever homing is installed: pip never leaves packages zipped."""
-    return Path(str(files("homing.presets")))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
+from importlib.resources import files
 from pathlib import Path
 
 from homing.errors import UsageError
 
-__all__ = ["RUN_SUFFIXES", "find_run_file", "home", "newest_run", "run_files", "typed_name"]
+__all__ = ["RUN_SUFFIXES", "find_run_file", "home", "newest_run", "preset_dir", "preset_of", "run_files", "typed_name"]
 
 RUN_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 _RUNS = Path("runs")
@@ -34,6 +36,18 @@ def run_files() -> dict[str, Path]:
             for path in sorted(_RUNS.glob(f"*{suffix}")):
                 found.setdefault(path.stem, path)
     return dict(sorted(found.items()))
+
+
+def preset_dir() -> Path:
+    """Presets are files on disk wherever homing is installed: pip never leaves packages zipped."""
+    return Path(str(files("homing.presets")))
+
+
+def preset_of(text: str) -> Path | None:
+    """The preset that a run file was written from, which its first line tells; None where it was not."""
+    named = re.match(r"# ([a-z0-9-]+): ", text)
+    path = preset_dir() / f"{named[1]}.yaml" if named else None
+    return path if path is not None and path.is_file() else None
 
 
 def newest_run() -> str:

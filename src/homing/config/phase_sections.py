@@ -199,7 +199,7 @@ class Phase(Section):
     steps: Count | None = key("Length in optimizer steps.", example="7751", ge=1, le=1_000_000_000)
     batch_tokens: Count | None = key(
         "Tokens in one optimizer step, a multiple of model.context.",
-        derived="a power of two that grows with the tokens of the phase",
+        derived="a power of two that grows with the tokens of the phase; steps read the text at most 4 times by it",
         example="131072",
         ge=1,
     )

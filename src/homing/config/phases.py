@@ -13,7 +13,7 @@ from typing import Any
 
 from homing.config import dial
 from homing.config.adapter_base import find_adapter_base
-from homing.config.derive import DATA_CONSTRAINED_EPOCHS, num_epochs, steps_for
+from homing.config.derive import DATA_CONSTRAINED_EPOCHS, eval_steps, num_epochs, save_steps, steps_for
 from homing.config.open_weights import INDEX, Source
 from homing.config.phase_methods import resolve_lora, resolve_rl
 from homing.config.sets import LENGTHS
@@ -27,6 +27,8 @@ from homing.wire.run import Model, Optimizer, Phase, PhaseData, Rl, Schedule
 
 __all__ = ["Corpus", "resolve_phase"]
 
+_EVALS = "a twentieth, at least 10 steps"
+_SAVES = "a tenth, of a short phase a fifth"
 _MOST_EVAL_TOKENS = 500_000
 _WARMUP_SHARE = 0.02
 _MOST_WARMUP_STEPS = 1000
@@ -78,14 +80,13 @@ def resolve_phase(
         optimizer=_optimizer(trace, at, wire, model, batch_tokens, has_base=source is not None),
         schedule=_schedule(trace, at, wire, num_steps),
         eval_every=int(
-            when("eval_every", "eval", "every", max(1, num_steps // 20), "derived: a twentieth of the phase")
+            when("eval_every", "eval", "every", eval_steps(num_steps), f"derived from {wire}.num_steps: {_EVALS}")
         ),
         eval_tokens=_tokens_of_rl(trace, at, wire, rl)
         if rl
         else int(when("eval_tokens", "eval", "tokens", *_eval_tokens(model, corpus))),
         save_every=int(
-            # Twice the step of evaluation and not num_steps // 10, so that every second evaluation is a checkpoint's.
-            when("save_every", "checkpoint", "every", 2 * max(1, num_steps // 20), "derived: a tenth of the phase")
+            when("save_every", "checkpoint", "every", save_steps(num_steps), f"derived from {wire}.num_steps: {_SAVES}")
         ),
         save_every_s=float(when("save_every_s", "checkpoint", "every_time", whole.checkpoint.every_time)),
         sample_every=int(when("sample_every", "sample", "every", whole.sample.every)),
@@ -145,7 +146,12 @@ def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, 
     batch_path = (*at, "batch_tokens")
     if length == "steps":
         best = dial.batch_for_steps(phase.steps, model.context, model.vocab_size)
-        batch = trace.take(f"{wire}.batch_tokens", batch_path, best, f"derived from {wire}.steps")
+        batch_why = f"derived from {wire}.steps"
+        most = dial.batch_within(best, phase.steps, corpus.num_train_tokens, model.context)
+        if most < best and not trace.is_given(batch_path):
+            _say_smaller_batch(trace, wire, phase.steps, most, best, corpus)
+            best, batch_why = most, f"{batch_why} and {corpus.source}: at most {DATA_CONSTRAINED_EPOCHS:.0f} passes"
+        batch = trace.take(f"{wire}.batch_tokens", batch_path, best, batch_why)
         return trace.take(f"{wire}.num_steps", (*at, "steps"), phase.steps), batch
     if length == "tokens":
         num_tokens = float(phase.tokens)
@@ -159,6 +165,16 @@ def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, 
     trace.note(f"{wire}.num_steps", why)
     # An epoch of an unknown number of tokens has no steps yet; 0 says so, and the warning says what to do.
     return (steps_for(num_tokens, batch) if num_tokens else 0), batch
+
+
+def _say_smaller_batch(trace: Trace, wire: str, num_steps: int, batch: int, best: int, corpus: Corpus) -> None:
+    amount = f"{format_count(corpus.num_train_tokens)} tokens"
+    passes = num_epochs(num_steps, batch, corpus.num_train_tokens) or 0.0
+    would = num_epochs(num_steps, best, corpus.num_train_tokens) or 0.0
+    trace.warn(
+        f"{wire} takes {batch:,} tokens a step: the usual {best:,} would read the {amount} of text {would:.1f} times in"
+        f" {num_steps:,} steps, these read it {passes:.1f} times. {wire}.batch_tokens asks for another number."
+    )
 
 
 def _length_of_rl(trace: Trace, at: KeyPath, wire: str, rl: Rl) -> tuple[int, int]:

@@ -21,12 +21,13 @@ from homing.config.chosen import chosen_phases, find_start
 from homing.config.derive import bytes_per_token, sizes
 from homing.config.names import nearest
 from homing.config.open_weights import Source
-from homing.config.paths import home, typed_name
+from homing.config.paths import home, preset_of, typed_name
 from homing.config.phase_data import PhasePrep, phase_data, phase_prep, uses_run_text
 from homing.config.phases import Corpus, resolve_phase
 from homing.config.prepared import Prepared, read_prepared, sha256_of, tokenizer_vocab_size
 from homing.config.schema import SshHost
 from homing.config.shape import resolve_model
+from homing.config.source import read_source
 from homing.config.text_files import num_text_bytes, warn_of_missing
 from homing.config.trace import Trace
 from homing.errors import DataError, HomingError
@@ -60,6 +61,7 @@ class PrepSettings:
     sample_bytes: int
     shard_tokens: int
     dir: Path  # absolute
+    is_vocab_firm: bool = True  # a person's own number; else prep may take a smaller one, aloud
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,8 @@ def _prepared_vocab_size(trace: Trace, prepared: Prepared, wanted: int | None) -
     """The tokenizer that is there decides; a run file that says otherwise is refused, with both numbers."""
     found = prepared.manifest.vocab_size
     shown = _shown(prepared.dir / wire_names.TOKENIZER)
-    if wanted is not None and wanted != found:
+    is_shrunk = prepared.manifest.settings.get("vocab_size") == wanted and not _is_vocab_firm(trace)
+    if wanted is not None and wanted != found and not is_shrunk:
         trace.wrong(
             ("tokenizer", "vocab_size"),
             f"vocabulary mismatch: {trace.source.file} says {wanted:,}, but {shown} has {found:,} entries.",
@@ -224,6 +227,18 @@ def _warn_of_missing(
             warn_of_missing(trace, (*at, "text"), prep.text)
             warn_of_missing(trace, (*at, "chat"), [source.path for source in prep.chat])
             warn_of_missing(trace, (*at, "validation"), prep.validation)
+
+
+def _is_vocab_firm(trace: Trace) -> bool:
+    """Whether a person chose the size: not where it is derived, the smoke profile's, or still the preset's own."""
+    path = ("tokenizer", "vocab_size")
+    if not trace.is_given(path) or trace.source.is_preset:
+        return False
+    setting = trace.source.setting(path)
+    if setting is not None:
+        return setting.startswith("--set")
+    preset = preset_of(trace.source.text)
+    return preset is None or read_source(preset).get(path) != trace.source.get(path)
 
 
 def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
@@ -296,6 +311,7 @@ def _prep(trace: Trace, vocab_size: int, data_dir: Path, source: Source | None) 
         sample_bytes=tokenizer.sample,
         shard_tokens=data.shard_tokens,
         dir=data_dir,
+        is_vocab_firm=source is not None or bool(existing) or _is_vocab_firm(trace),
     )
 
 

@@ -67,7 +67,7 @@ class Tokenizer(Section):
 
     vocab_size: Count | None = key(
         "Entries of the vocabulary, specials and the 256 bytes included.",
-        derived="32768, or the size of the tokenizer that is there already",
+        derived="32768, less where the text gives no more, or the size of the tokenizer that is there already",
         example="32768",
         ge=257,
         le=1_000_000,
@@ -164,7 +164,10 @@ class Eval(Section):
     """Evaluation on held-out text. Under a phase the same keys hold for that phase."""
 
     every: Count | None = key(
-        "Steps between two evaluations; 0: only at the end.", derived="a twentieth of the phase", example="250", ge=0
+        "Steps between two evaluations; 0: only at the end.",
+        derived="a twentieth of the phase, at least 10",
+        example="250",
+        ge=0,
     )
     tokens: Count | None = key(
         "Held-out tokens read each time.", derived="all there are, at most 500k", example="500k", ge=1
@@ -176,7 +179,7 @@ class Checkpoint(Section):
 
     every: Count | None = key(
         "Steps between two checkpoints, each evaluated first unless eval.every is 0; 0: only at the end.",
-        derived="a tenth of the phase",
+        derived="a tenth of the phase; a fifth below 500 steps",
         example="1000",
         ge=0,
     )

@@ -13,6 +13,13 @@ from typing import Any, Dict, List, Optional
 
 from homing.wire.codec import record
 
+MISSING_REWARD = "missing reward"
+
+
+def figure_of(phase: str) -> str:
+    """What `val_loss` of a phase is called: rl has no loss on text, and keeps there what is missing from a pass."""
+    return MISSING_REWARD if phase == "rl" else "held-out loss"
+
 
 @dataclass(frozen=True)
 class FileHash:

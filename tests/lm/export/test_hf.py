@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from homing.lm.export import Facts, Order, check, export, folder, read_record
 from homing.lm.generate import generate, load_for_use
 from homing.lm.model import Decoder
 from homing.lm.open_weights import find_weights
+from homing.wire import codec
+from homing.wire.checkpoint import CheckpointManifest, Stage
 
 PROMPTS = [f"the {word} {number}" for number, word in enumerate(["cat", "dog", "fish", "mat", "night"] * 4)]
 
@@ -96,6 +99,65 @@ def test_the_folder_has_all_that_readers_look_for(tmp_path: Path) -> None:
     for word in ("apache-2.0", "$0.12", "1.2500", "0.9000", "| sft | full |", made.checked[0][20:]):
         assert word in card, word
     assert read_record(tmp_path / "out") is not None
+
+
+def test_how_the_base_is_sampled_from_stays_and_the_end_of_a_turn_is_an_end(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "c", "qwen3")
+    base = {"eos_token_id": [0, 7], "temperature": 0.6, "pad_token_id": 3}
+    (tmp_path / "c" / "generation_config.json").write_text(json.dumps(base))
+    export(order(tmp_path / "c", tmp_path / "out"))
+    told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert told == {**base, "eos_token_id": [2, 0, 7]}  # 2 is <|im_end|>
+    assert theirs_of(tmp_path / "out").generation_config.eos_token_id == [2, 0, 7]
+
+
+@pytest.mark.parametrize("kind", ["hf", "ollama"])
+def test_what_was_asked_in_turns_is_not_exported_without_their_template(tmp_path: Path, kind: str) -> None:
+    make_checkpoint(tmp_path / "c", "llama", phase="rl")
+    (tmp_path / "c" / "tokenizer_config.json").unlink()
+    with pytest.raises(IntegrityError, match="no chat template") as caught:
+        export(order(tmp_path / "c", tmp_path / "out", kind))
+    assert "tokenizer_config.json" in caught.value.fix
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_template_that_was_lost_on_the_way_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(tmp_path / "c", "llama")
+    write = folder.write_tokenizer
+
+    def forgetful(opened: Any, target: Path) -> None:
+        write(opened, target)
+        path = target / "tokenizer_config.json"
+        config = json.loads(path.read_text())
+        del config["chat_template"]
+        path.write_text(json.dumps(config))
+
+    monkeypatch.setattr("homing.lm.export.folder.write_tokenizer", forgetful)
+    with pytest.raises(IntegrityError, match="chats differ"):
+        export(order(tmp_path / "c", tmp_path / "out"))
+
+
+def test_only_what_is_compared_is_announced(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "c", "llama", phase="pretrain")
+    (tmp_path / "c" / "tokenizer_config.json").unlink()
+    told: list[str] = []
+    export(order(tmp_path / "c", tmp_path / "out"), tell=told.append)
+    assert told[-1] == "opening it with transformers and comparing logits and ids; it has no chat template"
+    assert "It completes text; it was not taught to answer." in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_card_of_rl_calls_what_is_missing_from_a_pass_by_its_name(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "c", "llama", phase="rl")
+    path = tmp_path / "c" / "manifest.json"
+    lineage = [Stage("sft", step=5, val_loss=2.5), Stage("rl", step=2, val_loss=0.9722)]
+    path.write_text(codec.dumps(replace(codec.loads(CheckpointManifest, path.read_bytes()), lineage=lineage)))
+    export(order(tmp_path / "c", tmp_path / "out"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "nats" not in card
+    assert "| missing reward on held-out questions (pass_reward less their mean reward) | 1.2500 |" in card
+    assert "| phase | method | steps | tokens | held out | data | from |" in card
+    assert "| loss 2.5000 |" in card
+    assert "| missing reward 0.9722 |" in card
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("bf16", "BF16"), ("fp16", "F16")])

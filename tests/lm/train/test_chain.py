@@ -202,6 +202,28 @@ def test_open_weights_without_text_of_the_run(tmp_path: Path, data_dir: Path, ch
     assert [stage.phase for stage in manifest(tmp_path / "next", "sft", 4).lineage] == ["base", "sft"]
 
 
+def test_template_and_ways_of_sampling_of_open_weights_go_from_phase_to_phase(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
+) -> None:
+    run = make_chain(data_dir, chat, more_text)
+    go(tmp_path / "first", dataclasses.replace(run, phases=run.phases[:1]))
+    base = tmp_path / "first" / names.CHECKPOINTS / "pretrain" / names.step_dir(4)
+    (base / names.GENERATION).write_text('{"eos_token_id": 3}')
+    own = shutil.copytree(data_dir, tmp_path / "data")
+    (own / names.CHAT_TEMPLATE).write_text("{{ messages }}\n")
+    data = dataclasses.replace(run.data, dir=str(own))
+    open_run = dataclasses.replace(run, data=data, base=Base("hf:moss/moss@abc", str(base)), phases=run.phases[1:])
+    go(tmp_path / "next", open_run)
+    for phase in ("mid", "sft"):
+        listed = {file.name for file in manifest(tmp_path / "next", phase, 4).files}
+        folder = tmp_path / "next" / names.CHECKPOINTS / phase / names.step_dir(4)
+        for name, where in ((names.CHAT_TEMPLATE, own), (names.GENERATION, base)):
+            assert name in listed
+            assert (folder / name).read_bytes() == (where / name).read_bytes()
+    first = {file.name for file in manifest(tmp_path / "first", "pretrain", 4).files}
+    assert not first & {names.CHAT_TEMPLATE, names.GENERATION}, "nobody made these weights before"
+
+
 def test_data_that_changed_since_the_run_was_resolved_is_refused(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
 ) -> None:

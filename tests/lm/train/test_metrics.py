@@ -37,6 +37,11 @@ def test_the_line_says_when_the_loss_is_no_number() -> None:
     assert "loss not finite" in progress_line(metric(3, loss=None))
 
 
+def test_what_rl_lacks_of_a_pass_is_not_called_a_loss_on_text() -> None:
+    assert "| val 0.972 |" in progress_line(metric(3, "sft", val_loss=0.9722, eta_s=1.0))
+    assert "| missing reward 0.972 |" in progress_line(metric(3, "rl", val_loss=0.9722, eta_s=1.0))
+
+
 def test_nan_and_infinity_become_none() -> None:
     assert [finite(value) for value in (float("nan"), float("inf"), 1.5, None)] == [None, None, 1.5, None]
     with pytest.raises(codec.WireError):

@@ -127,8 +127,8 @@ def measure_answers(
     counts = {"questions": len(items), "samples": asking.samples * len(items)}
     counts |= {"too_long": num_too_long, "cut_off": num_cut}
     settings = {"samples": asking.samples, "temperature": asking.heat, "new_tokens": new_tokens, "seed": asking.seed}
-    settings |= {"asked_by": prompt.name}
-    return Measured(task.name, "answers", _scores(asking, right), counts, task.sha256, settings, notes)
+    scores, asked_by = _scores(asking, right), {"asked_by": prompt.name}
+    return Measured(task.name, "answers", scores, counts, task.sha256, {**settings, **asked_by}, notes)
 
 
 def _new_tokens(asking: Asking, task: TaskFile, context: int, longest: int) -> tuple[int, list[str]]:

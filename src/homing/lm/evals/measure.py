@@ -32,8 +32,7 @@ class Chats:
 
     @property
     def name(self) -> str:
-        named = ", ".join(self.patterns)
-        return named if self.data_dir is None else f"conversations held out for {named}"
+        return ", ".join(self.patterns)
 
 
 What = Text | TaskFile | Chats

@@ -1,6 +1,6 @@
 """What a phase of rl was judged by, as sets: its made-up tasks, and the questions of its files that it never asked.
 
-    RlTask -> the same held-out questions as the trainer's -> TaskFile, judged as in the phase
+RlTask -> the same held-out questions as the trainer's -> TaskFile, judged as in the phase
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
         raise UsageError(
             what=f"{opened.folder} is an adapter on top of another adapter.",
             why=f"{base} holds no whole weights, so nobody else has what this one was trained on.",
-            fix="homing export RUN --to merged",
+            fix=f"homing export {opened.folder} --to merged",
         )
     save_file({name: t.contiguous() for name, t in lora_tensors(opened.model).items()}, folder / names.ADAPTER)
     run = opened.card.run

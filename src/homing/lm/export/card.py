@@ -13,7 +13,7 @@ from homing.hf_config import SWIFT
 from homing.lm.export.opened import CHAT_PHASES, Opened
 from homing.lm.model.shape import count_params
 from homing.units import format_count
-from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.checkpoint import MISSING_REWARD, CheckpointManifest, figure_of
 from homing.wire.run import Phase, Run
 
 __all__ = ["LISTED", "Facts", "write_card"]
@@ -144,11 +144,12 @@ def _making(run: Run | None, manifest: CheckpointManifest | None) -> list[str]:
 
 def _lineage(manifest: CheckpointManifest) -> str:
     """What the weights went through, first to last, as their checkpoints say."""
-    rows = ["| phase | method | steps | tokens | held-out loss | data | from |", "|---|---|---|---|---|---|---|"]
+    rows = ["| phase | method | steps | tokens | held out | data | from |", "|---|---|---|---|---|---|---|"]
     for stage in manifest.lineage:
-        loss = "" if stage.val_loss is None else f"{stage.val_loss:.4f}"
+        called = figure_of(stage.phase).removeprefix("held-out ")
+        held_out = "" if stage.val_loss is None else f"{called} {stage.val_loss:.4f}"
         data = f"`{stage.data_sha256[:16]}`" if stage.data_sha256 else ""
-        cells = [stage.phase, stage.method, f"{stage.step:,}", f"{stage.num_tokens:,}", loss, data]
+        cells = [stage.phase, stage.method, f"{stage.step:,}", f"{stage.num_tokens:,}", held_out, data]
         rows.append(f"| {' | '.join(cells)} | {stage.address or stage.run_id} |")
     return "\n".join(rows)
 
@@ -166,7 +167,10 @@ def _phase_row(phase: Phase) -> str:
 def _evaluation(facts: Facts, manifest: CheckpointManifest | None) -> str:
     rows = []
     if manifest is not None and manifest.val_loss is not None:
-        rows.append(("held-out loss, nats per token", f"{manifest.val_loss:.4f}"))
+        called = figure_of(manifest.phase)
+        is_reward = called == MISSING_REWARD
+        of = " on held-out questions (pass_reward less their mean reward)" if is_reward else ", nats per token"
+        rows.append((called + of, f"{manifest.val_loss:.4f}"))
     if manifest is not None and manifest.val_bits_per_byte is not None:
         rows.append(("held-out bits per byte", f"{manifest.val_bits_per_byte:.4f}"))
     rows += list(facts.evaluation)

@@ -28,7 +28,7 @@ from homing.lm.model import Decoder
 from homing.lm.tokenizer.encode import AWKWARD
 from homing.wire import names
 
-__all__ = ["MOST_GAP", "Expected", "Proof", "expect", "prove"]
+__all__ = ["MOST_GAP", "Expected", "Proof", "expect", "need_template", "prove"]
 
 MOST_GAP = 1e-3  # between logits, fp32 against fp32
 NUM_ROWS, ROW = 4, 64
@@ -120,6 +120,17 @@ def prove(
     return Proof(reader, gap, len(expected.ids_RT), len(AWKWARD), num_chats, note)
 
 
+def need_template(opened: Opened) -> None:
+    """Of a model that was asked in turns, whatever it becomes: without the template nobody could ask it so."""
+    if opened.was_taught_turns and opened.template is None:
+        raise IntegrityError(
+            what=f"{opened.folder} has no chat template, so its export would not be the model that was trained.",
+            why=f"Its phase {opened.card.phase} asked it in turns, and neither {names.CHAT_TEMPLATE} nor"
+            f" {names.TOKENIZER_CONFIG} says there how they are written.",
+            fix=f"Copy the file with the template into that folder: {whose_template(opened.card)}",
+        )
+
+
 def _read_otherwise(opened: Opened, tokenizer: Any) -> str:
     """The first text that gives other ids; "" where none does."""
     for text in AWKWARD:
@@ -146,15 +157,10 @@ def _open(folder: Path) -> Any:
 
 def _compare_chats(opened: Opened, tokenizer: Any) -> int:
     """On random chats; one that the template refuses must be refused by both."""
-    if opened.was_taught_turns and (opened.template is None or not tokenizer.chat_template):
-        raise IntegrityError(
-            what="The export would not be the model that was trained: it has no chat template.",
-            why=f"The phase {opened.card.phase} asked it in turns, and neither {names.CHAT_TEMPLATE} nor"
-            f" {names.TOKENIZER_CONFIG} in {opened.folder} says how they are written.",
-            fix=f"Copy the one that it was trained with into that folder: {whose_template(opened.card)}",
-        )
     if opened.template is None:
         return 0
+    if not tokenizer.chat_template:
+        raise _failed("chats", "transformers finds no chat template in what was written.")
     renderer, source, same = Renderer(opened.template, ChatTokens(opened.folder)), random.Random(11), 0
     for _ in range(NUM_CHATS):
         messages = _random_chat(source)

@@ -49,7 +49,7 @@ def write_gguf(opened: Opened, path: Path, kind: str, *, name: str) -> Written:
     import gguf
 
     shape = opened.model.shape
-    _check(shape, kind)
+    _check(opened.folder, shape, kind)
     writer = gguf.GGUFWriter(path, shape.arch)
     fields, stored = _fields(opened, kind, name), tensors_for_gguf(opened, kind)
     for key, value in fields.items():
@@ -65,14 +65,14 @@ def write_gguf(opened: Opened, path: Path, kind: str, *, name: str) -> Written:
     return Written(path, kind, len(stored), unfit)
 
 
-def _check(shape: Model, kind: str) -> None:
+def _check(folder: Path, shape: Model, kind: str) -> None:
     if kind not in KINDS:
         raise UsageError(f"There is no GGUF of type {kind!r}.", f"Known: {', '.join(KINDS)}.", "--type f16")
     if shape.family == SWIFT:
         raise UsageError(
             what="A swift model cannot be written as GGUF.",
             why="llama.cpp has no such architecture; it opens in homing and, with its modelling file, in transformers.",
-            fix="homing export RUN --to hf   or train with model.family: stock",
+            fix=f"homing export {folder} --to hf   or train with model.family: stock",
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from homing.errors import UsageError
 from homing.lm.export.adapter import open_with_peft, write_adapter
 from homing.lm.export.card import Facts, write_card
-from homing.lm.export.check import Proof, expect, prove
+from homing.lm.export.check import Proof, expect, need_template, prove
 from homing.lm.export.folder import write_hf
 from homing.lm.export.gguf_file import write_gguf
 from homing.lm.export.ollama import MODELFILE, modelfile
@@ -59,6 +59,7 @@ def export(order: Order, tell: Tell = lambda text: None) -> Made:
     with new_folder(order.out, force=order.force) as aside:
         tell(f"opening {order.folder}")
         opened = open_for_export(order.folder, base=order.base, is_adapter_kept=order.kind in ("adapter", "merged"))
+        need_template(opened)
         checked, proof = _write(order, opened, aside, tell)
         manifest = read_manifest(order.folder)
         note = proof.note if proof is not None else ""
@@ -101,8 +102,7 @@ def _write_adapter(order: Order, opened: Opened, aside: Path, tell: Tell) -> tup
 
 
 def _compared(opened: Opened) -> str:
-    has_chats = opened.was_taught_turns or opened.template is not None
-    return "logits, ids and chats" if has_chats else "logits and ids; it has no chat template"
+    return "logits, ids and chats" if opened.template is not None else "logits and ids; it has no chat template"
 
 
 def _write_gguf(order: Order, opened: Opened, aside: Path, tell: Tell) -> list[str]:

@@ -89,7 +89,7 @@ def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: 
         raise UsageError(
             what=f"{folder} has no adapter.",
             why="Its weights were trained as a whole (method: full), so there is nothing beside them.",
-            fix="homing export RUN --to hf",
+            fix=f"homing export {folder} --to hf",
         )
     else:
         model, tokenizer = load_for_use(folder, "cpu", precision="fp32")

@@ -137,12 +137,12 @@ def _check_present(folder: Path) -> None:
 
 
 def whose_template(card: Card) -> str:
-    """The file with the chat template that a model was trained with, where the run says it."""
+    """Where the chat template lies that a model was trained with, in words."""
     if card.run is None:
-        return f"the {names.CHAT_TEMPLATE} that came with these weights"
+        return f"{names.CHAT_TEMPLATE}, or {names.TOKENIZER_CONFIG}, that came with these weights"
     if card.run.base is not None:
-        return str(Path(card.run.base.dir) / names.CHAT_TEMPLATE)
-    return str(Path(card.run.data.dir) / names.TOKENIZER_CONFIG)
+        return f"{names.CHAT_TEMPLATE}, or {names.TOKENIZER_CONFIG}, of {card.run.base.address}"
+    return f"{names.TOKENIZER_CONFIG} of the run's data, which homing prep {card.run.name} makes"
 
 
 def _how_to_get_tokenizer(folder: Path) -> str:

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -33,9 +33,9 @@ from homing.lm.shards.write import ShardWriter, dtype_for
 from homing.lm.text.documents import Cuts
 from homing.lm.tokenizer.encode import Encoder, warm_up
 from homing.lm.tokenizer.encode_theirs import TheirEncoder
-from homing.lm.tokenizer.files import Facts, build_tokenizer_json, write_extras
+from homing.lm.tokenizer.files import Facts, build_tokenizer_json, read_facts, write_extras
 from homing.lm.tokenizer.heap import keep_large_blocks_out
-from homing.lm.tokenizer.train import learn_merges, too_little_text
+from homing.lm.tokenizer.train import MIN_VOCAB, learn_merges, too_little_text
 from homing.wire.codec import loads
 from homing.wire.data import DataManifest, SourceFile, Split
 from homing.wire.names import TOKENIZER
@@ -104,6 +104,7 @@ def _make(job: _Job) -> DataManifest:
         else:
             beside.submit(warm_up)
             scan = _scan_and_learn(job)
+            job = _as_learned(job)
             encoder = beside.submit(_load_encoder, job)
         for warning in scan_warnings(scan, job.order, has_validation=bool(job.inputs.validation)):
             job.report(Progress("scan", warning=warning))
@@ -186,8 +187,21 @@ def _learn(job: _Job, scanner: Scanner) -> str:
     merges = learn_merges(sample_then_say(), num_merges=facts.num_merges, split=facts.split)
     scanner.result()  # blank text is the better complaint
     if len(merges) < facts.num_merges:
-        raise too_little_text(facts.vocab_size, len(facts.specials), len(merges))
+        problem = too_little_text(facts.vocab_size, len(facts.specials), len(merges))
+        if job.order.is_vocab_firm:
+            raise problem
+        # The last merges are of pairs that occur hardly ever: their tokens would be learned from next to nothing.
+        merges = merges[: (len(merges) + 1) // 2]
+        size = MIN_VOCAB + len(facts.specials) + len(merges)
+        taken = f"{problem.what} Nobody asked for just that size, so it becomes {size:,}, with half of these merges."
+        job.report(Progress("merge", num_bytes, num_bytes, warning=taken))
     return build_tokenizer_json(merges, facts.specials, facts.split)
+
+
+def _as_learned(job: _Job) -> _Job:
+    """With the size that came out, which may be less than was asked for; the settings keep what was asked."""
+    learned = read_facts(job.work.folder / TOKENIZER)
+    return replace(job, facts=replace(job.facts, vocab_size=learned.vocab_size, num_merges=learned.num_merges))
 
 
 def _encode(job: _Job, scan: Scan, encoder: Callable[[], AnyEncoder]) -> dict[str, Split]:

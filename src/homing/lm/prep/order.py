@@ -38,6 +38,7 @@ class PrepOrder:
     val_fraction: float = 0.01  # by hash of the document; not used when `validation` names files
     text_field: str = "text"
     vocab_size: int = 32768
+    is_vocab_firm: bool = True  # a person's own number; else a smaller one will do where the text gives no more
     split: str = "gpt4"
     specials: str = "standard"
     tokenizer: str = ""  # a tokenizer.json to use as it is
@@ -130,7 +131,8 @@ def _check_existing(order: PrepOrder) -> Facts:
             fix="Name it by --tokenizer PATH, or leave --use-existing-tokenizer out to train one.",
         )
     facts = read_facts(path)
-    if facts.vocab_size != order.vocab_size:
+    is_smaller = facts.vocab_size < order.vocab_size and not order.is_vocab_firm
+    if facts.vocab_size != order.vocab_size and not is_smaller:
         raise DataError(
             what=f"{path} has a vocabulary of {facts.vocab_size:,}, and {order.vocab_size:,} was asked for.",
             why="Model and tokenizer must agree, and none is trained in its place.",

@@ -21,6 +21,7 @@ from typing import IO, Any, Protocol
 
 from homing.units import format_count, format_duration
 from homing.wire import codec, names
+from homing.wire.checkpoint import MISSING_REWARD, figure_of
 from homing.wire.event import Event, Metric
 
 __all__ = ["Journal", "SilentJournal", "Tell", "finite", "progress_line"]
@@ -167,7 +168,8 @@ def progress_line(metric: Metric, phases: Sequence[str] = ()) -> str:
     parts.append("mfu -" if metric.mfu is None else f"mfu {metric.mfu:.0%}")
     if metric.val_loss is not None:
         bits = "" if metric.val_bits_per_byte is None else f" ({metric.val_bits_per_byte:.3f} bits/byte)"
-        parts.append(f"val {metric.val_loss:.3f}{bits}")
+        called = figure_of(metric.phase)
+        parts.append(f"{called if called == MISSING_REWARD else 'val'} {metric.val_loss:.3f}{bits}")
     # The most telling come first; the rest is in metrics.jsonl.
     own = [name for name in metric.more if not name.startswith("val_")][:_MOST_OWN]
     parts += [f"{name} {metric.more[name]:.3g}" for name in [*own, *(n for n in metric.more if n.startswith("val_"))]]
