@@ -86,9 +86,7 @@ def test_a_home_that_guards_no_more_what_it_gave_away_is_found(monkeypatch: pyte
 
 @pytest.mark.slow
 def test_a_wait_without_a_deadline_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wait(
-        check: Callable[[], bool], *, timeout_s: float, every_s: float, world: Any, on_timeout: Any = None
-    ) -> bool:
+    def wait(check: Callable[[], bool], *, every_s: float, world: Any, **deadlines: Any) -> bool:
         while not check():
             world.sleep(every_s)
         return True

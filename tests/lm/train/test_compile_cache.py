@@ -172,6 +172,7 @@ def test_a_run_that_compiles_leaves_it_beside_its_checkpoints_and_loads_it_when_
     tmp_path: Path, homing_home: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_data(tmp_path / "data")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it where a test before this one compiled
     monkeypatch.setattr(torch, "compile", lambda function, **settings: function)
     make_run_dir(tmp_path / "plain", make_run(tmp_path / "data", num_steps=1, train={"compile": "off"}))
     train(tmp_path / "plain", say=heard.aloud.append)
