@@ -98,8 +98,9 @@ def test_it_boots_takes_what_it_is_given_saves_on_stop_and_never_trains_twice(
     container.wait_for("agent of can as")
     assert "canary" not in container.call("logs", container.name)
     assert "canary" not in json.dumps(inspect(container))
-    left = container.call("exec", container.name, "ls", "/dev/shm").split()
-    assert [name for name in left if name.startswith("homing")] == []
+    # A container without an engine sees the tests' own folder there.
+    ours = {tmp_path.parts[3]} if tmp_path.is_relative_to("/dev/shm") else set()
+    assert set(container.call("exec", container.name, "ls", "/dev/shm").split()) - ours == set()
     container.wait_for("the orphan ended")
     assert ") Z " not in container.call("exec", container.name, "sh", "-c", "cat /proc/[0-9]*/stat")
     # Whoever stops a container gives its first process ten seconds.

@@ -19,14 +19,14 @@ from pathlib import Path
 
 from homing.cli import talk
 from homing.config import home
+from homing.config.models import MODELS, manifest_in
 from homing.config.names import nearest
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, Pointer, figure_of
+from homing.wire.checkpoint import Pointer, figure_of
 
 __all__ = ["MODELS", "Chosen", "choose_in_run", "find_model"]
 
-MODELS = Path("models")
 PHASES = ("pretrain", "mid", "sft", "rl")  # in the order in which a model goes through them
 _RUN_ID = r"{name}-\d{{8}}-\d{{6}}(-\w+)?"
 
@@ -117,10 +117,8 @@ def _of_phase(runs: list[Path], fetched: list[Path], checkpoint: str | None, pha
 
 def _phase_of(folder: Path) -> str:
     """Of one checkpoint, by its manifest; "" of weights that no run of ours made."""
-    try:
-        return codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes()).phase
-    except (OSError, codec.WireError):
-        return ""
+    manifest = manifest_in(folder)
+    return manifest.phase if manifest is not None else ""
 
 
 def _newest() -> Path:

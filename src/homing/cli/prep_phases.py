@@ -29,7 +29,7 @@ __all__ = ["bring_base", "needs_text", "prepare_phases", "take_tokenizer"]
 
 _TELL_EVERY_S = 10.0
 _TOLD = 8  # findings on the terminal; `homing data check` lists all
-_PAPERS = (names.TOKENIZER, names.TOKENIZER_CONFIG, "chat_template.jinja", "generation_config.json")
+_PAPERS = (names.TOKENIZER, names.TOKENIZER_CONFIG, names.CHAT_TEMPLATE, names.GENERATION)
 
 
 def needs_text(loaded: Loaded) -> bool:

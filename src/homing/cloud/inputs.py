@@ -23,7 +23,7 @@ from homing.world import World
 __all__ = ["BESIDE_TOKENIZER", "DATA_DIR", "relocated", "told_inputs", "travelling"]
 
 DATA_DIR = "data"
-BESIDE_TOKENIZER = (names.TOKENIZER_CONFIG, "chat_template.jinja")  # no manifest vouches for them
+BESIDE_TOKENIZER = (names.TOKENIZER_CONFIG, names.CHAT_TEMPLATE)  # no manifest vouches for them
 BASE = "base"
 _RL_FILES = ("file", "val_file", "reward")
 # Of a folder with weights: what loading them reads. Optimizer, samples and logs of a checkpoint stay where they are.

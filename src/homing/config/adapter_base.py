@@ -11,16 +11,16 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from homing.config.models import MODELS, manifest_in
 from homing.config.open_weights import INDEX, Source
 from homing.config.paths import home
 from homing.errors import DataError
 from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, Stage
+from homing.wire.checkpoint import Stage
 from homing.wire.run import Run
 
 __all__ = ["find_adapter_base"]
 
-_MODELS = Path("models")
 _OPEN = "base"  # the stage of weights that others made
 
 
@@ -52,7 +52,7 @@ def find_adapter_base(adapter: Path, source: Source | None) -> Path:
 
 
 def _stage_before(adapter: Path) -> Stage:
-    manifest = _manifest(adapter)
+    manifest = manifest_in(adapter)
     if manifest is None or len(manifest.lineage) < 2:
         raise DataError(
             what=f"{adapter} holds an adapter, and nothing says which weights it was trained on.",
@@ -72,7 +72,7 @@ def _places(adapter: Path, before: Stage) -> Iterator[Path]:
         yield Path(before.address).expanduser()
         return
     yield home() / "runs" / before.run_id / names.CHECKPOINTS / before.phase / names.step_dir(before.step)
-    yield from sorted(_MODELS.glob("*/"))
+    yield from sorted(MODELS.glob("*/"))
 
 
 def _told_folder(adapter: Path) -> str:
@@ -97,7 +97,7 @@ def _is_it(folder: Path, before: Stage) -> bool:
         return False
     if before.phase == _OPEN:
         return True
-    manifest = _manifest(folder)
+    manifest = manifest_in(folder)
     last = manifest.lineage[-1] if manifest and manifest.lineage else None
     return last is not None and (last.run_id, last.phase, last.step) == (before.run_id, before.phase, before.step)
 
@@ -113,13 +113,6 @@ def _is_whole(folder: Path) -> bool:
     return bool(shards) and all((folder / str(name)).is_file() for name in shards)
 
 
-def _manifest(folder: Path) -> CheckpointManifest | None:
-    try:
-        return codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
 def _named(before: Stage) -> str:
     if before.phase == _OPEN:
         return before.address
@@ -129,5 +122,5 @@ def _named(before: Stage) -> str:
 def _way_to(before: Stage) -> str:
     if before.phase == _OPEN:
         return f"Set model.from: {before.address}"
-    target = _MODELS / f"{before.run_id}-{before.phase}"
+    target = MODELS / f"{before.run_id}-{before.phase}"
     return f"homing fetch {before.run_id} --checkpoint {before.phase}:{before.step} --to {target}"

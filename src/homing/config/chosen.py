@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from homing.config.models import MODELS, manifest_in
 from homing.config.names import nearest
 from homing.config.paths import home
 from homing.config.trace import Trace
-from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest
+from homing.wire import names
 
 __all__ = ["chosen_phases", "find_start"]
 
@@ -53,7 +53,7 @@ def find_start(trace: Trace, first: int, name: str) -> str:
 
 def _newest_final(name: str, kind: str) -> Path | None:
     """Of what was fetched the one that was made last: under the run's name or, where another run has it, beside it."""
-    fetched = [Path("models") / name, Path("models") / f"{name}-{kind}", *Path("models").glob(f"{name}-*-*")]
+    fetched = [MODELS / name, MODELS / f"{name}-{kind}", *MODELS.glob(f"{name}-*-*")]
     fetched.sort(key=_made_at, reverse=True)
     runs = sorted((home() / "runs").glob(f"{name}-*"), reverse=True)
     trained = [step for run in runs for step in sorted((run / names.CHECKPOINTS / kind).glob("step-*"), reverse=True)]
@@ -61,17 +61,10 @@ def _newest_final(name: str, kind: str) -> Path | None:
 
 
 def _is_final(folder: Path, name: str, kind: str) -> bool:
-    manifest = _manifest(folder)
+    manifest = manifest_in(folder)
     return manifest is not None and (manifest.run_name, manifest.phase, manifest.is_final) == (name, kind, True)
 
 
 def _made_at(folder: Path) -> float:
-    manifest = _manifest(folder)
+    manifest = manifest_in(folder)
     return manifest.made_at if manifest is not None else 0.0
-
-
-def _manifest(folder: Path) -> CheckpointManifest | None:
-    try:
-        return codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return None

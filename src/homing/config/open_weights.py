@@ -23,10 +23,10 @@ from homing.wire.run import Model
 
 __all__ = ["Source", "SourceFile", "bring", "chat_template_in", "is_hub_address", "read_source"]
 
-CONFIG, GENERATION, CHAT_TEMPLATE = "config.json", "generation_config.json", "chat_template.jinja"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 INDEX = f"{names.WEIGHTS}.index.json"
 # What is read beside the weights. The first two must be there; the rest is taken where it is.
-PAPERS = (CONFIG, names.TOKENIZER, names.TOKENIZER_CONFIG, GENERATION, CHAT_TEMPLATE, INDEX)
+PAPERS = (CONFIG, names.TOKENIZER, names.TOKENIZER_CONFIG, GENERATION, names.CHAT_TEMPLATE, INDEX)
 _ADDRESS = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
@@ -203,8 +203,8 @@ def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
 def chat_template_in(folder: Path) -> str:
     """The template of a model's folder; "" where it has none. In a file of its own where there is one: newer writers
     put it there, and it wins in transformers too."""
-    if (folder / CHAT_TEMPLATE).is_file():
-        return (folder / CHAT_TEMPLATE).read_text(encoding="utf-8")
+    if (folder / names.CHAT_TEMPLATE).is_file():
+        return (folder / names.CHAT_TEMPLATE).read_text(encoding="utf-8")
     has_config = (folder / names.TOKENIZER_CONFIG).is_file()
     template = _read_json(folder / names.TOKENIZER_CONFIG).get("chat_template") if has_config else None
     if isinstance(template, list):

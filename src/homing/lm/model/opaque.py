@@ -2,8 +2,8 @@
 
     @opaque("swiglu", like=...)     `like` says of given tensors what comes out, in shapes and types alone
 
-torch's own decorator for this looks after gradients, changed arguments and shared memory at every call, on the host:
-0.1 ms of each, which a small batch waits for. Ours are called from autograd functions that know all that, so they are
+torch's own decorator for this looks after gradients, changed arguments and shared memory at every call, on the host,
+and a small batch waits for it. Ours are called from autograd functions that know all that, so they are
 registered plainly. No op may change its arguments or return one of them.
 """
 

@@ -4,8 +4,9 @@
     backward: dq, dk, dv -> dqkv, in one buffer, with the gradients of the two norms' weights
 
 Forward, one program takes one token with all its heads. Backward it takes some heads of one kind (query, key or value),
-so that no lane is idle where the heads of a token are no power of two: there it is bound by arithmetic, and forward by
-memory. The norm is x / rms(x) * weight * `scale`; without weights these are ones.
+so that no lane is idle where the heads of a token are no power of two; forward that gave nothing (docs/log.md).
+
+The norm is x / rms(x) * weight * `scale`; without weights these are ones.
 
 Shapes: N tokens, H query heads, G KV heads, K head size.
 """
