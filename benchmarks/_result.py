@@ -41,7 +41,7 @@ def _write(folder: Path, name: str, figures: dict[str, Any], passed: bool) -> No
         "name": name,
         "passed": passed,
         "figures": figures,
-        "arguments": sys.argv[1:],
+        "arguments": [os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv[1:]],
         **origin(),
         "machine": machine(),
     }

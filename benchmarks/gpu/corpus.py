@@ -13,7 +13,9 @@ import json
 import os
 import random
 import sysconfig
+import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +28,13 @@ from homing.wire.data import DataManifest, Split
 
 __all__ = ["ROOTS", "prepare"]
 
-ROOTS = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"], "/usr/lib/python3", "/usr/share")
-KINDS = (".py", ".pyi", ".rst", ".md", ".txt", ".h", ".hpp", ".cpp", ".c")
+ROOTS = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"], "/usr", "/opt")
+SOURCE = (".py", ".pyi", ".h", ".hpp", ".cpp", ".cc", ".c", ".cu", ".cuh", ".inc", ".js", ".pl", ".pm", ".f90")
+KINDS = (*SOURCE, ".rst", ".md", ".txt", ".html")
 LEAST, MOST = 200, 400_000  # characters of a document
 TRAINED_ON = 60_000_000  # characters for the tokenizer
 HELD_OUT = 100  # one document in so many
-AT_A_TIME = 512
+AT_A_TIME, FILES_AT_A_TIME = 512, 256
 
 
 def prepare(folder: Path, roots: tuple[str, ...] = ROOTS, *, vocab_size: int, most_bytes: int) -> DataManifest:
@@ -41,7 +44,9 @@ def prepare(folder: Path, roots: tuple[str, ...] = ROOTS, *, vocab_size: int, mo
     if (folder / names.MANIFEST).exists():
         return read_manifest(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
     texts = list(documents(roots, most_bytes))
+    say(began, f"{len(texts):,} documents read")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -52,6 +57,7 @@ def prepare(folder: Path, roots: tuple[str, ...] = ROOTS, *, vocab_size: int, mo
     tokenizer.train_from_iterator(first_of(texts, TRAINED_ON), trainer)
     assert tokenizer.get_vocab_size() == vocab_size, f"too little text for {vocab_size} tokens"
     tokenizer.save(str(folder / names.TOKENIZER))
+    say(began, "tokenizer trained")
     num_held_out = max(1, len(texts) // HELD_OUT)
     parts = {"val": texts[:num_held_out], "train": texts[num_held_out:]}
     # A special spelled in the text must stay text.
@@ -62,7 +68,12 @@ def prepare(folder: Path, roots: tuple[str, ...] = ROOTS, *, vocab_size: int, mo
         specials=SPECIALS["standard"], splits=splits, source=[], source_sha256="",
     )  # fmt: skip
     (folder / names.MANIFEST).write_text(codec.dumps(manifest, indent=1), encoding="utf-8")
+    say(began, f"{splits['train'].num_tokens:,} tokens written")
     return manifest
+
+
+def say(began: float, text: str) -> None:
+    print(f"{time.perf_counter() - began:.0f} s: {text}", flush=True)
 
 
 def documents(roots: tuple[str, ...], most_bytes: int) -> Iterator[str]:
@@ -70,19 +81,24 @@ def documents(roots: tuple[str, ...], most_bytes: int) -> Iterator[str]:
     paths = sorted({os.path.realpath(path) for path in walked if path.endswith(KINDS)})
     random.Random(0).shuffle(paths)
     seen, num_bytes = set(), 0
-    for path in paths:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        digest = hashlib.sha256(text.encode()).digest()
-        if not LEAST <= len(text) <= MOST or digest in seen:
-            continue
-        seen.add(digest)
-        num_bytes += len(text.encode())
-        if num_bytes > most_bytes:
-            return
-        yield text
+    with ProcessPoolExecutor() as pool:
+        for text, digest in pool.map(read_text, paths, chunksize=FILES_AT_A_TIME):
+            if not LEAST <= len(text) <= MOST or digest in seen:
+                continue
+            seen.add(digest)
+            num_bytes += len(text.encode())
+            if num_bytes > most_bytes:
+                return
+            yield text
+
+
+def read_text(path: str) -> tuple[str, bytes]:
+    """Empty where it is no text."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    return text, hashlib.sha256(text.encode()).digest()
 
 
 def first_of(texts: list[str], num_characters: int) -> Iterator[str]:

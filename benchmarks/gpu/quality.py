@@ -1,24 +1,26 @@
-"""How well a recipe learns in a given time: bits per byte on held-out text, families and optimizers side by side.
+"""How well a recipe learns, by time or by tokens: bits per byte on held-out text, families and optimizers side by side.
 
     python benchmarks/gpu/quality.py --write-recipes FILE           at home: what homing itself would do, as records
     PYTHONPATH=src python benchmarks/gpu/quality.py --recipes FILE --seconds 300 --seeds 0,1 \\
         --run swift --run "stock lr=0.02" --run nanochat --peer DIR [--out FILE]
+    PYTHONPATH=src python benchmarks/gpu/quality.py --recipes FILE --tokens 26000000 --runs LINES       a sweep
 
-A run is a recipe with changes: fields of its optimizer, `decay` (share of the steps), `batch` (tokens), `precision`,
-and `init.ENDING=FACTOR` for the fresh weights whose names end so, such as `init.o_proj.weight=0`. It learns from the
-text that the machine has (`corpus`), the same rows in the same order for all. How many steps fit into the seconds is
-measured first, then everything begins anew; compiling and evaluating are not counted. `nanochat` is its own model,
-optimizer and schedule (karpathy/nanochat, its folder as --peer; nothing of it is kept here), with the batch it would
-take itself unless one is given.
+A run is a recipe with changes: fields of its optimizer, or NAME=*FACTOR of what it has; `decay` and `warmup` (shares of
+the steps), `floor`, `batch` (tokens), `precision`, in a sweep `tokens`, and `init.ENDING=FACTOR` for the fresh weights
+whose names end so, such as `init.o_proj.weight=0`. It learns from the text that the machine has (`corpus`), the same
+rows in the same order for all. By time, how many steps fit into the seconds is measured first, then everything begins
+anew; compiling and evaluating are not counted. `nanochat` is its own model, optimizer and schedule (karpathy/nanochat,
+its folder as --peer; nothing of it is kept here), with the batch it would take itself unless one is given.
 
-Each run is a row of results/quality.json beside those that are there already, with its curve. --quick: toy sizes on any
-machine, nothing kept. Passes when every loss is finite and fell.
+Each run is a row of results/quality.json, or of results/sweep.json where tokens are given, beside those that are there
+already, with its curve. --quick: toy sizes on any machine, nothing kept. Passes when every loss is finite and fell.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import math
 import shutil
@@ -49,15 +51,18 @@ from homing.wire import codec, names
 from homing.wire.run import Model, Optimizer, Run
 
 DATA = Path("/tmp/homing-corpus")
-VOCAB, MOST_BYTES = 32768, 420_000_000
-ROWS = 32  # at a time
+VOCAB, MOST_BYTES = 32768, 760_000_000
+ROWS, ROWS_OF_SMALL = 32, 64  # at a time
+SMALL = 512  # width
 WARM, PROBED = 3, 6
 EVAL_ROWS = 32
-POINTS = 60  # of a curve
+POINTS, POINTS_OF_SWEEP = 60, 12  # of a curve
 TOKENS_AT_HOME = "160M"  # about five minutes of an H200
 AT_HOME = {
     "stock": {},
     "swift": {"model.family": "swift"},
+    "stock-6": {"model.depth": "6"},
+    "swift-6": {"model.depth": "6", "model.family": "swift"},
     "stock-adamw": {"phases.0.optimizer": "adamw"},
     "toy": {"model.depth": "2", "model.context": "128", "phases.0.tokens": "200k", "tokenizer.vocab_size": "512"},
 }
@@ -79,7 +84,9 @@ def main() -> int:
     parser.add_argument("--write-recipes", type=Path)
     parser.add_argument("--recipes", type=Path)
     parser.add_argument("--run", action="append", default=[])
+    parser.add_argument("--runs", type=Path, help="a file with one in each line")
     parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--tokens", type=int, default=0)
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--out", type=Path)
@@ -95,60 +102,106 @@ def main() -> int:
     if arguments.peer:
         sys.path.insert(0, str(arguments.peer))
     prepare(DATA, vocab_size=VOCAB, most_bytes=MOST_BYTES)
-    runs = read_recipes(arguments.recipes)
-    rows = kept_rows()
-    for seed in (int(number) for number in arguments.seeds.split(",")):
-        for told in arguments.run:
-            row = measure(told, runs, DATA, seed, arguments.seconds)
-            rows = [old for old in rows if key(old) != key(row)] + [row]
-            write_result("quality", {"rows": rows}, passed=all(is_good(each) for each in rows))
-            if arguments.out:
-                shutil.copyfile(RESULTS / "quality.json", arguments.out)
+    recipes = read_recipes(arguments.recipes)
+    lines = arguments.runs.read_text("utf-8").splitlines() if arguments.runs else []
+    name = "sweep" if arguments.tokens else "quality"
+    rows = kept_rows(name)
+    with Bench(recipes, DATA) as bench:
+        for told in [*arguments.run, *(line for line in lines if line.strip())]:
+            for seed in (int(number) for number in arguments.seeds.split(",")):
+                row = measure(bench, told, seed, arguments.seconds, arguments.tokens)
+                rows = [old for old in rows if key(old) != key(row)] + [row]
+                write_result(name, {"rows": rows}, passed=all(is_good(each) for each in rows))
+                if arguments.out:
+                    shutil.copyfile(RESULTS / f"{name}.json", arguments.out)
     passed = all(is_good(row) for row in rows)
     print(f"{'PASS' if passed else 'FAIL'} {len(rows)} runs")
     return 0 if passed else 1
 
 
-def measure(told: str, runs: dict[str, Run], data: Path, seed: int, seconds: float) -> dict[str, Any]:
-    name, *changes = told.split()
-    changed = dict(change.split("=", 1) for change in changes)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    base = runs["stock" if name == "nanochat" else name]
-    make = nanochat if name == "nanochat" else ours
-    trial = make(base, data, device, changed)
-    work = feed_of(base, data, trial.batch_tokens)
+def measure(bench: Bench, told: str, seed: int, seconds: float, num_tokens: int = 0) -> dict[str, Any]:
+    own = [change for change in told.split() if change.startswith("tokens=")]
+    if own:  # of this run alone
+        told, num_tokens = told.replace(f" {own[0]}", ""), int(own[0].removeprefix("tokens="))
+    trial, device = bench.trial(told), bench.device
+    work = feed_of(bench.base(told), bench.data, trial.batch_tokens)
     trial.begin(seed)
+    num_probed = 1 if num_tokens else 1 + WARM + PROBED  # the first compiles
     with work.open_batches(None, first_row=0, device=device) as batches:  # type: ignore[arg-type]
-        times = [clock(trial, number, batches.next(), device) for number in range(1 + WARM + PROBED)]
-    first_s, step_s = times[0], statistics.median(times[1 + WARM :])
-    num_steps = max(10, int(seconds / step_s))
+        times = [clock(trial, number, batches.next(), device) for number in range(num_probed)]
+    if num_tokens:
+        num_steps, num_points = num_tokens // trial.batch_tokens, POINTS_OF_SWEEP
+    else:
+        num_steps, num_points = max(10, int(seconds / statistics.median(times[1 + WARM :]))), POINTS
     trial.begin(seed)
     curve, losses, began = [], [], now(device)
     with work.open_batches(None, first_row=0, device=device) as batches:  # type: ignore[arg-type]
         for number in range(num_steps):
             losses.append(trial.step(number, num_steps, *pair(batches.next())))
-            if len(losses) == max(1, num_steps // POINTS) or number + 1 == num_steps:
-                curve.append([number + 1, now(device) - began, float(torch.stack(losses).mean())])
+            if len(losses) == max(1, num_steps // num_points) or number + 1 == num_steps:
+                mean = float(torch.stack(losses).mean())
+                curve.append([number + 1, round(now(device) - began, 2), round(mean, 4)])
                 losses = []
     took_s = now(device) - began
     nats, bits = trial.judge()
+    text = read_manifest(bench.data).splits["train"]
     row = {
-        "run": told, "seed": seed, "asked_s": seconds, "seconds": round(took_s, 1), "steps": num_steps,
-        "batch_tokens": trial.batch_tokens, "tokens_per_s": round(num_steps * trial.batch_tokens / took_s),
-        "epochs": round(num_steps * trial.batch_tokens / read_manifest(data).splits["train"].num_tokens, 3),
-        "first_step_s": round(first_s, 1), "val_loss": nats, "val_bits_per_byte": bits, "curve": curve,
+        "run": told, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
+        "seconds": round(took_s, 1), "steps": num_steps, "batch_tokens": trial.batch_tokens,
+        "tokens_per_s": round(num_steps * trial.batch_tokens / took_s),
+        "epochs": round(num_steps * trial.batch_tokens / text.num_tokens, 3), "corpus_tokens": text.num_tokens,
+        "first_step_s": round(times[0], 1), "val_loss": round(nats, 5), "val_bits_per_byte": round(bits, 5),
+        "curve": curve,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
     }  # fmt: skip
-    shown = {name: value for name, value in row.items() if name != "curve"}
-    print(f"{shown} {[round(loss, 3) for *_, loss in curve[:: max(1, len(curve) // 8)]]}", flush=True)
-    torch._dynamo.reset()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    told_of = ("run", "seed", "seconds", "steps", "tokens_per_s", "first_step_s", "epochs", "val_loss")
+    shown = {name: value for name, value in row.items() if name in told_of}
+    print(f"{bits:.4f} {shown} {[round(loss, 2) for *_, loss in curve[:: max(1, len(curve) // 8)]]}", flush=True)
     return row
 
 
+class Bench:
+    """The trials of some recipes, one model at a time: what it compiled is kept while runs of one recipe follow each
+    other."""
+
+    def __init__(self, recipes: dict[str, Run], data: Path) -> None:
+        self.recipes, self.data = recipes, data
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.kind: tuple[str, str] = ("", "")
+        self.model: Any = None
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.model = None
+        torch._dynamo.reset()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def base(self, told: str) -> Run:
+        name = told.split()[0]
+        return self.recipes["stock" if name == "nanochat" else name]
+
+    def trial(self, told: str) -> Trial:
+        name, *changes = told.split()
+        changed = dict(change.split("=", 1) for change in changes)
+        kind = (name, changed.get("precision", ""))
+        base, is_peer = self.base(told), name == "nanochat"
+        if kind != self.kind:
+            self.clear()
+            self.kind = kind
+            self.model = peer_model(base, self.device) if is_peer else own_model(base, self.device, kind[1])
+        make = nanochat if is_peer else ours
+        return make(self.model, base, self.data, self.device, changed)
+
+
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["run"], row["seed"], row["asked_s"], row["device"]
+    return row["run"], row["seed"], row["asked_s"], row["asked_tokens"], row["device"]
 
 
 def is_good(row: dict[str, Any]) -> bool:
@@ -156,8 +209,8 @@ def is_good(row: dict[str, Any]) -> bool:
     return all(math.isfinite(loss) for loss in [*losses, row["val_loss"]]) and losses[-1] < losses[0]
 
 
-def kept_rows() -> list[dict[str, Any]]:
-    path = RESULTS / "quality.json"
+def kept_rows(name: str) -> list[dict[str, Any]]:
+    path = RESULTS / f"{name}.json"
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["figures"]["rows"]
@@ -167,16 +220,22 @@ def kept_rows() -> list[dict[str, Any]]:
 # -- ours --------------------------------------------------------------------------------------------------------------
 
 
-def ours(base: Run, data: Path, device: torch.device, changed: dict[str, str]) -> Trial:
+def own_model(base: Run, device: torch.device, precision: str) -> Decoder:
+    model = Decoder(base.model)
+    model.to(device).set_precision(precision or ("bf16" if device.type == "cuda" else "fp32"))
+    model.compile_blocks(is_on=device.type == "cuda")
+    return model
+
+
+def ours(model: Decoder, base: Run, data: Path, device: torch.device, changed: dict[str, str]) -> Trial:
     phase = base.phases[0]
+    changed.pop("precision", None)
     batch_tokens = int(changed.pop("batch", phase.batch_tokens))
-    precision = changed.pop("precision", "bf16" if device.type == "cuda" else "fp32")
     decay = float(changed.pop("decay", phase.schedule.decay_steps / phase.num_steps))
+    warmup = float(changed.pop("warmup", phase.schedule.warmup_steps / phase.num_steps))
+    floor = float(changed.pop("floor", phase.schedule.floor))
     factors = {name.removeprefix("init."): float(changed.pop(name)) for name in list(changed) if name[:5] == "init."}
     spec = changed_optimizer(phase.optimizer, changed)
-    model = Decoder(base.model)
-    model.to(device).set_precision(precision)
-    model.compile_blocks(is_on=device.type == "cuda")
     kept: dict[str, Any] = {}
 
     def begin(seed: int) -> None:
@@ -185,10 +244,13 @@ def ours(base: Run, data: Path, device: torch.device, changed: dict[str, str]) -
         kept["optimizer"] = build_optimizer(model, spec)
         kept["optimizer"].compile_steps(is_on=device.type == "cuda")
 
+    rows = ROWS_OF_SMALL if base.model.width < SMALL else ROWS
+
     def step(number: int, of: int, ids: Tensor, targets: Tensor) -> Tensor:
-        warmup = max(1, round(of * phase.schedule.warmup_steps / phase.num_steps))
-        schedule = dataclasses.replace(phase.schedule, warmup_steps=warmup, decay_steps=round(decay * of))
-        total = backward_in_pieces(lambda a, b: model.loss(a, b), ids, targets)
+        schedule = dataclasses.replace(
+            phase.schedule, warmup_steps=max(1, round(warmup * of)), decay_steps=round(decay * of), floor=floor
+        )
+        total = backward_in_pieces(lambda a, b: model.loss(a, b), ids, targets, rows)
         norm = clip_gradients(model, spec.clip)
         is_good = torch.isfinite(total) & torch.isfinite(norm)
         kept["optimizer"].step(lr_scale(schedule, number, of), is_good, num_steps=number)
@@ -211,17 +273,20 @@ def changed_optimizer(spec: Optimizer, changed: dict[str, str]) -> Optimizer:
     values: dict[str, Any] = {}
     for name, text in changed.items():
         before = getattr(spec, name)  # a name that is none is an error
-        values[name] = text == "true" if isinstance(before, bool) else type(before)(text)
+        if text.startswith("*"):
+            values[name] = before * float(text[1:])
+        else:
+            values[name] = text == "true" if isinstance(before, bool) else type(before)(text)
     return dataclasses.replace(spec, **values)
 
 
 # -- nanochat, as scripts/base_train.py drives it ----------------------------------------------------------------------
 
 
-def nanochat(base: Run, data: Path, device: torch.device, changed: dict[str, str]) -> Trial:
+def peer_model(base: Run, device: torch.device) -> Any:
     from nanochat.gpt import GPT, GPTConfig
 
-    shape, batch_tokens = base.model, int(changed.get("batch", B_REF))
+    shape = base.model
     config = GPTConfig(
         sequence_len=shape.context, vocab_size=shape.vocab_size, n_layer=shape.num_layers, n_head=shape.num_heads,
         n_kv_head=shape.num_kv_heads, n_embd=shape.width, window_pattern="L",
@@ -229,7 +294,12 @@ def nanochat(base: Run, data: Path, device: torch.device, changed: dict[str, str
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device=device)
-    compiled = torch.compile(model, dynamic=False)
+    return model, torch.compile(model, dynamic=False)
+
+
+def nanochat(models: Any, base: Run, data: Path, device: torch.device, changed: dict[str, str]) -> Trial:
+    model, compiled = models
+    batch_tokens = int(changed.get("batch", B_REF))
     scale = (batch_tokens / B_REF) ** 0.5
     kept: dict[str, Any] = {}
 
@@ -242,7 +312,7 @@ def nanochat(base: Run, data: Path, device: torch.device, changed: dict[str, str
         )  # fmt: skip
 
     def step(number: int, of: int, ids: Tensor, targets: Tensor) -> Tensor:
-        total = backward_in_pieces(compiled, ids, targets)
+        total = backward_in_pieces(compiled, ids, targets, ROWS)
         decay_steps = round(DECAY * of)
         since = max(0, number - (of - decay_steps)) / max(1, decay_steps)
         rate = min((number + 1) / WARMUP, 1.0 if number <= of - decay_steps else 1.0 - 0.95 * since)
@@ -256,7 +326,7 @@ def nanochat(base: Run, data: Path, device: torch.device, changed: dict[str, str
         model.zero_grad(set_to_none=True)
         return total
 
-    return Trial(step, lambda: judged(Judged(model, shape, device), data), begin, batch_tokens)
+    return Trial(step, lambda: judged(Judged(model, base.model, device), data), begin, batch_tokens)
 
 
 class Judged:
@@ -275,8 +345,8 @@ class Judged:
 # -- common to both ----------------------------------------------------------------------------------------------------
 
 
-def backward_in_pieces(loss_of: Callable[[Tensor, Tensor], Tensor], ids: Tensor, targets: Tensor) -> Tensor:
-    pieces = list(zip(ids.split(ROWS), targets.split(ROWS), strict=True))
+def backward_in_pieces(loss_of: Callable[[Tensor, Tensor], Tensor], ids: Tensor, targets: Tensor, rows: int) -> Tensor:
+    pieces = list(zip(ids.split(rows), targets.split(rows), strict=True))
     total = torch.zeros((), device=ids.device)
     for some_ids, some_targets in pieces:
         loss = loss_of(some_ids, some_targets) / len(pieces)
@@ -346,7 +416,11 @@ def quick(folder: Path) -> int:
     runs = read_recipes(folder / "recipes.json")
     here = str(Path(__file__).resolve().parents[2])
     prepare(folder / "data", (f"{here}/docs", f"{here}/src"), vocab_size=512, most_bytes=300_000)
-    rows = [measure(told, runs, folder / "data", 0, 2.0) for told in ("toy batch=2048", "toy batch=2048 lr=0.02")]
+    with Bench(runs, folder / "data") as bench:
+        rows = [
+            measure(bench, "toy batch=2048", 0, 2.0),
+            measure(bench, "toy batch=2048 lr=*2 decay=0.3", 0, 0, 60_000),
+        ]
     passed = all(is_good(row) for row in rows)
     print(f"{'PASS' if passed else 'FAIL'} two toys, {rows[0]['val_bits_per_byte']:.3f} bits a byte")
     return 0 if passed else 1
