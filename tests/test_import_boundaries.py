@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,8 +11,13 @@ from pathlib import Path
 import pytest
 
 import homing
+from homing.cli.main import VERBS
 
 HEAVY = ["torch", "transformers", "boto3", "modal", "starlette", "numpy", "tokenizers", "pydantic", "rich.table"]
+
+# What the help of a verb may not load either. Run files are read by pydantic, and most verbs read one.
+BEHIND_A_VERB = [*(set(HEAVY) - {"pydantic"}), "botocore", "huggingface_hub", "datasets", "ray", "safetensors",
+                 "wandb", "mlflow", "trackio", "tensorboard", "httpx", "uvicorn", "gigatoken", "rustbpe"]  # fmt: skip
 
 
 @pytest.mark.parametrize("statement", ["import homing", "import homing.cli.main"])
@@ -59,6 +65,30 @@ def test_help_lists_every_verb_and_loads_none_of_them() -> None:
     assert "destroy" in done.stdout
 
 
+def test_the_help_of_every_verb_loads_neither_torch_nor_the_sdk_of_a_cloud() -> None:
+    """One after the other in one process: a module that is there after one of them was loaded by that one."""
+    code = (
+        "import contextlib, io, json, sys\n"
+        "from homing.cli import main as m\n"
+        "def ask(*words):\n"
+        "    sys.argv, said = ['homing', *words, '--help'], io.StringIO()\n"
+        "    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):\n"
+        "        m.main()\n"
+        f"    found = [name for name in {BEHIND_A_VERB} if name in sys.modules]\n"
+        "    print(json.dumps({'words': words, 'is_help': 'Usage: homing ' in said.getvalue(), 'loaded': found}))\n"
+        "for verb in m.VERBS:\n"
+        "    ask(verb)\n"
+        "    app = getattr(sys.modules[f'homing.cli.{verb}'], 'app', None)\n"
+        "    for each in app.registered_commands if app else []:\n"
+        "        ask(verb, each.name or each.callback.__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    asked = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {each["words"][0] for each in asked} == set(VERBS)
+    assert ["store", "ls"] in [each["words"] for each in asked]
+    assert [each for each in asked if each["loaded"] or not each["is_help"]] == []
+
+
 def test_help_takes_at_most_three_tenths_of_a_second_of_cpu() -> None:
     code = (
         "import resource, subprocess, sys\n"
@@ -78,6 +108,16 @@ def test_without_a_verb_the_help_is_printed_and_nothing_is_called_an_error(group
     asked = subprocess.run([*argv, "--help"], capture_output=True, text=True, check=True)
     assert (bare.returncode, bare.stderr) == (0, "")
     assert bare.stdout.strip() == asked.stdout.strip()
+
+
+def test_json_may_stand_before_the_verb_as_quiet_may() -> None:
+    argv = [sys.executable, "-m", "homing.cli"]
+    before = subprocess.run([*argv, "--json", "-q", "explain", "seed"], capture_output=True, text=True, check=True)
+    behind = subprocess.run([*argv, "explain", "seed", "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(before.stdout) == json.loads(behind.stdout)
+    alone = subprocess.run([*argv, "--json"], capture_output=True, text=True, check=False)
+    assert (alone.returncode, alone.stderr) == (0, "")
+    assert alone.stdout.startswith("homing ")
 
 
 @pytest.mark.parametrize("arguments", ["", "store", "--help"])

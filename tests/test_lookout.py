@@ -80,19 +80,30 @@ def test_a_loss_that_only_falls_or_begins_a_phase_high_is_none(clock: Clock, run
 
 
 def test_speed_is_judged_on_the_first_twenty_steps(clock: Clock, run_dir: Path) -> None:
-    lookout = make_lookout(clock, run_dir, planned_tokens_per_s=1000.0)
+    lookout = make_lookout(clock, run_dir, planned_speeds={"pretrain": 1000.0})
     lines(clock, run_dir, [3.0] * 20, tokens_per_s=300.0)
     assert alarms(lookout) == []
     lines(clock, run_dir, [3.0], tokens_per_s=300.0)
     assert alarms(lookout) == ["slow"]
-    assert "300 tokens/s, where 1000 were planned" in next(iter(lookout.alarms()))[2]
-    enough = make_lookout(clock, run_dir, planned_tokens_per_s=899.0)
+    assert "300 tokens/s, where 1,000 were planned" in next(iter(lookout.alarms()))[2]
+    enough = make_lookout(clock, run_dir, planned_speeds={"pretrain": 899.0})
     lines(clock, run_dir, [3.0] * 30, tokens_per_s=300.0)
     assert alarms(enough) == []
 
 
+def test_each_phase_is_held_against_its_own_plan(clock: Clock, run_dir: Path) -> None:
+    """Answers of rl take many times as long as reading in pretrain: that is no slow machine."""
+    lookout = make_lookout(clock, run_dir, planned_speeds={"pretrain": 1000.0, "rl": 20.0})
+    lines(clock, run_dir, [3.0] * 30, tokens_per_s=900.0)
+    lines(clock, run_dir, [3.0] * 30, tokens_per_s=18.0, phase="rl")
+    lines(clock, run_dir, [3.0] * 30, tokens_per_s=1.0, phase="sft")
+    assert alarms(lookout) == [], "of sft nobody has planned a speed"
+    lines(clock, run_dir, [3.0] * 30, tokens_per_s=5.0, phase="rl")
+    assert alarms(lookout) == ["slow"]
+
+
 def test_a_very_slow_machine_is_known_within_ten_minutes(clock: Clock, run_dir: Path) -> None:
-    lookout = make_lookout(clock, run_dir, planned_tokens_per_s=1000.0)
+    lookout = make_lookout(clock, run_dir, planned_speeds={"pretrain": 1000.0})
     lines(clock, run_dir, [3.0] * 3, tokens_per_s=2.0)
     assert alarms(lookout) == []
     clock.pass_s(600)
@@ -105,7 +116,7 @@ def test_warnings_come_at_60_and_80_percent_of_money_or_time_whichever_is_first(
     assert alarms(lookout) == []
     clock.pass_s(2)
     (_, at_60, text) = next(iter(lookout.alarms()))
-    assert "60% of a limit is used up: $6.00" in text
+    assert "60% of a limit is used up: $6.01" in text
     clock.pass_s(2 * HOUR)
     (_, at_80, _) = next(iter(lookout.alarms()))
     assert at_80 != at_60

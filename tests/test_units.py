@@ -82,6 +82,11 @@ def test_sizes_know_thousands_and_powers_of_two() -> None:
 
 def test_printing_never_turns_a_cost_into_nothing() -> None:
     assert units.format_usd(Decimal("0.0004")) == "$0.0004"
+    assert units.format_usd(Decimal("0.0092")) == "$0.0092"
+    assert units.format_usd(Decimal("0.01461")) == "$0.0147", "the same digits above a cent, and up"
+    assert units.format_usd(Decimal("0.99995")) == "$1.00"
+    assert units.format_usd(Decimal("1.831")) == "$1.84"
+    assert (units.format_usd(Decimal("0.1000")), units.format_usd(0.36)) == ("$0.10", "$0.36")
     assert units.format_usd(Decimal("1234.5")) == "$1,234.50"
     assert units.format_usd(Decimal(0)) == "$0.00"
 
@@ -105,3 +110,9 @@ def test_counts_print_with_three_figures() -> None:
     assert units.format_count(12) == "12"
     assert [units.format_count(n) for n in (999, 999_400, 999_700, 999_999_999)] == ["999", "999k", "1M", "1B"]
     assert units.format_bytes(1_117_450_000) == "1.12 GB"
+
+
+def test_one_thing_is_no_things() -> None:
+    said = [units.counted(number, "instance") for number in (0, 1, 1200)]
+    assert said == ["0 instances", "1 instance", "1,200 instances"]
+    assert units.counted(2, "entry", "entries") == "2 entries"

@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from homing.install import pip_install
+
 __all__ = [
     "CreateFailed",
     "DataError",
@@ -125,7 +127,7 @@ class MissingExtra(UsageError):
         super().__init__(
             what=f"`homing {verb}` needs the extra `{extra}`.",
             why=f"The Python package `{module}` is not installed here.",
-            fix=f"pip install 'homing[{extra}]'",
+            fix=pip_install(extra),
         )
 
 

@@ -17,6 +17,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from decimal import ROUND_UP, Decimal
 from typing import Any
 
 from homing.agent.folder import Folder
@@ -39,6 +40,7 @@ DIVERGED_LINES = 10  # metric lines in a row without a loss, or with one far abo
 SLOW_SHARE, SLOW_AFTER_STEPS, SLOW_AFTER_S = 1 / 3, 20, 600.0
 _GPU = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits"]
 _GPU_S = 5.0
+_CENT = Decimal("0.01")
 _TOKEN = "X-aws-ec2-metadata-token"
 
 
@@ -86,7 +88,7 @@ class Lookout(Limits):
         if self._must_leave():
             key = f"leave {self._plan.mark}"
             self._told.add(key)
-            text = f"The machine ends soon after {self._plan.leave_s:.0f} s, whatever the limits; another goes on."
+            text = f"The machine ends soon after {self._plan.leave_s:,.0f} s, whatever the limits; another goes on."
             self._folder.event("preemption_notice", text, stops=self._plan.mark, key=key)
         if self._world.monotonic() - self._use_at >= USE_S:
             self._use_at = self._world.monotonic()
@@ -107,14 +109,17 @@ class Lookout(Limits):
         share = max(by_money, self.elapsed_s() / (self.time_limit_s or math.inf))
         for passed in [at for at in WARN_AT if share >= at][:1]:
             limit = self.nearest()[1]
-            text = f"{share:.0%} of a limit is used up: ${self.spend():.2f} in {self.elapsed_s():.0f} s; the {limit}."
+            spent = self.spend().quantize(_CENT, rounding=ROUND_UP)  # nobody reads less than they pay
+            text = f"{share:.0%} of a limit is used up: ${spent} in {self.elapsed_s():,.0f} s; the {limit}."
             yield "limit_warning", f"{passed} of {self.spend_limit}, {self.time_limit_s:g} s", text
         if self._num_bad >= DIVERGED_LINES:
             text = f"The loss has left its course: {self._num_bad} lines in a row without a usual loss"
             yield "divergence", f"divergence of {self._plan.mark}", f"{text} ({_middle(self._losses):.3f})."
-        planned, speed = self._plan.planned_tokens_per_s, _middle(self._speeds)
+        # Each phase has a pace of its own: what answers in rl is many times slower than what reads in pretrain.
+        planned = self._plan.planned_speeds.get(self._last.phase, 0.0) if self._last else 0.0
+        speed = _middle(self._speeds)
         if self._is_speed_known() and 0 < speed < planned * SLOW_SHARE:
-            text = f"This machine is slow: {speed:.0f} tokens/s, where {planned:.0f} were planned."
+            text = f"This machine is slow: {speed:,.0f} tokens/s, where {planned:,.0f} were planned."
             yield "slow", f"slow {self._plan.mark}", text
 
     def _forget(self, first: Metric | None) -> None:

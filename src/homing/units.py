@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_UP, Decimal, InvalidOperation
 
 __all__ = [
+    "counted",
     "format_bytes",
     "format_count",
     "format_duration",
@@ -21,6 +22,7 @@ __all__ = [
     "parse_usd",
 ]
 
+_CENT = Decimal("0.01")
 _DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -96,11 +98,11 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
 
 
 def format_usd(amount: Decimal | float) -> str:
-    """Cents, except below a cent, where zero would be a lie."""
-    amount = Decimal(amount)
-    if 0 < abs(amount) < Decimal("0.01"):
-        return f"${amount:.4f}"
-    return f"${amount:,.2f}"
+    """To the cent; below a dollar to a hundredth of it, unless it is whole cents: a meter that ticks in fractions of a
+    cent must not jump. Always up, so that nobody reads less than they pay."""
+    amount = Decimal(str(amount))
+    is_fine = abs(amount) <= Decimal("0.9999") and amount != amount.quantize(_CENT)
+    return f"${amount.quantize(_CENT / 100 if is_fine else _CENT, rounding=ROUND_UP):,}"
 
 
 def format_duration(seconds: float) -> str:
@@ -123,6 +125,11 @@ def format_count(number: float) -> str:
         if abs(number) >= size * (0.9995 if size > 1000 else 1):
             return f"{number / size:.3g}{unit}"
     return f"{number:.0f}"
+
+
+def counted(number: int, thing: str, things: str = "") -> str:
+    """1 -> "1 instance", 1200 -> "1,200 instances"; `things` where an s does not make it many."""
+    return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def format_rate(tokens_per_s: float) -> str:

@@ -192,9 +192,11 @@ def test_prep_makes_chat_shards_beside_the_text_and_check_and_show_take_the_run(
     assert sft["num_steps"] == 2 * phase["report"]["rows_per_epoch"]
     _, _, err = homing("prep", "joe")
     assert "sft: 19 conversations" in err
+    assert "as before" in err
+    assert "chats.jsonl: form" not in err, "what was told before is told again with -v only"
+    _, _, err = homing("prep", "joe", "-v")
     assert "chats.jsonl: form list, 20 lines, 20 kept" in err
     assert "2 times an epoch" in err
-    assert "as before" in err
     _, _, err = homing("data", "show", "joe", "--number", "19")
     assert "That was the last. Next: homing verify joe" in err
     code, out, err = homing("data", "show", "joe")

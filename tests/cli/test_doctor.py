@@ -55,7 +55,7 @@ def test_at_a_terminal_it_says_what_it_asks_and_each_finding_comes_before_the_ne
     assert [told.index(each) for each in wanted] == sorted(told.index(each) for each in wanted)
     assert re.search(r"\r\x1b\[Kfault    disk.free", told), "the line that was rewritten is gone before the finding"
     assert re.search("asking: (shadeform|local); at most", told), "who has answered is waited for no more"
-    assert told.endswith("ask again: homing doctor\n")
+    assert told.endswith("ask again: homing doctor --provider shadeform --provider local\n")
 
 
 def test_off_a_terminal_nothing_is_said_of_what_is_asked(cli: Homing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import re
@@ -14,7 +15,10 @@ import torch
 from tests.lm.export.folders import make_adapter, make_checkpoint, write_tokenizer
 from tests.lm.open_weights.theirs import write_theirs
 
+from homing.cli import extras
+from homing.cli.export import KINDS
 from homing.cli.main import main
+from homing.errors import MissingExtra
 
 Homing = Callable[..., tuple[int, str, str]]
 
@@ -123,3 +127,24 @@ def test_weights_of_others_in_several_files_are_generated_from_and_talked_to(hom
     assert code == 2
     assert "'mamba'" in err
     assert "Qwen3" in err
+
+
+@pytest.mark.parametrize(
+    ("absent", "refused"), [("gguf", {"gguf", "ollama"}), ("transformers", {"hf", "merged", "adapter"})]
+)
+def test_only_what_a_target_is_made_with_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, absent: str, refused: set[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == absent else found(name))
+    for kind in KINDS:
+        if kind in refused:
+            with pytest.raises(MissingExtra) as caught:
+                extras.need_for_export(kind, verb="export")
+            assert absent in caught.value.why
+            assert "[export]'" in caught.value.fix
+        else:
+            extras.need_for_export(kind, verb="export")
+    hint = extras.export_hint("play")
+    assert hint.startswith("Use it elsewhere: homing export play")
+    assert ("pip install" in hint) == (absent == "transformers")

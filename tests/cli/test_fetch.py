@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 
+from homing.wire import codec
+from homing.wire.checkpoint import Pointer
+
 
 @pytest.fixture
 def cli(
@@ -80,3 +83,17 @@ def test_the_next_run_of_a_chain_goes_beside_the_one_before_and_every_advice_wor
     assert cli("fetch", "moss", "--to", "elsewhere").err.count("homing chat elsewhere") == 1
     assert cli("fetch", "moss", "--force").out == "models/moss\n"
     assert json.loads(manifest.read_text())["run_id"] != before["run_id"]
+
+
+def test_the_last_checkpoint_is_fetched_and_a_better_one_is_named(cli: Homing, homing_home: Path) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    cli("watch", "moss")
+    best = next((homing_home / "store/runs").glob("*/checkpoints/pretrain")) / "best.json"
+    for step, is_told in ((12, False), (10, True)):
+        best.write_text(codec.dumps(Pointer(step, val_loss=1.5)))
+        said = cli("fetch", "moss")
+        assert said.code == 0
+        told = "This is the last; the best by held-out loss is step 10: homing fetch moss --checkpoint best"
+        assert (told in said.err) == is_told
+    assert cli("fetch", "moss", "--checkpoint", "best", "--json").json["step"] == 10
+    assert "This is the last" not in cli("fetch", "moss", "--checkpoint", "best").err

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from homing.cli.find_model import find_model
+from homing.config.projects import PROJECT_NOTE, project_note
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Pointer
@@ -122,8 +123,72 @@ def test_a_phase_is_taken_from_the_run_that_has_it_and_that_is_told(
     with pytest.raises(UsageError, match="none to choose"):
         find_model("models/ll", phase="sft")
     capsys.readouterr()
-    assert find_model("ll") == Path("models/ll")
-    assert capsys.readouterr().err == "models/ll is taken; beside it lies models/ll-mid\n"
+    assert find_model("ll").is_relative_to(rl), "the last phase there is, fetched or not"
+    assert capsys.readouterr().err == f"{rl}, rl   (--phase pretrain: models/ll; --phase mid: models/ll-mid)\n"
+
+
+def fetched(folder: str, name: str, phase: str, step: int, run_id: str = "") -> Path:
+    weights(Path(folder))
+    manifest = CheckpointManifest(name, run_id or f"{name}-{phase}-1", phase, step, 1, True, "", 7, [])
+    (Path(folder) / names.MANIFEST).write_text(codec.dumps(manifest))
+    return Path(folder)
+
+
+def test_of_a_chain_that_was_fetched_the_last_phase_is_taken_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    base = fetched("models/goethe", "goethe", "pretrain", 1200)
+    assert find_model("goethe") == base
+    assert capsys.readouterr().err == "models/goethe, pretrain step 1,200\n"
+    sft = fetched("models/goethe-sft", "goethe", "sft", 60)
+    assert find_model("goethe") == sft
+    assert capsys.readouterr().err == "models/goethe-sft, sft step 60   (--phase pretrain: models/goethe)\n"
+    assert find_model("goethe", phase="pretrain") == base
+    fetched("models/goethe-rl", "goethe-rl", "rl", 9)  # a run of that very name, and not the chain's rl
+    assert find_model("goethe") == sft
+    weights(Path("models/mine"))
+    fetched("models/mine-sft", "mine", "sft", 60)
+    assert find_model("mine") == Path("models/mine"), "put there by somebody, and no phase of ours"
+
+
+def begun_in(run_dir: Path, folder: Path) -> None:
+    (run_dir / PROJECT_NOTE).write_bytes(project_note(str(folder)))
+
+
+def test_a_run_of_another_folder_is_not_taken_for_the_one_that_a_run_file_here_describes(
+    tmp_path: Path, homing_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = run_with(homing_home / "runs" / "goethe-20260301-080000-0000")
+    begun_in(theirs, tmp_path / "w")
+    assert find_model("goethe").is_relative_to(theirs), "nothing else here has that name"
+    Path("runs").mkdir()
+    Path("runs/goethe.yaml").write_text("name: goethe\n")
+    with pytest.raises(DataError) as caught:
+        find_model("goethe")
+    assert f"{theirs.name} was begun in {tmp_path / 'w'}; runs/goethe.yaml here" in caught.value.why
+    assert caught.value.fix.endswith(theirs.name)
+    assert find_model(theirs.name).is_relative_to(theirs), "by its id it is meant"
+    ours = run_with(homing_home / "runs" / "goethe-20260101-080000-0000")
+    begun_in(ours, tmp_path)
+    assert find_model("goethe").is_relative_to(ours), "older, and this folder's own"
+    capsys.readouterr()
+    fetched("models/goethe", "goethe", "sft", 60, theirs.name)
+    find_model("goethe")
+    assert capsys.readouterr().err == f"models/goethe, sft step 60, begun in {tmp_path / 'w'}\n"
+
+
+def test_a_run_file_with_another_name_inside_means_that_run_and_a_copy_that_kept_the_name_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("runs").mkdir()
+    Path("runs/gg.yaml").write_text("name: goethe\n")
+    base = fetched("models/goethe", "goethe", "pretrain", 12)
+    assert find_model("gg") == base
+    assert "runs/gg.yaml is the run goethe." in capsys.readouterr().err
+    Path("runs/goethe.yaml").write_text("name: goethe\n")
+    with pytest.raises(UsageError) as caught:
+        find_model("gg")
+    assert caught.value.what == "runs/gg.yaml and runs/goethe.yaml are both the run goethe."
+    assert caught.value.fix == "Write into runs/gg.yaml: name: gg"
+    assert find_model("goethe") == base
 
 
 def test_with_nothing_named_the_newest_of_all_counts(tmp_path: Path, homing_home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,8 +15,13 @@ import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 from tests.cloud.rig import marked_now
 
+from homing.cli.control import usd
 from homing.cloud.doctor_balance import Balance
 from homing.cloud.home import Home
+from homing.config import load_run
+from homing.hf_config import config_of
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
 from homing.world import World
 
 
@@ -98,6 +104,16 @@ def test_a_dry_run_prints_the_request_and_leaves_nothing(
     assert not (homing_home / "store").exists()
     assert not (homing_home / "local").exists()
     assert cli("launch", "moss", "--dry-run").code == 2
+    people = cli("launch", "moss", "--spend-limit", "1", "--dry-run")
+    lines = people.out.splitlines()
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 120 + len(str(homing_home))
+    assert "spend limit  $1.00, worst case $1.00" in people.out
+    assert "PATH" not in people.out
+    assert "objects/" not in people.out
+    whole = cli("launch", "moss", "--spend-limit", "1", "--dry-run", "-v").out
+    assert "env.PATH" in whole
+    assert "<- objects/" in whole
 
 
 def test_it_launches_and_a_second_of_that_name_is_refused(cli: Homing) -> None:
@@ -170,6 +186,54 @@ def test_a_launch_that_is_told_to_end_undoes_what_it_started(
     assert (line.billing, line.state) == ("no", "gone")
     assert home.ledger.find("moss").state == "failed"
     assert signal.getsignal(number) is before
+
+
+def interrupted(*args: Any, **more: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_anything_is_created_says_so(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    for where in ("homing.cli.launch.make_plan", "homing.cloud.launch.push_code"):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, interrupted)
+            said = cli("launch", "moss", "--spend-limit", "1", "--yes")
+        assert said.code == 130, said.err
+        assert said.err.endswith("Interrupted: nothing was created.\n"), where
+        assert "failed" not in said.err
+
+
+def test_an_interrupt_after_the_create_call_says_what_is_gone_and_what_it_cost(
+    cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.cloud.launch._first_heartbeat", interrupted)
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes")
+    assert said.code == 130, said.err
+    (line,) = Home(homing_home, World()).ledger.lines()
+    assert f"Interrupted: {line.instance_id} is gone, confirmed; {usd(line.spend_usd)}." in said.err
+    assert "Interrupted; ending what it started" in said.err
+    assert "failed" not in said.err
+
+
+def test_an_interrupt_whose_end_is_not_confirmed_says_what_bills_and_the_command_that_ends_it(
+    cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.cloud.launch._first_heartbeat", interrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr("homing.cloud.launch.destroy_lines", interrupted)  # somebody pressed it twice
+        said = cli("launch", "moss", "--spend-limit", "1", "--yes")
+    assert said.code == 6, said.err
+    (line,) = Home(homing_home, World()).ledger.lines()
+    assert f"{line.instance_id} at $0.36/h" in said.err
+    assert f"fix homing destroy {line.run_id}" in said.err
+    assert cli("destroy", "moss", "--yes").code == 0
+
+
+def test_a_verb_that_has_no_last_word_says_that_it_was_interrupted(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.cli.plan.make_plan", interrupted)
+    said = cli("plan", "moss")
+    assert (said.code, said.err) == (130, "Interrupted.\n")
 
 
 # --- choosing among offers ---
@@ -313,7 +377,7 @@ def test_a_dear_hour_is_asked_for_by_name_also_with_yes(cli: Homing, monkeypatch
 
 
 def test_errors_name_the_run_as_it_was_named(cli: Homing) -> None:
-    Path("fern.yaml").write_text(Path("runs/moss.yaml").read_text())
+    Path("runs/moss.yaml").rename("fern.yaml")
     said = cli("launch", "fern.yaml", "--dry-run")
     assert "homing launch fern.yaml --spend-limit" in said.err
     said = cli("launch", "fern.yaml", "--dry-run", "--spend-limit", "0.0001")
@@ -321,19 +385,69 @@ def test_errors_name_the_run_as_it_was_named(cli: Homing) -> None:
     assert "homing launch fern.yaml --spend-limit" in said.err
     said = cli("launch", "fern.yaml", "--dry-run", "--spend-limit", "1", "--cloud", "aws")
     assert "homing plan fern.yaml" in said.err
+    said = cli("launch", "fern.yaml", "--dry-run", "--spend-limit", "1", "--set", "limits.rate=0.01")
+    assert said.code == 3
+    said = cli("launch", "fern.yaml", "--dry-run", "--spend-limit", "1", "--set", "data.dir=data/none")
+    prep, verify, launch = (
+        f"homing {verb} fern.yaml --set data.dir=data/none" for verb in ("prep", "verify", "launch")
+    )
+    assert f"fix {prep} && {verify} && {launch}\n" in said.err
+
+
+def test_what_a_provider_refuses_is_tried_again_in_the_words_that_were_typed(
+    cli: Homing, two: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homing.cloud.providers.local import Local
+    from homing.errors import CreateFailed
+
+    def hand_over(self: Local, request: Any, instance_id: str) -> None:
+        raise CreateFailed("It did not take its files.", fix=f"Try again: {request.order.words.to('launch')}")
+
+    monkeypatch.setattr(Local, "hand_over", hand_over)
+    Path("runs/moss.yaml").rename("fern.yaml")
+    said = cli("launch", "fern.yaml", "--spend-limit", "1", "--yes", "--set", "phases.0.steps=7")
+    assert "fix Try again: homing launch fern.yaml --set phases.0.steps=7\n" in said.err
+    said = cli("launch", "moss", "--resume", "--spend-limit", "1", "--yes")
+    assert "fix Try again: homing launch moss --resume\n" in said.err
+
+
+def test_an_hour_too_dear_for_a_run_that_goes_on_is_answered_for_as_it_takes_no_change(
+    cli: Homing, two: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two += ["left", "right"]
+    assert cli("launch", "moss", "--spend-limit", "50", "--yes").code == 3
+    monkeypatch.setattr("homing.cli.pick.is_dear", lambda offer, limit: True)
+    said = cli("launch", "moss", "--spend-limit", "50", "--yes", "--resume")
+    assert "fix homing launch moss --resume   and answer at a terminal\n" in said.err
 
 
 def test_a_run_file_that_was_never_launched_is_told_by_its_path(cli: Homing) -> None:
-    Path("fern.yaml").write_text(Path("runs/moss.yaml").read_text())
+    Path("runs/moss.yaml").rename("fern.yaml")
     said = cli("status", "fern.yaml")
     assert "homing plan fern.yaml" in said.err
 
 
 def test_a_phase_that_is_not_prepared_is_named(cli: Homing) -> None:
     chat = "  - {kind: sft, steps: 5, batch_tokens: 128, data: {chat: [chat.jsonl]}}\ntrain:"
-    Path("fern.yaml").write_text(Path("runs/moss.yaml").read_text().replace("train:", chat, 1))
+    file = Path("runs/moss.yaml").rename("fern.yaml")
+    file.write_text(file.read_text().replace("train:", chat, 1))
     said = cli("launch", "fern.yaml", "--dry-run", "--spend-limit", "1")
     assert said.code == 2
     assert "conversations of the phase sft" in said.err
     assert "homing prep fern.yaml" in said.err
     assert "'chat.jsonl'" in said.err
+
+
+def test_the_weights_that_a_phase_starts_from_are_named_as_a_person_knows_them(cli: Homing) -> None:
+    start = Path("models/moss")
+    start.mkdir(parents=True)
+    (start / "config.json").write_text(json.dumps(config_of(load_run("moss").run.model)))
+    (start / names.TOKENIZER).write_bytes(Path("data/moss", names.TOKENIZER).read_bytes())
+    (start / names.WEIGHTS).write_bytes(b"")
+    begun = ("launch", "moss", "--spend-limit", "1", "--dry-run", "--set", "phases.0.init_from=models/moss")
+    assert "pretrain starts from models/moss.\n" in cli(*begun).err, "nobody knows what others made"
+    manifest = CheckpointManifest("moss", "moss-20260101-000000-abcd", "pretrain", 1200, 0, True, "", 1, [])
+    (start / names.MANIFEST).write_text(codec.dumps(manifest))
+    told = "pretrain starts from models/moss, pretrain step 1,200 of moss-20260101-000000-abcd."
+    assert f"{told}\n" in cli(*begun).err
+    assert cli(*begun, "--json").json["starts"] == [told]

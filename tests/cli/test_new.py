@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import sys
 from pathlib import Path
 
@@ -162,3 +163,30 @@ def test_without_a_preset_the_command_to_type_is_the_fix_and_keeps_its_flags(
     error = json.loads(capsys.readouterr().out)
     assert not error["why"].startswith("homing")
     assert error["fix"].startswith("homing new notes2 --from tiny --text notes/")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", "\n * * *\n\nUnd es begab sich, dass", "Und es begab"),
+        ("a.jsonl", '{"text": "\\"So\\" said: he #1"}\n', '"So" said: he'),
+        ("a.txt", "x" * 200, "x" * 40),
+        ("a.txt", b"caf\xe9 und so", ""),  # prep says what is wrong with it
+    ],
+)
+def test_samples_begin_with_the_first_words_of_the_text_that_was_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes, words: str
+) -> None:
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert homing(monkeypatch, "new", "own", "--from", "tiny", "--text", name) == 0
+    assert load_run("own").run.sampling.prompts == ([words] if words else [])
+
+
+def test_packed_text_gives_its_first_words_and_a_preset_without_text_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("a.txt.xz").write_bytes(lzma.compress("Es war einmal ein König".encode()))
+    assert homing(monkeypatch, "new", "own", "--from", "tiny", "--text", "a.txt.xz") == 0
+    assert load_run("own").run.sampling.prompts == ["Es war einmal"]
+    assert homing(monkeypatch, "new", "preset", "--from", "tiny") == 0
+    assert load_run("preset").run.sampling.prompts == ["ROMEO:"]

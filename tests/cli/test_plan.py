@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -10,6 +11,11 @@ from pathlib import Path
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 from tests.doubles.shop import Shop, offer, open_shops
+
+from homing.cloud.home import Home
+from homing.cloud.meter import cost
+from homing.cloud.prices import find_price
+from homing.world import World
 
 
 @pytest.fixture
@@ -107,7 +113,7 @@ def test_the_limit_it_names_is_not_below_its_own_worst_case(cli: Homing) -> None
 
 
 def test_the_next_command_names_the_run_as_it_was_named(cli: Homing) -> None:
-    Path("fern.yaml").write_text(Path("runs/moss.yaml").read_text())
+    Path("runs/moss.yaml").rename("fern.yaml")
     said = cli("plan", "fern.yaml", "--set", "phases.0.steps=12")
     assert "Next: homing launch fern.yaml --set phases.0.steps=12 --spend-limit" in said.err
     said = cli("plan", "fern.yaml", "--set", "data.dir=data/none")
@@ -119,3 +125,70 @@ def test_text_that_is_not_there_is_said_and_prep_comes_next(cli: Homing) -> None
     said = cli("plan", "fern")
     assert "warning: data.text: there is no file or folder 'fern.txt'" in said.err
     assert "Next: homing prep fern" in said.err
+
+
+CLOUDS = ("RUNPOD_API_KEY", "SHADEFORM_API_KEY", "MODAL_TOKEN_ID", "AWS_ACCESS_KEY_ID")
+
+
+@pytest.fixture
+def keyless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in CLOUDS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("keyless")
+def test_without_a_key_it_tells_hours_and_dollars_by_dated_list_prices_that_are_no_offers(cli: Homing) -> None:
+    said = cli("plan", "moss", "--set", "cloud.providers=[runpod]", "--set", "cloud.gpu=H100")
+    assert said.code == 0, said.err
+    price = find_price("runpod", "H100")
+    assert price is not None
+    for word in ("1x H100", f"${price.usd_per_hour}/h", "modelled: ", f"list price of {price.date}", "no offers"):
+        assert word in said.out
+    assert "There is no key for RunPod here. One is made at https://" in said.err
+    assert "launch" not in said.err
+    document = cli("plan", "moss", "--set", "cloud.providers=[runpod]", "--json").json
+    assert document["schema"] == "homing.plan-listed/1"
+    assert document["is_offer"] is False
+    h100 = next(row for row in document["cards"] if row["card"] == "H100")
+    assert Decimal(h100["cost_usd"]) == cost(price.usd_per_hour, h100["seconds"])
+    assert h100["speed_source"] in ("measured", "modelled")
+
+
+@pytest.mark.usefixtures("keyless")
+def test_a_cloud_without_a_list_has_hours_and_a_rate_of_ones_own_makes_dollars_of_them(cli: Homing) -> None:
+    asked = ("plan", "moss", "--set", "cloud.providers=[shadeform]", "--set", "cloud.gpu=H100", "--json")
+    (row,) = cli(*asked).json["cards"]
+    assert (row["rate_usd_per_hour"], row["cost_usd"]) == (None, None)
+    assert row["seconds"] > 0
+    (own,) = cli(*asked, "--rate", "$2.50").json["cards"]
+    assert Decimal(own["cost_usd"]) == cost(Decimal("2.50"), own["seconds"])
+    dear = cli(*asked[:-1], "--rate", "2.50", "--spend-limit", "0.02")
+    assert "over the limit of $0.02" in dear.out
+    for wrong in ("soon", "0", "-1"):
+        assert cli(*asked, f"--rate={wrong}").code == 2
+
+
+@pytest.mark.usefixtures("keyless")
+def test_a_list_price_never_reaches_launch(cli: Homing, homing_home: Path) -> None:
+    for provider in ("runpod", "shadeform"):
+        said = cli("launch", "moss", "--set", f"cloud.providers=[{provider}]", "--spend-limit", "1", "--yes")
+        assert said.code == 2
+        assert "There is no key for" in said.err
+    assert Home(homing_home, World()).ledger.lines() == []
+
+
+@pytest.mark.usefixtures("keyless")
+def test_where_somebody_can_be_asked_nobody_is_shown_list_prices(cli: Homing) -> None:
+    said = cli("plan", "moss", "--set", "cloud.providers=[local, runpod]")
+    assert said.code == 0, said.err
+    assert "list price" not in said.out
+    assert "runpod could not be asked: There is no key for RunPod here." in said.err
+
+
+def test_a_plan_that_does_not_finish_inside_its_limit_says_where_it_lands(cli: Homing) -> None:
+    said = cli("plan", "moss", "--set", "phases.0.steps=1000000", "--spend-limit", "0.05").err
+    assert re.search(r"It does not finish inside \$0.05; it lands at about step [\d,]+ of 1,000,000", said)
+    assert "at worst" not in said
+    small = cli("plan", "moss", "--set", "phases.0.steps=1000000", "--spend-limit", "0.0001").err
+    assert re.search(r"inside \$0.0001; it lands at about step 0 of 1,000,000, and launch takes no limit below", small)

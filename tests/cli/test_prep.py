@@ -99,6 +99,66 @@ def test_a_run_gives_steps_and_epochs_and_the_warning_past_four(capsys: pytest.C
     assert Path("data/tiny-cat/manifest.json").exists()
 
 
+def test_a_run_gets_some_lines_one_where_nothing_was_done_none_with_q_and_all_with_v(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command("tiny-cat")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 8
+    assert lines[0] == "Tokenizer: vocabulary 300, 28 merges; learned from a.txt"
+    assert [line.split(":")[0].split(" ", 1)[1] for line in lines[1:3]] == ["tokens to train on", "tokens held out"]
+    command("tiny-cat")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Nothing has changed: ")
+    talk.configure(loudness=1, is_json=False)
+    command("tiny-cat", force=True)
+    assert "  Number of merges: 28" in capsys.readouterr().out.splitlines()
+    talk.configure(loudness=-1, is_json=False)
+    command("tiny-cat", force=True)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+    talk.configure(loudness=0, is_json=False)
+
+
+LONG_CHAT = RUN_FILE.replace("context: 16", "context: 32") + (
+    "  - {kind: sft, steps: 2, batch_tokens: 64, data: {chat: [c.jsonl], val_fraction: 0}}\n"
+)
+
+
+def test_conversations_that_do_not_fit_are_a_warning_that_names_the_context_in_which_most_are_whole(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = [
+        [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "the cat sat " * (n % 5)}]
+        for n in range(1, 101)
+        if n % 5
+    ]
+    (here / "c.jsonl").write_text("\n".join(map(json.dumps, chat)), encoding="utf-8")
+    (here / "runs/chat.yaml").write_text(LONG_CHAT.replace("vocab_size: 300", "vocab_size: 290"), encoding="utf-8")
+    command("chat")
+    said = capsys.readouterr().err
+    (warning,) = [line for line in said.splitlines() if line.startswith("warning: sft")]
+    assert "80 conversations are longer than model.context, 32 tokens" in warning
+    assert "homing data check chat" in said, "the run, whose tokenizer tells the lengths"
+    context = int(warning.rsplit("model.context: ", 1)[1])
+    assert context in (64, 128)
+    needed = int(warning.split("whole from ")[1].split()[0])
+    for tried, is_warned in ((needed - 1, True), (needed, False), (context, False)):
+        command(
+            "chat", sets=[f"model.context={tried}", f"phases.0.batch_tokens={tried}", f"phases.1.batch_tokens={tried}"]
+        )
+        assert ("warning: sft" in capsys.readouterr().err) == is_warned, tried
+    assert load_run("chat").run.phases[1].sample_prompts == []
+    command("chat")
+    assert load_run("chat").run.phases[1].sample_prompts == ["1?"], "samples ask what it learns to answer"
+    own = load_run("chat", ['phases.1.sample.prompts=["Who?"]']).run
+    assert own.phases[1].sample_prompts == ["Who?"]
+    assert own.phases[0].sample_prompts == []
+    with (here / "runs/chat.yaml").open("a") as file:
+        file.write("  - {kind: rl, steps: 1, rl: {tasks: [{kind: arithmetic}]}}\n")
+    assert load_run("chat").run.phases[2].sample_prompts == ["1?"], "and so does rl after it"
+
+
 def test_progress_tells_stage_amount_tokens_and_eta_at_least_every_half_minute(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +231,7 @@ def test_an_existing_tokenizer_is_used_or_its_absence_is_an_error(capsys: pytest
     Path("new.txt").write_text("New text with the old tokenizer. " * 20, encoding="utf-8")
     command("tiny-cat", text=["new.txt"], use_existing_tokenizer=True)
     assert Path("data/tiny-cat/tokenizer.json").read_bytes() == made
-    assert "Using an Existing Tokenizer" in capsys.readouterr().out
+    assert "tiny-cat/tokenizer.json" in capsys.readouterr().out
     command(text=["new.txt"], out="data/z", tokenizer="data/tiny-cat/tokenizer.json")
     assert Path("data/z/tokenizer.json").read_bytes() == made
     with pytest.raises(HomingError) as caught:
@@ -195,8 +255,9 @@ def test_open_weights_go_on_with_plain_text_in_their_own_tokenizer(
     command("on")
     said = capsys.readouterr()
     assert "The fast encoder cannot be used" in said.err
-    assert "  - tokenizer_config.json" in said.out
-    assert "vocab.json" not in said.out
+    assert said.out.splitlines()[0].endswith("merges; theirs/tokenizer.json"), said.out
+    assert (here / "data/on/tokenizer_config.json").is_file()
+    assert not (here / "data/on/vocab.json").exists()
     loaded = load_run("on")
     assert loaded.is_prepared
     assert loaded.run.base is not None
@@ -266,9 +327,11 @@ def test_too_little_text_for_a_presets_vocabulary_gets_a_smaller_one_aloud(
 ) -> None:
     make_run_file("cat", preset="tiny", text=["a.txt"], validation=None, is_listing=False, force=False)
     command("cat")
-    assert "gives no vocabulary of 2,048" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "gives no vocabulary of 2,048" in said.err
     loaded = load_run("cat")
     there = load_tokenizer(here / "data/cat/tokenizer.json").vocab_size
+    assert f"vocabulary {there:,}, {there - 256 - 16:,} merges" in said.out, "what was learned, not what was asked for"
     assert loaded.run.model.vocab_size == there < 2048
     assert verify(loaded.run, here).problems == []
     made = (here / "data/cat/manifest.json").read_bytes()

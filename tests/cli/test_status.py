@@ -46,6 +46,9 @@ def test_a_store_that_is_away_is_said_and_not_shown_as_nothing(cli: Homing, homi
 @pytest.mark.slow
 def test_it_looks_again_until_the_run_has_ended(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
+    live = cli("status", "moss").out
+    for word in ("guards ", "agent and dead-man", " so far."):
+        assert word in live
     cli("stop", "moss", "--no-wait")
     said = cli("status", "moss", "--watch", "1", "--json")
     rounds = [json.loads(line) for line in said.out.splitlines()]
@@ -53,8 +56,11 @@ def test_it_looks_again_until_the_run_has_ended(cli: Homing, monkeypatch: pytest
     assert not rounds[-1]["is_billing"]
     assert cli("status", "moss", "--watch").code == 0, "without its seconds"
     assert cli("status", "moss", "--watch", "0.1").code == 2
-    for word in ("guards", "agent and dead-man", "all, verified; the newest checkpoint is pretrain step"):
-        assert word in cli("status", "moss").out
+    over = cli("status", "moss").out
+    for word in ("all, verified; the newest checkpoint is pretrain step", " in all. "):
+        assert word in over
+    for word in ("guards ", "so far", "eta "):
+        assert word not in over
     assert "eta" not in cli("status", "moss").out
 
 

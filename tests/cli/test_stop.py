@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,10 @@ def test_it_stops_with_a_checkpoint_and_can_be_gone_on_with(cli: Homing) -> None
     resumed = cli("launch", "moss", "--resume", "--spend-limit", "1", "--yes", "--json")
     assert resumed.json["attempt"] == 2
     assert "spent by earlier attempts" in resumed.err
+    told = re.search(r"It goes on from pretrain step (\S+) of (\S+), of 20 steps: the newest", resumed.err)
+    assert told, resumed.err
+    assert told[1] != "0"
+    assert told[2] == resumed.json["run"]
 
 
 def test_it_can_be_asked_for_without_waiting(cli: Homing) -> None:

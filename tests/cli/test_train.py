@@ -63,6 +63,22 @@ def test_unprepared_data_is_answered_with_the_command_that_prepares_it(project: 
     assert not Path(os.environ["HOMING_HOME"]).exists()
 
 
+def test_a_disk_that_is_too_small_is_found_before_the_first_step(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_data(project / "data/tiny")
+    monkeypatch.setattr("homing.world.World.free_bytes", lambda world, path: 5_000_000)
+    path = project / "runs/tiny.yaml"
+    path.write_text(path.read_text().replace("width: 32", "width: 128"))
+    with pytest.raises(UsageError) as caught:
+        verb.command("tiny")
+    assert caught.value.what == "There is no room for the checkpoints of tiny."
+    assert "5.00 MB are free at " in caught.value.why
+    assert "checkpoint.keep_last" in caught.value.fix
+    assert "HOMING_HOME" in caught.value.fix
+    assert not Path(os.environ["HOMING_HOME"]).exists()
+
+
 def test_of_unprepared_data_the_one_that_is_missing_is_named(project: Path) -> None:
     make_data(project / "data/tiny")
     (project / "chats.jsonl").write_text('[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]\n')

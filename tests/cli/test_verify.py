@@ -67,10 +67,21 @@ def test_without_data_it_shows_sizes_memory_and_the_next_verb(
 ) -> None:
     assert homing(monkeypatch, "verify", "--no-run") == 0
     said = capsys.readouterr()
-    for words in ("embedding", "feed-forward", "H100", "RTX4090"):
+    for words in ("embedding", "feed-forward", "GB and up), 8 rows at a time"):
         assert words in said.out
+    assert "RTX4090" not in said.out, "a small model fits everywhere: no table of nothing but yes"
     assert "FLOPs per token" in said.err
     assert "homing prep base" in said.err
+
+
+@pytest.mark.parametrize("argv", [["-v"], ["--set", "model.depth=40", "--set", "model.layers=40"]])
+def test_the_cards_are_a_table_where_one_does_not_fit_or_with_v(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    homing(monkeypatch, "verify", "--no-run", *argv)
+    said = capsys.readouterr().out
+    for words in ("rows at a time", "H100", "RTX4090"):
+        assert words in said
 
 
 def test_state_in_the_hosts_memory_is_counted_there(

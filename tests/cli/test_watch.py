@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
-from tests.cloud.rig import trainer_argv
+from tests.cloud.rig import TRAINER, trainer_argv
+
+from homing.cli import talk
+from homing.cli.watch import _show
+from homing.cloud.watch import Report
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def test_a_failed_run_exits_1(cli: Homing, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_stopped_run_of_several_phases_says_in_which_and_what_all_of_them_would_take(
-    cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Homing, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = Path("runs/moss.yaml").read_text()
     Path("runs/moss.yaml").write_text(lines.replace("train:", "  - {kind: mid, steps: 7, batch_tokens: 128}\ntrain:"))
@@ -62,9 +66,39 @@ def test_a_stopped_run_of_several_phases_says_in_which_and_what_all_of_them_woul
     said = cli("watch", "moss").err
     assert "Stopped in pretrain at step " in said
     assert " of 20. What it has learned: homing fetch moss" in said
-    found = re.search(r"To the end: about \$([\d.]+) more: homing launch moss --resume --spend-limit ([\d.]+)", said)
+    # The limit of $1 is enough, so none is named: one that was would lower it.
+    found = re.search(r"To the end: about \$([\d.]+) more, inside its limit of \$1.00: (.*)\n", said)
     assert found, said
-    assert 0 < float(found[1]) < float(found[2])
+    assert (0 < float(found[1]) < 1, found[2]) == (True, "homing launch moss --resume")
+    # To begin anew is paid for too: here on a machine that takes ten hours to boot.
+    (note,) = (homing_home / "runs").glob("*/launch.json")
+    told = json.loads(note.read_text())
+    told["offer"]["boot_s"] = 36_000.0
+    note.write_text(json.dumps(told))
+    slow = re.search(r"about \$([\d.]+) more: homing launch moss --resume --spend-limit ([\d.]+)", cli("watch").err)
+    boot_usd = 10 * float(told["offer"]["rate_usd_per_hour"])
+    assert slow
+    assert float(slow[1]) >= boot_usd
+    assert float(slow[2]) >= boot_usd
+
+
+def test_a_stopped_run_is_at_the_step_of_its_checkpoint(
+    cli: Homing, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of numbers come only every few steps, and the trainer may stop between two."""
+    rare = TRAINER.replace('    line("metrics.jsonl"', '    step % 9 == 1 and line("metrics.jsonl"')
+    monkeypatch.setattr("tests.cloud.rig.TRAINER", rare)
+    monkeypatch.setattr(
+        "homing.cloud.boot.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=5000, step_s=0.2),
+    )
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    assert cli("stop", "moss").code == 0
+    said = cli("watch", "moss")
+    (step,) = {json.loads(path.read_text())["step"] for path in homing_home.glob("**/outcome.json")}
+    assert step % 9 != 1, "else this would show nothing"
+    assert f"Stopped at step {step} of 20." in said.err
+    assert f"step {step}/5,000 | " in said.out.strip().splitlines()[-2]
 
 
 @pytest.mark.parametrize("every", ["0", "-5", "soon", "2w"])
@@ -114,3 +148,9 @@ def test_leaving_off_waiting_says_what_goes_on(
     told = cli(*verb)
     assert told.code == 130
     assert said in told.err
+
+
+def test_a_sample_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    talk.configure(loudness=0, is_json=False)
+    _show(Report("sample", "a\x1b[2Jb\tc\x07\n\u00e4 \u200d", {}))
+    assert capsys.readouterr().out == "    a\ufffd[2Jb\tc\ufffd\n    \u00e4 \u200d\n"

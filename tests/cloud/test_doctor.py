@@ -20,13 +20,17 @@ from tests.doubles.fake_world import KEY, FakeWorld
 from homing.cloud.checks import Check, fault
 from homing.cloud.doctor import CHECKS, examine
 from homing.cloud.doctor_balance import Balance
+from homing.cloud.doctor_here import check_disk
 from homing.cloud.examined import Examined
 from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.plan import needs_of
 from homing.cloud.providers.fake import KEY_ENV, URL_ENV, Fake
 from homing.cloud.providers.registry import PROVIDERS
+from homing.cloud.timing import checkpoint_bytes
 from homing.errors import UsageError
+from homing.units import format_bytes
 from homing.wire.run import Cloud
 from homing.world import Completed, HttpRequest, HttpResponse, NetworkError
 
@@ -223,7 +227,7 @@ def the_home_cannot_be_written(case: Case) -> None:
 
 @seeds("disk.free")
 def the_disk_is_full(case: Case) -> None:
-    case.world.free = 10**8
+    case.world.free = 10**4
 
 
 @seeds("env.file")
@@ -404,7 +408,7 @@ def test_what_has_billed_longest_is_named_with_its_age_and_dollars(case: Case) -
     something_bills_and_no_guard_is_on_duty(case)
     case.world.t = 26 * 3600.0  # at $0.36 an hour since 0
     text = case.findings()["guard.duty"].text
-    assert "1 instances may bill, the oldest, moss, for 1d02h, $9.36 so far" in text
+    assert "1 instance may bill, the oldest, moss, for 1d02h, $9.36 so far" in text
 
 
 def test_more_than_twenty_faults_are_seeded() -> None:
@@ -434,3 +438,18 @@ def test_a_provider_that_hangs_is_a_finding_and_not_the_end(case: Case) -> None:
 def test_every_fault_of_an_account_links_to_its_page(case: Case) -> None:
     case.examined.named = ("shadeform",)
     assert case.findings()["shadeform.key"].page.startswith("https://platform.shadeform.ai")
+
+
+def test_the_disk_is_measured_against_the_run_that_is_named(case: Case) -> None:
+    run = case.examined.run
+    assert run is not None
+    case.world.free = checkpoint_bytes(run)
+    (found,) = check_disk(case.examined)
+    assert found.state == "ok", "it is small, and so is what it needs"
+    case.examined.named = ("local",)
+    del case.examined.providers
+    (found,) = check_disk(case.examined)
+    assert found.text.endswith(f"moss trains here and needs {format_bytes(needs_of(run).disk_bytes)}.")
+    case.examined.run = None
+    (found,) = check_disk(case.examined)
+    assert found.text.endswith("a model that comes home may need 2.00 GB.")

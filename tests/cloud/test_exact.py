@@ -12,8 +12,10 @@ from tests.doubles.shop import Shop, offer, open_shops
 from homing.cloud.exact import Exact, only, without_spot
 from homing.cloud.home import Home
 from homing.cloud.plan import Plan, make_plan
+from homing.cloud.words import Words
 from homing.errors import NoOffer, UsageError
 
+WORDS = Words("moss", "fern.yaml")
 BROKER = [
     offer(name=f"{cloud}/{region}/H100", cloud=cloud, region=region, instance_type="H100", rate=rate)
     for cloud, region, rate in (("hyperstack", "canada-1", "2.49"), ("hyperstack", "norway-1", "2.59"))
@@ -40,11 +42,11 @@ def names(plan: Plan) -> list[str]:
 
 
 def test_nothing_named_leaves_the_plan_as_it_is(plan: Plan) -> None:
-    assert only(plan, Exact()) is plan
+    assert only(plan, Exact(), WORDS) is plan
 
 
 def test_all_three_name_one_machine_and_its_rate_stays_in_the_plan(plan: Plan) -> None:
-    chosen = only(plan, Exact("Hyperstack", "norway-1", "h100"))
+    chosen = only(plan, Exact("Hyperstack", "norway-1", "h100"), WORDS)
     assert names(chosen) == ["hyperstack/norway-1/H100"]
     assert chosen.best.offer.rate_usd_per_hour > 0
 
@@ -52,20 +54,21 @@ def test_all_three_name_one_machine_and_its_rate_stays_in_the_plan(plan: Plan) -
 @pytest.mark.parametrize("exact", [Exact("hyperstack"), Exact(region="canada-1"), Exact("hyperstack", "canada-1")])
 def test_a_part_of_them_is_refused_where_several_clouds_are_behind_it(plan: Plan, exact: Exact) -> None:
     with pytest.raises(UsageError, match="all three, or none") as caught:
-        only(plan, exact)
+        only(plan, exact, WORDS)
     assert "--cloud hyperstack --region canada-1 --instance-type H100" in caught.value.fix
 
 
 def test_a_provider_with_machines_of_its_own_needs_no_cloud(plan: Plan) -> None:
-    assert len(names(only(plan, Exact(instance_type="g5.xlarge")))) == 2
-    assert names(only(plan, Exact(region="eu-west-1", instance_type="g5.xlarge"))) == ["g5.xlarge eu-west-1"]
-    assert names(only(plan, Exact("own", "eu-west-1", "g5.xlarge"))) == ["g5.xlarge eu-west-1"]
+    assert len(names(only(plan, Exact(instance_type="g5.xlarge"), WORDS))) == 2
+    assert names(only(plan, Exact(region="eu-west-1", instance_type="g5.xlarge"), WORDS)) == ["g5.xlarge eu-west-1"]
+    assert names(only(plan, Exact("own", "eu-west-1", "g5.xlarge"), WORDS)) == ["g5.xlarge eu-west-1"]
 
 
 def test_what_is_not_there_is_refused_with_what_comes_near(plan: Plan) -> None:
     with pytest.raises(NoOffer, match="Nobody has --cloud hyperstack") as caught:
-        only(plan, Exact("hyperstack", "canada-2", "H100"))
+        only(plan, Exact("hyperstack", "canada-2", "H100"), WORDS)
     assert "--region canada-1" in caught.value.why
+    assert caught.value.fix == "See what there is: homing plan fern.yaml"
 
 
 def test_without_spot_only_what_is_not_taken_away_is_left(
@@ -73,7 +76,8 @@ def test_without_spot_only_what_is_not_taken_away_is_left(
 ) -> None:
     spot = offer(name="cheap", rate="0.90", is_spot=True)
     plan = make(home, tmp_path, monkeypatch, shop=Shop([spot, offer(name="dear", rate="2.49")]))
-    assert names(without_spot(plan)) == ["dear"]
+    assert names(without_spot(plan, WORDS)) == ["dear"]
     plan = make(home, tmp_path, monkeypatch, other=Shop([spot]))
-    with pytest.raises(NoOffer, match="not spot"):
-        without_spot(plan)
+    with pytest.raises(NoOffer, match="not spot") as caught:
+        without_spot(plan, WORDS)
+    assert caught.value.fix.startswith("homing launch fern.yaml   without --no-spot")

@@ -136,6 +136,37 @@ def test_the_only_copy_of_a_later_state_makes_no_room_for_an_earlier_one(
     assert weights(fetch(home, done, target, or_older=True, force=True).model_dir) == b"weights at 10"
 
 
+def test_a_later_state_whose_bytes_rotted_in_the_store_makes_no_room_either(
+    home: Home, tmp_path: Path, done: RunRow
+) -> None:
+    target = fetch(home, done, tmp_path / "models/moss").model_dir
+    (stored,) = (tmp_path / "store").rglob("checkpoints/*/step-00000012/model.safetensors")
+    stored.write_bytes(b"weights at 1Z")
+    with pytest.raises(UsageError, match="not written over") as caught:
+        fetch(home, done, target, which="10")
+    assert "no longer whole in the store" in caught.value.why
+    assert weights(target) == b"weights at 12"
+
+
+def test_the_only_copy_of_a_phase_of_which_the_store_no_longer_tells_the_order_is_not_written_over(
+    home: Home, tmp_path: Path, done: RunRow
+) -> None:
+    """Which of two phases is further stands in run.json alone: without it a later one may have fewer steps."""
+    target = fetch(home, done, tmp_path / "models/moss").model_dir
+    told = json.loads((target / "manifest.json").read_text())
+    told.update(phase="sft", step=3, sha256="")
+    (target / "manifest.json").write_text(json.dumps(told))
+    (tmp_path / "store" / "runs" / done.id / "run.json").unlink()
+    with pytest.raises(UsageError, match="not written over") as caught:
+        fetch(home, done, target)
+    assert "It holds sft step 3" in caught.value.why
+    assert weights(target) == b"weights at 12"
+    # In one phase more steps are further, whatever the order of phases is.
+    told.update(phase="pretrain")
+    (target / "manifest.json").write_text(json.dumps(told))
+    assert fetch(home, done, target).is_new
+
+
 def test_another_model_is_not_written_over_unless_forced(home: Home, tmp_path: Path, done: RunRow) -> None:
     target = tmp_path / "models/moss"
     target.mkdir(parents=True)

@@ -27,6 +27,7 @@ from homing.cloud.stop import ask_to_stop, wait_for_stop
 from homing.cloud.timing import pushing
 from homing.cloud.watch import watch
 from homing.errors import DataError, StoreError, UsageError
+from homing.units import format_bytes
 from homing.wire import codec
 from homing.wire.run import Base, HubFile, Limits, Run
 from homing.world import World
@@ -119,7 +120,12 @@ def test_gated_ones_go_through_home_and_that_is_said(run: Run) -> None:
     gated = dataclasses.replace(gated, inputs=travelling(gated, World()))
     assert hub_files(gated, World()) == []
     assert not any(item.source.startswith("hf:") for item in gated.inputs)
-    assert "no token of yours goes to a rented machine" in tell_way(gated)
+    told = tell_way(gated, World())
+    assert "no token of yours goes to a rented machine" in told
+    # All that goes through the store, so that nobody wonders why it takes so long.
+    sizes = [World().size(item.source) for item in gated.inputs if item.path.startswith("base/")]
+    assert sum(sizes) > 600_000
+    assert f"{format_bytes(sum(sizes))} of hf:" in told
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])

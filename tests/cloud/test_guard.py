@@ -101,7 +101,7 @@ def test_at_the_spend_limit_it_destroys_inside_the_limit_and_says_so(home: Home,
     assert guard_pass(home).done == [], "agent and dead-man have their turn first"
     ahead(home, 65)
     made = guard_pass(home)
-    assert "ends it at its limit: spent $1.00 of $1.00" in made.done[0]
+    assert "ends it at its limit: spent $0.99" in made.done[0]
     assert home.provider("local").describe(done.instance.id).state == "gone"
     assert (row(home).state, row(home).exit_code) == ("stopped", 5)
     assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1
@@ -157,7 +157,7 @@ def test_a_run_that_was_given_away_is_still_ended_at_its_limit_and_stays_the_oth
     assert line.created_at is not None
     assert line.created_at + 10_000 - 60 < made.next_at < line.created_at + 10_000
     ahead(home, 10_000 - 25)
-    assert "ends it at its limit: spent $1.00 of $1.00" in guard_pass(home).done[0]
+    assert "ends it at its limit: spent $0.99" in guard_pass(home).done[0]
     assert marked_now(home) == []
     assert row(home).state == ADOPTED
     assert Decimal(home.ledger.lines()[-1].spend_usd) <= 1

@@ -229,5 +229,12 @@ def test_what_makes_a_step_of_rl_longer_or_shorter_is_counted(make: Callable[...
     assert step_s(updates_per_rollout=4) < whole < step_s(kl=0.1)
     assert step_s(rollout_rows=64) > whole, "weights are read four times as often"
     assert whole / 2 < step_s(num_gpus=2) < whole, "every card reads all weights for each token"
-    run, _ = rl_run(make)
-    assert rl_eval_s(load_table(), H200, run, GSM8K) < whole
+    small = {"method": "lora", "lora": Lora(rank=16, alpha=32.0)}
+    run, phase = rl_run(make)
+    beside, in_four_bits = (
+        rl_step_s(load_table(), H200, run, dataclasses.replace(phase, **{**small, "method": method}))
+        for method in ("lora", "qlora")
+    )
+    assert beside < whole, "frozen weights have no gradient of their own"
+    assert beside < in_four_bits < 3 * beside, "each product makes its weights dense first"
+    assert rl_eval_s(load_table(), H200, run, phase) < whole

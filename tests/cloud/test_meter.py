@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from decimal import Decimal
 
 from hypothesis import given
@@ -43,8 +44,20 @@ def test_all_attempts_count() -> None:
 @given(st.decimals(0, 10_000, places=6))
 def test_what_is_shown_is_never_less_than_what_is_paid(amount: Decimal) -> None:
     shown = Decimal(meter.show_usd(amount).removeprefix("$").replace(",", ""))
-    assert shown >= amount - Decimal("0.0001")
-    assert shown - amount < Decimal("0.01")
+    assert shown >= amount
+    assert shown - amount < Decimal("0.01" if amount > Decimal("0.9999") else "0.0001")
+
+
+def test_a_meter_does_not_jump_when_it_passes_a_cent() -> None:
+    limit, tick = Decimal("0.10"), Decimal("0.0007")
+    shown = [meter.show_spend(number * tick, limit) for number in range(1, 140)]
+    assert shown[12:15] == ["$0.0091 of $0.10", "$0.0098 of $0.10", "$0.0105 of $0.10"]
+    read = [Decimal(text.split(" ")[0].removeprefix("$")) for text in shown]
+    assert {after - before for before, after in itertools.pairwise(read)} == {tick}
+
+
+def test_a_limit_to_type_is_whole_cents_and_enough() -> None:
+    assert [meter.as_limit(Decimal(each)) for each in ("0.0712", "0.0042", "1234.5")] == ["0.08", "0.01", "1234.50"]
 
 
 def test_the_worst_case_is_the_limit_or_less_with_a_time_limit() -> None:

@@ -150,3 +150,12 @@ def test_every_rate_that_was_typed_in_has_a_date_and_a_source_and_says_that_it_w
         assert "typed in" in price.text
     assert find_price("modal", "H100") is not None
     assert find_price("modal", "no such card") is None
+
+
+def test_where_only_the_disk_is_too_small_that_is_what_to_mend(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = Needs(memory_bytes=10**6, disk_bytes=40 * 10**6)
+    monkeypatch.setattr("homing.world.World.free_bytes", lambda world, path: 9 * 10**6)
+    with pytest.raises(NoOffer) as caught:
+        find_offers(needs, ["local"], home)
+    assert "has 9.00 MB of 40.00 MB disk" in caught.value.why
+    assert caught.value.fix == f"Free 31.00 MB at {home.path}, or move the home: export HOMING_HOME=/elsewhere"

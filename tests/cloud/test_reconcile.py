@@ -16,10 +16,12 @@ from homing.cloud.destroy import destroy_lines, destroy_run, open_lines, would_b
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
 from homing.cloud.ledger import Ledger
+from homing.cloud.meter import MARGIN_S, cost
 from homing.cloud.providers.base import Instance, wait_until
 from homing.cloud.reconcile import CREATE_GRACE_S, refresh
 from homing.cloud.status import billing_lines, look
 from homing.errors import HomingError, IntegrityError, ProviderRefused, StillBilling
+from homing.wire import codec
 from homing.world import World
 
 
@@ -109,6 +111,7 @@ def test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over(hom
 
     home.ledger.intend(row_of(ready, home), line_of(ready, home))
     home.ledger.begin_create(ready.mark, home.world.now())
+    (tmp_path / "store").mkdir()
     refresh(home)
     assert [line.billing for line in billing_lines(home.ledger.lines())] == ["maybe"]
 
@@ -120,6 +123,111 @@ def test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over(hom
     (line,) = home.ledger.lines()
     assert (line.billing, line.note, line.spend_usd) == ("no", "never seen at the provider", "0")
     assert home.ledger.find("moss").state == "failed"
+
+
+class DaysLater(World):
+    def now(self) -> float:
+        return super().now() + 3 * 86400
+
+
+def later_without_an_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """This home three days on, at a provider that tells of an end, as RunPod and Modal do, but not when it was."""
+    later = Home(home.path, DaysLater())
+    provider = later.provider("local")
+    describe = provider.describe
+    monkeypatch.setattr(
+        provider,
+        "describe",
+        lambda instance_id: dataclasses.replace(describe(instance_id), ended_at=None, spend_usd=None),
+    )
+    return later
+
+
+def test_a_machine_that_ended_itself_costs_what_its_agent_counted_not_the_days_until_somebody_looked(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(make_draft(home, tmp_path, steps=3), home)
+    wait_until_gone(home)
+    assert refresh(later_without_an_end(home, monkeypatch)) == []
+    (line,) = home.ledger.lines()
+    assert line.destroyed_at is not None
+    assert line.created_at is not None
+    assert MARGIN_S < line.destroyed_at - line.created_at < MARGIN_S + 60
+    assert Decimal(line.spend_usd) == cost(Decimal(line.rate_usd_per_hour), line.destroyed_at - line.created_at)
+
+
+def test_a_machine_that_was_lost_without_a_last_word_is_counted_until_it_was_seen_gone(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(make_draft(home, tmp_path, steps=100_000), home)
+    home.provider("local").destroy(home.ledger.lines()[0].instance_id or "")
+    beat = tmp_path / "store" / "runs" / home.ledger.find("moss").id / "heartbeat.json"
+    beat.write_bytes(beat.read_bytes().replace(b'"state": "ended"', b'"state": "training"'))
+    later = later_without_an_end(home, monkeypatch)
+    refresh(later)
+    (line,) = home.ledger.lines()
+    assert Decimal(line.spend_usd) >= cost(Decimal(line.rate_usd_per_hour), 3 * 86400)
+
+
+@pytest.mark.parametrize("amount", ["soon", "NaN"])
+def test_an_amount_that_is_none_in_a_heartbeat_stops_no_look(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amount: str
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=3), home)
+    wait_until_gone(home)
+    beat = dataclasses.replace(done.heartbeat, state="ended", spend_usd=amount)
+    (tmp_path / "store" / "runs" / done.run.id / "heartbeat.json").write_text(codec.dumps(beat))
+    assert refresh(later_without_an_end(home, monkeypatch)) == []
+    (line,) = home.ledger.lines()
+    assert line.destroyed_at is not None
+    assert Decimal(line.spend_usd) > 0
+
+
+def test_a_goodbye_is_not_believed_of_a_machine_that_was_seen_alive_after_it(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end failed, and that word did not reach the store."""
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+    later = later_without_an_end(home, monkeypatch)
+    provider, shown = later.provider("local"), later.provider("local").list_owned()
+    lists = iter([shown, shown])  # in the first try it is still there
+    monkeypatch.setattr(provider, "list_owned", lambda: next(lists, []))
+    said = dataclasses.replace(done.heartbeat, state="ended")
+    monkeypatch.setattr("homing.cloud.reconcile._last_beat", lambda home, line: said)
+    destroy_lines(later, later.ledger.lines())
+    (line,) = home.ledger.lines()
+    assert Decimal(line.spend_usd) >= cost(Decimal(line.rate_usd_per_hour), 3 * 86400)
+
+
+def test_a_clock_at_home_that_was_set_back_takes_back_nothing_that_the_agent_has_counted(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(make_draft(home, tmp_path, steps=3), home)
+    wait_until_gone(home)
+    counted = Decimal(look(home, home.ledger.find("moss")).signs.heartbeat.spend_usd)  # type: ignore[union-attr]
+    assert counted > 0
+    monkeypatch.setattr(DaysLater, "now", lambda self: World.now(self) - 86400)
+    assert refresh(later_without_an_end(home, monkeypatch)) == []
+    assert Decimal(home.ledger.lines()[0].spend_usd) > counted
+
+
+@pytest.mark.parametrize("is_destroyed", [False, True])
+def test_a_machine_whose_id_was_never_written_down_costs_what_its_agent_counted(
+    home: Home, tmp_path: Path, is_destroyed: bool
+) -> None:
+    """A launch killed between the create call and the ledger: it trains, ends itself, and nobody saw it alive."""
+    launch(make_draft(home, tmp_path, steps=3), home)
+    wait_until_gone(home)
+    home.ledger.update(home.ledger.lines()[0].mark, instance_id=None)
+    later = Home(home.path, DaysLater())
+    if is_destroyed:
+        destroy_run(later, later.ledger.find("moss"))
+    else:
+        assert refresh(later) == []
+    (line,) = home.ledger.lines()
+    lived_s = float(Decimal(line.spend_usd) / Decimal(line.rate_usd_per_hour) * 3600)
+    assert MARGIN_S < lived_s < MARGIN_S + 60
+    assert home.ledger.find("moss").state == "done"
 
 
 @pytest.mark.slow

@@ -153,5 +153,5 @@ def test_plan_says_what_the_limit_buys(home: Home, run: Run) -> None:
 def test_what_goes_to_the_store_first_says_how_much_and_how_long(run: Run) -> None:
     data = dataclasses.replace(run.data, num_train_tokens=2_000_000_000, num_val_tokens=0)
     far = dataclasses.replace(run, data=data, store="modal:runs")
-    assert pushing(far) == "at most 8.00 GB, about 5m20s at 25.00 MB/s"
+    assert pushing(far) == "at most 8.00 GB of tokens and weights, about 5m20s at 25.00 MB/s"
     assert "1m20s" in pushing(dataclasses.replace(far, store="file:/x"))

@@ -92,11 +92,13 @@ def test_an_evaluation_of_rl_is_told_by_its_reward_and_its_progress_once(home: H
         Event(10.0 + done, "trainer", "evaluating", f"Evaluating: {done} of 9 rows.", "rl", 4) for done in (4, 8, 9)
     ]
     put(watched, names.EVENTS, *evaluating[:2])
-    assert [report.text for report in watched._news()] == ["step 4 | trainer: Evaluating: 8 of 9 rows."]
+    assert [report.text for report in watched._news(home.ledger.lines("moss-1"))] == [
+        "step 4 | trainer: Evaluating: 8 of 9 rows."
+    ]
     more = {"reward": 0.25, "val_reward": 0.028, "val_pass_at_1": 0.028, "val_pass_at_4": 0.111}
     put(watched, names.METRICS, Metric(20.0, "rl", 4, 4, 100, 0.0, val_loss=0.972, more=more))
     put(watched, names.EVENTS, *evaluating)
-    told = [report.text for report in watched._news()]
+    told = [report.text for report in watched._news(home.ledger.lines("moss-1"))]
     assert told == ["validation at step 4: reward 0.028, held-out pass@1 0.028, pass@4 0.111"]
     beat = Heartbeat(20.0, "m1", 1, "training", 0.0, "36", "1", phase="rl", step=4, num_steps=4, loss=0.0)
     status = Status(watched.run, [], Signs(beat, None), Decimal(1), 0.0)
@@ -112,7 +114,7 @@ def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_nex
     taken = Event(10.0, "lookout", "preempted", "The machine will be taken away.")
     asked = Event(11.0, "agent", "stop_asked", "SIGTERM was received.")
     put(watched, names.EVENTS, begun, taken)
-    told = [report.text for report in watched._news()]
+    told = [report.text for report in watched._news(home.ledger.lines("moss-1"))]
     assert told == ["trainer: It begins.", "lookout: The machine will be taken away."]
     home.ledger.set_run("moss-1", state="stopped")
     home.ledger.close("m1", at=19.0, spend_usd=Decimal(1), note="")
@@ -120,8 +122,53 @@ def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_nex
     # The second attempt begins the file with what it found, in other bytes; the last words of the first come late.
     anew = Event(25.0, "trainer", "resumed", "Resumed at step 21.")
     put(watched, names.EVENTS, taken, asked, anew)
-    later = [(report.kind, report.text) for report in watched._news()]
+    later = [(report.kind, report.text) for report in watched._news(home.ledger.lines("moss-1"))]
     assert later == [("event", "of attempt 1: agent: SIGTERM was received."), ("event", "trainer: Resumed at step 21.")]
+
+
+def test_a_watch_of_a_run_that_went_on_tells_each_attempt_before_in_one_line(home: Home) -> None:
+    watched = watching(home)
+    home.ledger.begin_create("m1", 2.0)
+    home.ledger.set_run("moss-1", state="stopped")
+    home.ledger.close("m1", at=19.0, spend_usd=Decimal("0.0146"), note="")
+    home.ledger.intend(watched.run, LedgerLine("m2", "moss-1", "moss", 2, "local", "o", "36", None, 20.0))
+    samples = [f"samples/pretrain-{step}.txt" for step in (9, 29)]
+    events = [
+        Event(5.0, "trainer", "started", "It begins."),
+        Event(6.0, "trainer", "sampled", "once", step=9, data={"path": samples[0]}),
+        Event(10.0, "trainer", "checkpoint_saved", "Checkpoint saved.", step=21),
+        Event(25.0, "trainer", "resumed", "Resumed at step 21.", step=21),
+        Event(26.0, "trainer", "sampled", "upon", step=29, data={"path": samples[1]}),
+    ]
+    put(watched, names.EVENTS, *events)
+    metrics = [Metric(float(t), "pretrain", step, 40, 100, 3.0, val_loss=3.0) for t, step in ((7, 10), (27, 30))]
+    put(watched, names.METRICS, *metrics)
+    for sample, text in zip(samples, ("once", "upon"), strict=True):
+        watched.store.put_bytes(run_key("moss-1", sample), text.encode())
+    told = [report.text for report in watched._news(home.ledger.lines("moss-1"))]
+    assert told == [
+        "attempt 1 is over: up to step 21, $0.0146",
+        "step 21 | trainer: Resumed at step 21.",
+        "upon",
+        "validation at step 30: loss 3.000",
+    ]
+    put(watched, names.EVENTS, *events, Event(30.0, "trainer", "landing", "Landing."))
+    assert [report.text for report in watched._news(home.ledger.lines("moss-1"))] == ["trainer: Landing."]
+
+
+def test_the_ledger_is_asked_as_often_for_many_events_as_for_none(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, asked = watching(home), list[str]()
+    lines = home.ledger.lines
+    monkeypatch.setattr(home.ledger, "lines", lambda run_id=None: asked.append("lines") or lines(run_id))
+    watched.refresh_due = home.world.monotonic() + 60.0  # the provider is not asked in between
+    list(watched._poll())
+    for_none = len(asked)
+    events = [Event(5.0 + n, "trainer", "landing", f"Landing {n}.", data={"needs_s": 100.0}) for n in range(9)]
+    put(watched, names.EVENTS, *events)
+    told = [report.text for report in watched._poll() if report.kind == "event"]
+    assert told[0] == "trainer: Landing 0. Finishing the plan from here would cost about $1.00 more."
+    assert len(told) == 9
+    assert (for_none, len(asked)) == (1, 2)
 
 
 def left_usd(home: Home, **told: Any) -> Decimal | None:

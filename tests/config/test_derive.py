@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from homing.config.derive import bytes_per_token, parameter_table, sizes
+from homing.config.derive import BYTES_PER_TOKEN_RANGE, bytes_per_token, parameter_table, sizes
 from homing.config.dial import batch_for_steps, batch_for_tokens, batch_scale, shape_of_depth
 from homing.config.load import load_run, preset_dir
 from homing.wire.run import Model
@@ -59,6 +59,24 @@ def test_the_batch_rule_starts_at_its_reference_and_stays_in_whole_rows() -> Non
     assert batch_scale(2**17) == 0.5
 
 
-def test_the_estimate_of_bytes_per_token_is_near_what_was_measured() -> None:
-    # CS336's TinyStories: 2048 MB are 587M tokens at 10,000 entries.
-    assert bytes_per_token(10_000) == pytest.approx(2048 * 1.048576 / 587.4, rel=0.1)
+@pytest.mark.parametrize(
+    ("vocab_size", "counted"),
+    [
+        (256, [1.0]),
+        # English novels, Shakespeare, Goethe in German, Python's own library; each by a tokenizer of its own.
+        (512, [2.16, 2.04, 2.23, 2.11]),
+        (1024, [2.74, 2.60, 2.86, 2.71]),
+        (2048, [3.23, 3.14, 3.42, 3.27]),
+        (4096, [3.67, 3.59, 3.96, 3.77]),
+        (8192, [4.03, 3.94, 4.45, 4.21]),
+        (10_000, [2048 * 1.048576 / 587.4]),  # CS336's TinyStories: 2048 MB are 587M tokens
+        (16_384, [4.30, 4.15, 4.89, 4.52]),
+        (32_768, [5.21]),
+    ],
+)
+def test_the_estimate_of_bytes_per_token_is_near_what_was_counted(vocab_size: int, counted: list[float]) -> None:
+    found = bytes_per_token(vocab_size)
+    most, usual, least = BYTES_PER_TOKEN_RANGE
+    assert usual == 1.0
+    assert all(least * found <= each <= most * found for each in counted), "what is told as a range holds"
+    assert bytes_per_token(200_000) == bytes_per_token(32_768), "of a large one little is gained"

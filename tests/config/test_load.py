@@ -349,4 +349,4 @@ def test_a_batch_that_was_asked_for_stays_and_its_passes_are_told(load: Load, fo
     (folder / "a.txt").write_bytes(b"moss " * 16_000)
     loaded = load(DIAL.replace("steps: 30", "steps: 30, batch_tokens: 32768"))
     assert loaded.run.phases[0].batch_tokens == 32768
-    assert any(" 28.9 times" in warning for warning in loaded.warnings), loaded.warnings
+    assert any(" 39.9 times" in warning for warning in loaded.warnings), loaded.warnings

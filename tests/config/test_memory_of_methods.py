@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from homing.config.memory import (
     HOST_SHARE,
     PROCESS_BYTES,
     SAMPLED_LOGIT_BYTES,
+    Fit,
     adapter_params,
     fits,
     memory_of,
@@ -33,7 +35,7 @@ from homing.lm.rl.rollout import Sampler
 from homing.lm.train import offload
 from homing.lm.train.offload import HostPlace
 from homing.lm.train.optim import build_optimizer, state_bytes
-from homing.wire.run import Lora, Model, Optimizer, Rl, RlTask
+from homing.wire.run import Base, Lora, Model, Optimizer, Rl, RlTask
 
 QWEN_7B = Model("stock", "qwen2", 28, 3584, 28, 4, 128, 18944, 2048, 152064, False, rope_base=1e6)
 SMALL = Model("stock", "qwen2", 4, 256, 8, 2, 32, 704, 64, 1024, False)
@@ -244,6 +246,43 @@ def test_the_caches_of_rollouts_are_the_bytes_of_real_tensors(precision: str, mo
     assert pulled.lean - planned.lean == bytes_of(list(sampler._reader.parameters())), "the weights at the start too"
 
 
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_beside_adapters_nothing_is_copied_to_sample_from_and_a_pull_costs_the_adapters_alone(method: str) -> None:
+    rl = Rl([RlTask("arithmetic")], prompts_per_step=4, samples_per_prompt=4, max_new_tokens=40)
+    ways = {"precision": "bf16", "method": method, "lora": ALL}
+    free, full = memory_of(SMALL, "adamw", **ways, rl=rl), memory_of(SMALL, "adamw", precision="bf16", rl=rl)
+    pulled = memory_of(SMALL, "adamw", **ways, rl=dataclasses.replace(rl, kl=0.1))
+    assert (free.lean, full.lean > 0) == (0, True)
+    model = built(method, ALL)
+    with torch.no_grad():
+        for tensor in lora.lora_tensors(model).values():
+            tensor += 1.0
+    copies = [t for adapter in lora.adapters_now(model).values() if adapter for t in adapter.parameters()]
+    assert pulled.lean == bytes_of(copies) > 0
+    assert free.rollout == full.rollout + free.copies, "and what a product makes for itself"
+    assert free.weights == memory_of(SMALL, "adamw", **ways).weights
+
+
+def test_rl_beside_seven_billion_fits_a_card_where_all_of_them_do_not_and_what_cannot_fit_is_refused() -> None:
+    base = load_run(str(preset_dir() / "1b.yaml")).run
+    rl = Rl([RlTask("gsm8k", file="q.jsonl")], prompts_per_step=8, samples_per_prompt=8, max_new_tokens=256, kl=0.01)
+    phase = dataclasses.replace(base.phases[0], kind="rl", rl=rl, micro_batch=0, recompute="all")
+    run = dataclasses.replace(base, model=QWEN_7B, train=dataclasses.replace(base.train, precision="auto"))
+
+    def fit(card: str, **changes: Any) -> Fit:
+        changed = dataclasses.replace(phase, optimizer=dataclasses.replace(phase.optimizer, kind="adamw"), **changes)
+        (found,) = fits(dataclasses.replace(run, phases=[changed]), gpus={card: GPUS[card]})
+        return found
+
+    adapters = {"method": "lora", "lora": ALL}
+    assert not fit("A100").is_fitting, "all weights, their gradients and moments"
+    assert fit("A100", **adapters).is_fitting
+    assert fit("RTX4090", **{**adapters, "method": "qlora"}).is_fitting
+    small = fit("T4", **{**adapters, "method": "qlora"})
+    assert not small.is_fitting
+    assert small.lower, "and it is told what to lower"
+
+
 def test_buffers_that_no_graph_keeps_are_not_there_in_backward_and_fewer_rows_need_less() -> None:
     rl = Rl([RlTask("arithmetic")], prompts_per_step=16, samples_per_prompt=16, max_new_tokens=40)
     kept = memory_of(SMALL, "adamw", precision="bf16", rl=rl)
@@ -269,3 +308,13 @@ def test_a_card_too_small_for_all_samples_at_once_is_told_how_many_it_can_hold()
     assert prompt_tokens(run.model, rl) == run.model.context - 256
     assert (rl.prompts_per_step * rl.samples_per_prompt) % again.most_rows == 0
     assert training_memory(run, fewer).peak(again.most_rows) <= again.usable_bytes
+
+
+def test_questions_in_the_template_of_open_weights_are_counted_with_what_it_puts_before_them() -> None:
+    rl = Rl([RlTask("arithmetic")], max_new_tokens=80)
+    assert prompt_tokens(QWEN_7B, rl, is_open=True) == prompt_tokens(QWEN_7B, rl) + 32
+    base = load_run(str(preset_dir() / "1b.yaml")).run
+    phase = dataclasses.replace(base.phases[0], kind="rl", rl=rl)
+    ours = dataclasses.replace(base, model=QWEN_7B, phases=[phase])
+    theirs = dataclasses.replace(ours, base=Base("hf:Qwen/Qwen2.5-7B-Instruct", "base"))
+    assert training_memory(theirs).rollout > training_memory(ours).rollout

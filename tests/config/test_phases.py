@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from homing.errors import DataError, Mistake
 from homing.hf_config import config_of
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Stage
+from homing.wire.data import DataManifest, Split
 from homing.wire.run import RunInput
 
 from .test_open_weights import papers
@@ -122,6 +124,14 @@ def test_a_phase_after_an_adapter_starts_from_it_and_the_weights_that_it_stood_b
     loaded = load(RUN, "train.only=sft")
     assert (loaded.run.phases[0].init_from, loaded.run.phases[0].init_base) == (str(mid), str(base))
     assert loaded.run.origin["phases.0.init_base"] == "derived from phases.2.init_from"
+
+    # One that went on with another: its base is not the stage before it.
+    manifest = codec.loads(CheckpointManifest, (mid / names.MANIFEST).read_bytes())
+    longer = [before, Stage("sft", method="lora", run_id="base-1", step=3), manifest.lineage[-1]]
+    (mid / names.MANIFEST).write_text(codec.dumps(dataclasses.replace(manifest, lineage=longer)))
+    told = {"homing_base_dir": "checkpoints/pretrain/step-00000012", "homing_base_stage": 0}
+    (mid / names.ADAPTER_CONFIG).write_text(json.dumps(told))
+    assert load(RUN, "train.only=sft").run.phases[0].init_base == str(base)
 
     # Fetched to where the suggestion says, the adapter too: neither lies in a run directory then.
     (folder / "models").mkdir()
@@ -239,3 +249,114 @@ def test_the_smoke_profile_shrinks_every_phase(load: Load) -> None:
     last = loaded.run.phases[3].rl
     assert last is not None
     assert (last.prompts_per_step, last.max_new_tokens) == (4, 16)
+
+
+TOKENIZER: dict[str, object] = {
+    "version": "1.0",
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+    "added_tokens": [{"id": 3, "content": "<|endoftext|>", "special": True, "lstrip": False}],
+}
+
+
+def other_tokenizer() -> dict[str, object]:
+    """Of the same size, as a new `prep` of more text makes it: the ids mean other letters."""
+    return {**TOKENIZER, "model": {"type": "BPE", "vocab": {"b": 0, "a": 1, "ab": 2}, "merges": ["a b"]}}
+
+
+def test_weights_of_another_tokenizer_are_refused_with_both_files_and_the_way_out(
+    load: Load, mistakes: Mistakes, homing_home: Path, folder: Path
+) -> None:
+    start, data = trained(homing_home / "runs/base-1", load(RUN), "mid"), folder / "data" / "base"
+    (folder / "models").mkdir()
+    start = start.rename(folder / "models" / "base")
+    data.mkdir(parents=True)
+    (data / names.TOKENIZER).write_text(json.dumps(other_tokenizer()))
+    assert any("models/base has no tokenizer.json" in warning for warning in load(RUN, "train.only=sft").warnings)
+
+    (start / names.TOKENIZER).write_text(json.dumps(TOKENIZER))
+    (wrong,) = mistakes(RUN, "train.only=sft")
+    assert "models/base/tokenizer.json gives other ids than data/base/tokenizer.json" in wrong.problem
+    assert "homing prep base --tokenizer models/base/tokenizer.json" in wrong.suggestion
+    (wrong,) = mistakes(RUN, f"phases.1.init_from={start}")
+    assert "another tokenizer" in wrong.problem, "named in the run file as found at home"
+
+    # The same ids in other bytes: nothing is wrong.
+    written = {"added_tokens": [{"id": 3, "content": "<|endoftext|>", "special": True}], "padding": None}
+    written["model"] = {"merges": [["a", "b"]], "vocab": {"ab": 2, "b": 1, "a": 0}, "type": "BPE", "dropout": None}
+    (data / names.TOKENIZER).write_text(json.dumps(written, indent=4))
+    assert load(RUN, "train.only=sft").run.phases[0].init_from == str(start)
+
+
+def test_the_tokenizer_of_weights_that_are_named_is_the_one_that_prep_takes(load: Load, tmp_path: Path) -> None:
+    start = trained(tmp_path / "first", load(RUN, "tokenizer.vocab_size=512"), "pretrain")
+    vocab = {str(number): number for number in range(512)}
+    (start / names.TOKENIZER).write_text(json.dumps({"model": {"vocab": vocab}}))
+    going_on = RUN.replace("steps: 10,", f"steps: 10, init_from: {start},")
+    loaded = load(going_on, is_for_prep=True)
+    assert (loaded.prep.tokenizer, loaded.prep.vocab_size) == (str(start / names.TOKENIZER), 512)
+
+
+def test_a_phase_of_text_in_the_ids_of_an_earlier_tokenizer_is_not_taken_for_prepared(load: Load, folder: Path) -> None:
+    place = folder / "data" / "base"
+    (place / "mid").mkdir(parents=True)
+    (place / names.TOKENIZER).write_text(json.dumps(TOKENIZER))
+    digest = hashlib.sha256((place / names.TOKENIZER).read_bytes()).hexdigest()
+    manifest = DataManifest("uint16", 4, digest, [], {"train": Split(9000, 1, 9000, [])}, [], "")
+    (place / "mid" / names.MANIFEST).write_text(codec.dumps(manifest))
+    mid = load(RUN).run.phases[1].data
+    assert mid is not None
+    assert mid.num_train_tokens == 9000
+    (place / names.TOKENIZER).write_text(json.dumps(other_tokenizer()))
+    loaded = load(RUN)
+    assert loaded.run.phases[1].data is not None
+    assert loaded.run.phases[1].data.num_train_tokens == 0
+    assert any("the tokenizer changed" in warning for warning in loaded.warnings)
+
+
+def test_open_weights_with_the_tokenizer_of_others_in_the_data_folder_are_not_ready(
+    load: Load, folder: Path, tmp_path: Path
+) -> None:
+    source = write_open_weights(tmp_path / "open", papers())
+    text = f"name: base\nmodel: {{from: {source}}}\nphases:\n  - kind: rl\n    steps: 5\n"
+    text += "    rl: {tasks: [{kind: arithmetic}], answer_tokens: 16}\n"
+    place = folder / "data" / "base"
+    place.mkdir(parents=True)
+    (place / "turns.json").write_text("{}")
+    (place / names.TOKENIZER).write_bytes((source / names.TOKENIZER).read_bytes())
+    assert load(text).is_prepared
+    (place / names.TOKENIZER).write_text(json.dumps(TOKENIZER))
+    loaded = load(text)
+    assert not loaded.is_prepared
+    assert any("is not the tokenizer of model.from" in warning for warning in loaded.warnings)
+
+
+def test_conversations_are_told_by_the_figure_that_prep_tells_and_what_rows_add_is_named(
+    load: Load, folder: Path
+) -> None:
+    place = folder / "data" / "base"
+    (place / "sft").mkdir(parents=True)
+    named = load(RUN).phase_preps[1].named()
+    settings = {"order": {"named": named, "context": 128}, "rows_per_epoch": 100, "context": 128}
+    splits = {"train": Split(9_000, 90, 40_000, [])}
+    manifest = DataManifest("uint16", 4, "", [], splits, [], "", settings=settings)
+    (place / "sft" / names.MANIFEST).write_text(codec.dumps(manifest))
+    told = "9k tokens of conversations (12.8k tokens in rows, repeats and padding too)"
+    warned = load(RUN, "phases.2.steps=200", "phases.2.batch_tokens=12800").warnings
+    assert any(f"phases.2 reads {told} (data/base/sft/manifest.json) 200.0 times" in each for each in warned), warned
+    warned = load(RUN.replace("{kind: sft, batch_tokens: 1024,", "{kind: sft, steps: 100,")).warnings
+    assert any(f"would read the {told} " in each for each in warned), warned
+
+
+def test_tokens_to_come_are_told_as_a_range_and_by_the_text_that_is_prepared(load: Load, folder: Path) -> None:
+    size = (folder / "more.txt").stat().st_size
+    warned = load(RUN).warnings
+    assert any("Not prepared yet: about 1.83k tokens (1.52k to 2.28k by language)" in each for each in warned), warned
+    place = folder / "data" / "base"
+    place.mkdir(parents=True)
+    (place / names.TOKENIZER).write_text(json.dumps(TOKENIZER))
+    digest = hashlib.sha256((place / names.TOKENIZER).read_bytes()).hexdigest()
+    manifest = DataManifest("uint16", 4, digest, [], {"train": Split(size // 2, 9, size, [])}, [], "")
+    (place / names.MANIFEST).write_text(codec.dumps(manifest))
+    told = "phases.1 is not prepared yet: about 4.2k tokens by the text that is prepared"
+    warned = load(RUN).warnings
+    assert any(told in each for each in warned), warned

@@ -14,9 +14,12 @@ from homing.config import Loaded
 from homing.errors import Mistake
 from homing.lm.tokenizer.specials import IM_END, IM_START
 from homing.questions import TURN_MARKS
-from homing.wire.run import Rl
+from homing.wire import names
+from homing.wire.run import Lora, Rl
 
 from .conftest import put_data
+from .test_open_weights import papers
+from .test_open_weights import write as write_open_weights
 
 RUN = """\
 name: base
@@ -85,6 +88,12 @@ def test_a_reward_may_come_about_in_any_way(load: Callable[..., Loaded], folder:
     load(RUN)
 
 
+@pytest.mark.parametrize(("context", "tokens"), [(128, 64), (512, 256), (4096, 256)])
+def test_an_answer_may_have_half_of_a_small_context(load: Callable[..., Loaded], context: int, tokens: int) -> None:
+    rl = load(RUN, f"model.context={context}", f"phases.0.batch_tokens={16 * context}").run.phases[-1].rl
+    assert rl.max_new_tokens == tokens
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -132,3 +141,56 @@ def test_a_tokenizer_without_the_marks_of_turns_is_refused_before_anything_is_re
 
 def test_the_marks_are_those_of_the_trainer() -> None:
     assert TURN_MARKS == (IM_START, IM_END)
+
+
+def test_a_tokenizer_with_a_template_beside_it_is_asked_in_that(load: Callable[..., Loaded], folder: Path) -> None:
+    data = put_data(folder)
+    (data / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    load(RUN)
+
+
+ADAPTERS = """\
+name: base
+model: {layers: 2, width: 64, heads: 2, context: 512}
+phases:
+  - {kind: pretrain, steps: 10, batch_tokens: 1024}
+  - {kind: sft, method: qlora, steps: 10, batch_tokens: 1024, data: {chat: [chats.jsonl]},
+     lora: {rank: 8, dropout: 0.1, targets: [q, v], rslora: true}}
+  - {kind: rl, method: lora, steps: 20, rl: {tasks: [{kind: arithmetic}], samples_per_prompt: 8}}
+"""
+
+
+def test_rl_by_adapters_goes_on_with_those_of_the_phase_before_unless_it_says_otherwise(
+    load: Callable[..., Loaded], mistakes: Callable[..., list[Mistake]]
+) -> None:
+    run = load(ADAPTERS).run
+    sft, rl = run.phases[1:]
+    assert sft.lora is not None
+    assert (rl.method, rl.optimizer.kind) == ("lora", "adamw")
+    assert rl.lora == dataclasses.replace(sft.lora, dropout=0.0), "all but how they learn"
+    assert rl.lora.alpha == 16.0
+    assert run.origin["phases.2.lora.rank"] == run.origin["phases.2.lora.alpha"] == "derived from phases.1.lora"
+    other = load(ADAPTERS, "phases.2.lora.rank=4").run.phases[2].lora
+    assert other == Lora(rank=4, alpha=8.0, targets=["q", "v"], is_rslora=True)
+    assert load(ADAPTERS, "phases.1.method=full", "phases.1.lora=null").run.phases[2].lora == Lora()
+    assert any("swift takes no adapters" in str(found) for found in mistakes(ADAPTERS, "model.family=swift"))
+    alone = ADAPTERS.replace("  - {kind: pretrain, steps: 10, batch_tokens: 1024}\n", "").split("  - {kind: sft")[0]
+    alone += "  - {kind: rl, method: qlora, steps: 20, rl: {tasks: [{kind: arithmetic}]}}\n"
+    assert any("needs trained weights to stand beside" in found.problem for found in mistakes(alone))
+
+
+def test_open_weights_are_asked_in_their_template_once_prep_has_taken_it_apart(
+    load: Callable[..., Loaded], mistakes: Callable[..., list[Mistake]], folder: Path, tmp_path: Path
+) -> None:
+    source = write_open_weights(tmp_path / "open", papers())
+    text = f"name: base\nmodel: {{from: {source}}}\nphases:\n  - kind: rl\n    method: qlora\n    steps: 5\n"
+    text += "    rl: {tasks: [{kind: arithmetic}], answer_tokens: 16}\n"
+    load(text)  # nothing is prepared, and nothing can be said yet
+    place = folder / "data" / "base"
+    place.mkdir(parents=True)
+    (place / names.TOKENIZER).write_bytes((source / names.TOKENIZER).read_bytes())
+    (mistake,) = mistakes(text)
+    assert (mistake.key, "homing prep" in mistake.suggestion) == ("phases.0.rl.tasks.0.kind", True)
+    assert names.TURNS in mistake.problem
+    (place / names.TURNS).write_text("{}")
+    load(text)

@@ -40,9 +40,9 @@ def shortened(line: str) -> str:
     """Training is cut to seconds; everything else runs as printed. The full quickstart is a test of its own."""
     command, hash_, comment = line.partition("  #")
     if command.startswith("homing quickstart"):
-        command += " --steps 20"
+        command += " --steps 10"
     elif command.startswith(("homing launch", "homing train", "homing rehearse poor")) and "--smoke" not in command:
-        command += " --set phases.0.steps=20"
+        command += " --set phases.0.steps=5"
     return command + hash_ + comment
 
 

@@ -137,9 +137,18 @@ def test_one_file_without_a_marker_still_splits_and_says_so(tmp_path: Path) -> N
     train, val = manifest.splits["train"], manifest.splits["val"]
     assert 0.04 < val.num_text_bytes / (train.num_text_bytes + val.num_text_bytes) < 0.06
     assert val.num_documents >= 3
-    assert "never occurs" in warnings(seen)
-    assert "paragraph borders" in warnings(seen)
+    (note,) = [progress.note for progress in seen if progress.note]
+    assert note.startswith("<|endoftext|> never occurs in the text: 1 large file was cut at paragraph borders")
+    assert warnings(seen) == "", "ordinary text has none, and nothing is to be mended"
     assert len("".join(decoded(order.dir) + decoded(order.dir, "val"))) == len(play.read_text(encoding="utf-8"))
+
+
+def test_where_the_marker_is_the_only_special_its_absence_is_a_warning(tmp_path: Path) -> None:
+    play = tmp_path / "play.txt"
+    play.write_text("\n\n".join(text_of(500)), encoding="utf-8")
+    _, seen = run(order_of(play, specials="one"))
+    assert "<|endoftext|> never occurs" in warnings(seen)
+    assert [progress.note for progress in seen if progress.note] == []
 
 
 def test_the_marker_warning_is_silent_where_a_marker_occurs_or_json_lines_need_none(corpus: Path) -> None:

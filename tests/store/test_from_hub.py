@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from tests.doubles.s3_servers import free_port
 
 from homing.store.from_hub import PATIENCE_S, HubFailed, take_from_hub
 from homing.wire.boot import Input
-from homing.world import World
+from homing.world import HttpResponse, NetworkError, PathLike, World
 
 WEIGHTS = random.Random(0).randbytes(3_000_000)
 COMMIT = "c" * 40
@@ -151,6 +151,31 @@ def test_wrong_bytes_are_never_left_behind(hub: Hub, item: Input, path: Path) ->
     assert item.sha256 in caught.value.why
     assert list(path.parent.iterdir()) == []
     assert bodies(hub) == ["", ""], "once more, for it may have been the way"
+
+
+def test_a_mirror_that_always_breaks_off_and_always_begins_anew_is_given_up(item: Input, path: Path) -> None:
+    """Each try brings bytes, none brings it further: without an end it would download until the limit is spent."""
+
+    class Mirror(Quick):
+        tries = 0
+
+        def download(
+            self, url: str, path: PathLike, max_bytes: int, take: Callable[[bytes], None], timeout_s: float = 60.0
+        ) -> HttpResponse:
+            self.tries += 1
+            assert self.tries < 10_000, "for ever"
+            self.sleep(30.0)
+            if self.exists(path):
+                return HttpResponse(200, {}, b"")
+            self.write(path, WEIGHTS[:2_000_000])
+            take(WEIGHTS[:2_000_000])
+            raise NetworkError("the line broke")
+
+    world = Mirror()
+    with pytest.raises(HubFailed) as caught:
+        take(item, path, world)
+    assert "no new byte" in caught.value.why
+    assert sum(world.pauses) < 2 * PATIENCE_S
 
 
 def test_more_than_was_listed_is_not_taken(hub: Hub, item: Input, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from homing.cloud.examined import Examined
 from homing.cloud.home import Home
 from homing.config import find_run_file, load_run, typed_name
 from homing.errors import HomingError
+from homing.units import counted
 
 __all__ = ["command"]
 
@@ -50,12 +52,21 @@ def command(
     talk.emit("doctor/1", {"checks": [dataclasses.asdict(check) for check in checks], "num_faults": len(faults)})
     counts = {state: sum(check.state == state for check in checks) for state in ("ok", "warning", "fault", "skipped")}
     talk.say(
-        f"{len(checks)} checks: {counts['fault']} faults, {counts['warning']} warnings, {counts['ok']} well,"
+        f"{counted(len(checks), 'check')}: {counted(counts['fault'], 'fault')},"
+        f" {counted(counts['warning'], 'warning')}, {counts['ok']} well,"
         f" {counts['skipped']} not looked at" + ("." if every else "; --all shows them.")
     )
-    talk.say(f"Next: homing plan {examined.typed or 'RUN'}" if not faults else "Mend them and ask again: homing doctor")
+    talk.say(f"Next: homing plan {examined.typed or 'RUN'}" if not faults else _again(faults, run, sets, provider))
     if faults:
         raise typer.Exit(1)
+
+
+def _again(faults: list[Check], run: str | None, sets: list[str] | None, providers: list[str] | None) -> str:
+    """As it was typed: another question would not show that the fault is gone."""
+    named = [shlex.quote(run)] if run else []
+    named += [f"--provider {shlex.quote(name)}" for name in providers or []]
+    it = "it" if len(faults) == 1 else "them"
+    return f"Mend {it} and ask again: {' '.join(['homing doctor', *named])}{as_typed(sets or [])}"
 
 
 class _Asking:

@@ -12,14 +12,14 @@ import typer
 from homing import __version__
 from homing.cli import talk
 from homing.cli.control import open_home
-from homing.cli.extras import need
+from homing.cli.extras import need_for_export
 from homing.cli.find_base import Base, find_base
 from homing.cli.find_model import find_model
 from homing.cli.generate import Checkpoint, Model, Phase
 from homing.cli.options import Json
 from homing.cloud import meter
 from homing.errors import UsageError
-from homing.units import format_bytes
+from homing.units import counted, format_bytes
 from homing.wire import codec, names
 from homing.wire.run import Run
 
@@ -53,8 +53,8 @@ def command(
     json_: Json = False,
 ) -> None:
     """Write a model for others: a Hugging Face folder, a GGUF file, an Ollama Modelfile, an adapter, merged weights."""
-    need("export", verb="export")
     _check(to, dtype, gguf_type)
+    need_for_export(to, verb="export")
     folder = find_model(run, checkpoint=checkpoint, phase=phase)
     name = name_of(folder)
     target = out or EXPORTS / f"{name}-{to}"
@@ -118,7 +118,7 @@ def _cost(run: Run | None) -> str:
             return ""
         total = meter.total_spend(lines, home.world.now())
         where = ", ".join(dict.fromkeys(f"{line.provider} {line.offer}".strip() for line in lines))
-        return f"{meter.show_usd(total)} for {len(lines)} instance{'s' * (len(lines) > 1)} ({where})."
+        return f"{meter.show_usd(total)} for {counted(len(lines), 'instance')} ({where})."
 
 
 def _check(to: str, dtype: str, gguf_type: str) -> None:

@@ -1,19 +1,49 @@
-"""Says which extra a verb needs before it fails deep inside an import."""
+"""Says which extra a verb needs before it fails deep inside an import.
+
+need(extra, verb)   raises MissingExtra, with the command that installs it
+need_for_export     the same of what one kind of export is written and proven with
+export_hint         names `homing export`, and how to install what it needs where that is not here
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 from homing.errors import MissingExtra
+from homing.install import pip_install
 
-__all__ = ["need"]
+__all__ = ["export_hint", "need", "need_for_export"]
 
 _LM = ("torch", "numpy", "safetensors", "tokenizers", "rustbpe", "gigatoken", "jinja2", "zstandard")
-_MODULES = {"lm": _LM, "export": (*_LM, "gguf", "transformers"), "hub": ("huggingface_hub",)}
+_EXPORT = {
+    "hf": ("transformers",),
+    "merged": ("transformers",),
+    "adapter": ("transformers", "peft"),
+    "gguf": ("gguf",),
+    "ollama": ("gguf",),
+}
+_MODULES = {"lm": _LM, "hub": ("huggingface_hub",)}
 
 
 def need(extra: str, *, verb: str) -> None:
     """Raises MissingExtra if a package of the extra is absent; imports none of them."""
-    for module in _MODULES[extra]:
-        if find_spec(module) is None:
-            raise MissingExtra(verb, extra, module)
+    if missing := _absent(_MODULES[extra]):
+        raise MissingExtra(verb, extra, missing)
+
+
+def need_for_export(kind: str, *, verb: str) -> None:
+    """Only what this kind is written and proven with: a GGUF needs no transformers, and a folder no gguf."""
+    if missing := _absent((*_LM, *_EXPORT[kind])):
+        raise MissingExtra(verb, "export", missing)
+
+
+def export_hint(model: str) -> str:
+    """The verb to type next; where its extra is not here, what comes before it."""
+    missing = _absent((*_LM, *_EXPORT["hf"]))
+    first = f"   (needs {missing} first: {pip_install('export')})" if missing else ""
+    return f"Use it elsewhere: homing export {model}{first}"
+
+
+def _absent(modules: Iterable[str]) -> str:
+    return next((module for module in modules if find_spec(module) is None), "")

@@ -9,15 +9,19 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems
+from homing.cli.extras import export_hint
 from homing.cli.find_model import MODELS
+from homing.cli.find_run import is_stranger, name_here
 from homing.cli.options import Json, RunName
+from homing.cloud.checkpoints import best_step
 from homing.cloud.fetch import Shown, choose, fetch, phases_of, place_of, show
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.watch import remember_speed
+from homing.config.models import manifest_in
 from homing.units import format_bytes, format_duration
-from homing.wire.checkpoint import figure_of
+from homing.wire.checkpoint import CheckpointManifest, figure_of
 
 __all__ = ["command"]
 
@@ -38,11 +42,11 @@ def command(
     """Bring the model home from the store, every file checked by its hash."""
     with open_home() as home:
         say_problems(refresh(home))
-        row = find_run(home, run)
+        row = find_run(home, run, own_for="fetch {}")
         if is_list:
             _list(home, row)
             return
-        target = to or (MODELS / row.name if force else _place(home, row, checkpoint))
+        target = to or _place(home, row, checkpoint, force=force)
         got = fetch(
             home,
             row,
@@ -77,10 +81,19 @@ def command(
             f"{manifest.phase} step {manifest.step:,} {said}: {format_bytes(got.num_bytes)}, every hash checked."
             f" Logs, metrics and samples: {got.run_dir}"
         )
-        _say_next(row.name, row.name if target == MODELS / row.name else str(target), manifest.phase)
+        if checkpoint == "latest":
+            _say_best(home, row, manifest)
+        _say_next(row, row.name if target == MODELS / row.name else str(target), manifest.phase)
 
 
-def _place(home: Home, row: RunRow, checkpoint: str) -> Path:
+def _place(home: Home, row: RunRow, checkpoint: str, *, force: bool) -> Path:
+    there = manifest_in(MODELS / row.name)
+    is_there = there is not None and there.run_id == row.id
+    if is_stranger(row) and not is_there:
+        talk.say(f"{MODELS / row.name} is for the run {row.name} of this folder: this one goes to {MODELS / row.id}")
+        return MODELS / row.id
+    if force:
+        return MODELS / row.name
     store = home.store_of(row)
     phase = choose(store, row, checkpoint, phases_of(store, row))[0].manifest.phase
     target = place_of(home, row, phase, MODELS)
@@ -89,15 +102,27 @@ def _place(home: Home, row: RunRow, checkpoint: str) -> Path:
     return target
 
 
-def _say_next(name: str, model: str, phase: str) -> None:
+def _say_best(home: Home, row: RunRow, manifest: CheckpointManifest) -> None:
+    """The last is fetched, for a next phase goes on from it; chat and the others take the best of a run directory."""
+    best = best_step(home.store_of(row), row.id, manifest.phase)
+    if best is not None and best != manifest.step:
+        talk.say(
+            f"This is the last; the best by {figure_of(manifest.phase)} is step {best:,}:"
+            f" homing fetch {name_here(row)} --checkpoint best"
+        )
+
+
+def _say_next(row: RunRow, model: str, phase: str) -> None:
     """`model`: what a verb that uses it is to be told."""
+    name = name_here(row)
     talk.say(
         f"Talk to it: homing chat {model}   Complete a prompt: homing generate {model} --prompt 'Once'"
         f"   Measure it: homing eval {model}   End billing, confirmed: homing destroy {name}"
     )
-    if phase in ("pretrain", "mid"):  # a base that goes on with text; what makes it answer is another phase
+    # A base goes on with text; what makes it answer is another phase, and that of this folder's run file.
+    if phase in ("pretrain", "mid") and name == row.name:
         talk.say(f"Fine-tune it: a phase of kind sft in its run file, then: homing launch {name} --phase sft")
-    talk.say(f"Use it elsewhere: homing export {model}")
+    talk.say(export_hint(model))
 
 
 def _list(home: Home, row: RunRow) -> None:
@@ -114,9 +139,9 @@ def _list(home: Home, row: RunRow) -> None:
     talk.table(["phase", "step", "held out", "size", "made", ""], rows)
     if found:
         step = found[-1].checkpoint.manifest.step
-        talk.say(f"Fetch one: homing fetch {row.name} --checkpoint {step} --to models/{row.name}-{step}")
+        talk.say(f"Fetch one: homing fetch {name_here(row)} --checkpoint {step} --to models/{row.name}-{step}")
     else:
-        talk.say(f"{row.id} has no checkpoint in the store yet: homing watch {row.name}")
+        talk.say(f"{row.id} has no checkpoint in the store yet: homing watch {name_here(row)}")
 
 
 def _document(shown: Shown) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """RUN, as a person types it, to one checkpoint folder.
 
     with a slash    a folder: a checkpoint, an export, anybody's model, or a run directory with checkpoints/ in it
-    NAME            models/NAME, which `homing fetch NAME` brought home; else the newest run of that name under
-                    $HOMING_HOME/runs; else a folder of that name here. Where it is a run and a folder, that is said
+    NAME            of models/NAME and models/NAME-PHASE, which `homing fetch NAME` brought home, and of the newest run
+                    of that name under $HOMING_HOME/runs the one of the last phase; else the run that runs/NAME.yaml
+                    gives another name; else a folder of that name here. Where it is a run and a folder, that is said
     (left out)      the newest of all of these
 
 In a run directory the last phase counts, and in it the best checkpoint, or the latest where none was evaluated; the
 person may ask for others. A phase that is asked for is looked for in every run of the name, the newest first, and in
-what was fetched. Of a best one that is not the last it is said why it is taken. Reads the disk and nothing
-else: no torch.
+what was fetched. Of a best one that is not the last it is said why it is taken. Runs of another folder whose name a
+run file here has too are passed over; their id names them. Reads the disk and nothing else: no torch.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homing.cli import talk
-from homing.config import home
+from homing.config import home, run_files
 from homing.config.models import MODELS, manifest_in
 from homing.config.names import nearest
+from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
 from homing.wire.checkpoint import Pointer, figure_of
@@ -72,18 +74,34 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
     path = Path(run).expanduser()
     if "/" in run or run.startswith((".", "~")):
         return _need_folder(path)
-    runs, fetched = [each for each in _runs_called(run) if _is_model(each)], _fetched(run, phase)
-    # models/NAME holds one set of weights; a person who names a step or a phase means the run behind it.
-    candidates = [*runs, *fetched] if checkpoint is not None or phase is not None else [*fetched, *runs]
-    found = _of_phase(runs, fetched, checkpoint, phase) if phase is not None else None
-    if taken := found or next(iter(candidates), None):
+    called = _runs_called(run)
+    strangers = {each: theirs for each in called if (theirs := _stranger(run, each.name)) is not None}
+    runs, fetched = [each for each in called if each not in strangers and _is_model(each)], _fetched(run)
+    runs.sort(key=lambda each: is_still_theirs(each.name))  # stable: the newest stays first
+    # A fetched folder holds one set of weights; a person who names a step or a phase means the run behind it.
+    if phase is not None:
+        found = _of_phase(runs, fetched, checkpoint, phase)
+    else:
+        found = None if checkpoint is not None else max([*fetched, *runs[:1]], key=_how_far, default=None)
+    if taken := found or next(iter([*runs, *fetched]), None):
         if _is_model(path) and path.absolute() != taken.absolute():
             talk.say(f"{run} is a run and a folder here: {taken} is taken. The folder is ./{run}")
-        if taken == MODELS / run and (others := _beside(run)):
-            talk.say(f"{taken} is taken; beside it lies {' and '.join(map(str, others))}")
+        _say_taken(run, taken, [*fetched, *runs[:1]])
         return taken
     if _is_model(path):
         return path
+    file = run_files().get(run)
+    if file is not None and (name := name_meant(file)) != run:
+        talk.say(f"{file} is the run {name}.")
+        return _find_folder(name, checkpoint, phase)
+    if strangers and len(strangers) == len(called):
+        each, theirs = next(iter(strangers.items()))
+        raise DataError(
+            what=f"There is no trained model of the run {run!r} of this folder.",
+            why=f"{each.name} was begun in {theirs}; {file_called(run)} here describes another run of that name.",
+            fix="If you mean that one, as after moving its folder, name it by its id: "
+            + (each.name if _is_model(each) else f"homing fetch {each.name}"),
+        )
     raise DataError(
         what=f"There is no trained model called {run!r} here.",
         why=f"Looked for the folders {run}, {MODELS / run} and {home() / 'runs' / run}-*.",
@@ -91,18 +109,45 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
     )
 
 
-def _fetched(name: str, phase: str | None) -> list[Path]:
-    """What lies in models/: NAME, and NAME-PHASE where that phase is asked for, as fetch puts it beside another."""
-    beside = [MODELS / f"{name}-{phase}"] if phase is not None else []
-    return [folder for folder in (*beside, MODELS / name) if _is_model(folder)]
+def _stranger(name: str, run_id: str) -> Path | None:
+    """Where a run was begun that only shares its name with a run file here."""
+    theirs = begun_elsewhere(run_id) if run_id != name else None
+    return theirs if theirs is not None and file_called(name) is not None else None
 
 
-def _beside(name: str) -> list[Path]:
-    """Later phases of the same chain, which fetch put beside models/NAME: whoever means one must say so."""
-    first = _phase_of(MODELS / name)
-    later = PHASES[PHASES.index(first) + 1 :] if first in PHASES else ()
-    folders = {phase: MODELS / f"{name}-{phase}" for phase in later}
-    return [folder for phase, folder in folders.items() if _is_checkpoint(folder) and _phase_of(folder) == phase]
+def _fetched(name: str) -> list[Path]:
+    """What lies in models/: NAME, and later phases of it, which fetch puts beside it as NAME-PHASE."""
+    manifests = {MODELS / f"{name}-{phase}": (name, phase) for phase in PHASES}
+    beside = [folder for folder, wanted in manifests.items() if _is_checkpoint(folder) and _names_in(folder) == wanted]
+    return [folder for folder in (MODELS / name, *beside) if _is_model(folder)]
+
+
+def _names_in(folder: Path) -> tuple[str, str]:
+    manifest = manifest_in(folder)
+    return (manifest.run_name, manifest.phase) if manifest is not None else ("", "")
+
+
+def _how_far(model: Path) -> int:
+    """By phase. What no run of ours made lies under that name because somebody put it there, and comes first."""
+    phase = _phase_of(model) if _is_checkpoint(model) else _last_phase(model)
+    return PHASES.index(phase) if phase in PHASES else len(PHASES)
+
+
+def _last_phase(run_dir: Path) -> str:
+    return next((phase for phase in reversed(PHASES) if _steps(run_dir / names.CHECKPOINTS / phase)), "")
+
+
+def _say_taken(name: str, taken: Path, candidates: list[Path]) -> None:
+    """What was fetched tells its phase and step nowhere in its path; what lies beside it can be asked for."""
+    others = {_phase_of(folder): folder for folder in candidates if folder != taken and _is_checkpoint(folder)}
+    told = [f"--phase {phase}: {folder}" for phase, folder in others.items() if phase]
+    manifest = manifest_in(taken) if _is_checkpoint(taken) else None
+    if manifest is None and not told:
+        return
+    what = f"{manifest.phase} step {manifest.step:,}" if manifest is not None else _last_phase(taken)
+    theirs = _stranger(name, manifest.run_id) if manifest is not None else None
+    begun = f", begun in {theirs}" if theirs is not None else ""
+    talk.say(f"{taken}, {what}{begun}" + (f"   ({'; '.join(told)})" if told else ""))
 
 
 def _of_phase(runs: list[Path], fetched: list[Path], checkpoint: str | None, phase: str) -> Path | None:
@@ -177,7 +222,7 @@ def choose_in_run(run_dir: Path, checkpoint: str | None = None, phase: str | Non
     """What the verbs that use a model open in a run directory."""
     checkpoints = run_dir / names.CHECKPOINTS
     by_phase = {p: _steps(checkpoints / p) for p in PHASES if _steps(checkpoints / p)}
-    chosen = phase or next((p for p in reversed(PHASES) if p in by_phase), "")
+    chosen = phase or _last_phase(run_dir)
     if chosen not in by_phase:
         raise DataError(
             what=f"{run_dir} has no checkpoint of the phase {chosen or 'asked for'}.",

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from homing.cli import talk
-from homing.cli.control import find_run, meet_host, named_as_typed, open_home, parse_limit, say_problems, usd
+from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
 from homing.cli.offers import rate_age
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, as_typed, with_phases
 from homing.cli.pick import agrees_to_next, agrees_to_rate, select
 from homing.cli.plan import suggested_limit
 from homing.cli.tracking import begin, following, wanted
+from homing.cloud import meter
 from homing.cloud.bundle import check_committed
 from homing.cloud.choose import launch_any, name_of
+from homing.cloud.destroy import still_billing
 from homing.cloud.doctor_balance import Prepaid, check_balance
 from homing.cloud.exact import Exact, only, without_spot
 from homing.cloud.guards import armed, can_end_itself, check_armed, guards
 from homing.cloud.home import Home
 from homing.cloud.launch import Draft, Launched, LaunchOrder, draft, dry_run
+from homing.cloud.ledger import LedgerLine
 from homing.cloud.plan import OfferPlan, Plan, make_plan
+from homing.cloud.providers.base import Offer
 from homing.cloud.reconcile import refresh
+from homing.cloud.starts import told_starts
+from homing.cloud.words import Words
 from homing.config import Loaded, has_smoke_passed, load_run, needs_smoke_first, typed_name
+from homing.config.projects import refuse_shared
 from homing.config.schema import NAME_PATTERN
 from homing.errors import UsageError
-from homing.units import format_duration, parse_duration
+from homing.units import counted, format_duration, parse_duration
 from homing.wire import names
 
 __all__ = ["command"]
@@ -92,7 +101,33 @@ def command(
     with open_home() as home:
         if committed_only:
             check_committed(home.world)
-        _start(asked, home)
+        before = {line.mark for line in _lines(home)}
+        try:
+            _start(asked, home)
+        except KeyboardInterrupt as interrupt:
+            with contextlib.suppress(OSError):  # the terminal itself may be what is gone
+                talk.say(f"Interrupted: {_conclusion(home, before, interrupt)}")
+            raise typer.Exit(130) from None
+
+
+def _lines(home: Home) -> list[LedgerLine]:
+    return home.ledger.lines() if home.world.exists(home.path / "ledger.sqlite") else []
+
+
+def _conclusion(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> str:
+    """What became of what this launch asked for; StillBilling where the end of something is not confirmed."""
+    made = [line for line in _lines(home) if line.mark not in before and line.created_at is not None]
+    if not made:
+        return "nothing was created."
+    row = home.ledger.run(made[-1].run_id)
+    if row is not None and row.is_live and row.state != "launching":  # all that was left to do was to say so
+        return f"{row.name} is launched and goes on. Watch it: homing watch {row.name}"
+    left = [line for line in made if line.destroyed_at is None]
+    if left:
+        raise still_billing(home, left) from interrupt
+    gone = ", ".join(line.instance_id or line.mark for line in made)
+    spent = usd(meter.total_spend(made, home.world.now()))
+    return f"{gone} {'is' if len(made) == 1 else 'are'} gone, confirmed; {spent}."
 
 
 @dataclass(frozen=True)
@@ -118,26 +153,21 @@ class Asked:
 def _start(asked: Asked, home: Home) -> None:
     """The whole verb, top down; until a person has agreed nothing is made anywhere."""
     loaded = _load(asked, home)
-    typed = (
-        loaded.run.name if asked.resume else f"{typed_name(loaded.file)}{as_typed(asked.sets, is_smoke=asked.is_smoke)}"
-    )
-    with named_as_typed(loaded.run.name, typed):
-        _go(loaded, typed, asked, home)
-
-
-def _go(loaded: Loaded, typed: str, asked: Asked, home: Home) -> None:
-    plan = _plan(loaded, asked, home)
+    words = _words(loaded, asked)
+    plan = _plan(loaded, words, asked, home)
     row = select(plan, yes=asked.yes or asked.dry_run)
     if row is None:
         talk.say("Nothing was started.")
         return
-    ready = _draft(loaded, row, asked, home)
+    ready = _draft(loaded, words, row, asked, home)
+    for sentence in told_starts(ready, home):
+        talk.say(sentence)
     _say_plan(ready, home)
     if asked.dry_run:
         _show_request(ready, home)
         return
     check_armed(ready, home)
-    if not _agrees(ready, row, loaded, asked, typed):
+    if not _agrees(ready, row, loaded, asked):
         talk.say("Nothing was started.")
         return
     ready, done = _launch(ready, row, plan, asked, home)
@@ -158,6 +188,7 @@ def _load(asked: Asked, home: Home) -> Loaded:
         loaded = _without_spot(loaded)
     if asked.name is not None:
         loaded = _renamed(loaded, asked.name)
+    refuse_shared(loaded.file, loaded.run.name)
     if asked.limit_usd is not None:
         loaded = _limited(loaded, asked.limit_usd)
     say_problems([*loaded.warnings, *refresh(home)])
@@ -166,7 +197,7 @@ def _load(asked: Asked, home: Home) -> Loaded:
 
 def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
     """A run goes on as it was launched, --set and all: from its record, whatever the run file says by now."""
-    row = find_run(home, run)
+    row = find_run(home, run, own_for="launch {} --resume")
     if is_changed:
         raise UsageError(
             what=f"{row.id} goes on as it was launched.",
@@ -206,18 +237,25 @@ def _limited(loaded: Loaded, limit: Decimal) -> Loaded:
     return dataclasses.replace(loaded, run=dataclasses.replace(run, limits=limits, origin=origin))
 
 
-def _plan(loaded: Loaded, asked: Asked, home: Home) -> Plan:
+def _words(loaded: Loaded, asked: Asked) -> Words:
+    """How the run was typed, for every command that an error ends with; a run that goes on has only its name."""
+    changes = as_typed(asked.sets, is_smoke=asked.is_smoke)
+    typed = "" if asked.resume else f"{typed_name(loaded.file)}{changes}"
+    return Words(loaded.run.name, typed, asked.resume)
+
+
+def _plan(loaded: Loaded, words: Words, asked: Asked, home: Home) -> Plan:
     meet_host(home, loaded.run)
     plan = make_plan(loaded.run, home)
     say_problems(plan.warnings)
-    plan = only(plan, asked.exact)
-    plan = without_spot(plan) if asked.no_spot else plan
+    plan = only(plan, asked.exact, words)
+    plan = without_spot(plan, words) if asked.no_spot else plan
     if loaded.run.limits.spend_usd is None:
         # The draft would refuse it too; here a sum can be named, and nobody has been made to choose in vain.
         raise UsageError(
             what="No spend limit is set, and nobody rents without saying how much.",
             why=f"Neither limits.spend in the run file nor --spend-limit names one. {_about_cost(plan.best)}",
-            fix=f"homing launch {loaded.run.name} --spend-limit {suggested_limit(plan)}" + " --resume" * asked.resume,
+            fix=f"{words.to('launch')} --spend-limit {suggested_limit(plan)}",
         )
     return plan
 
@@ -226,7 +264,7 @@ def _about_cost(best: OfferPlan) -> str:
     return f"On {name_of(best.offer)} it costs about {usd(best.cost_usd)} in {format_duration(best.seconds)}."
 
 
-def _draft(loaded: Loaded, row: OfferPlan, asked: Asked, home: Home) -> Draft:
+def _draft(loaded: Loaded, words: Words, row: OfferPlan, asked: Asked, home: Home) -> Draft:
     spend = loaded.run.limits.spend_usd
     order = LaunchOrder(
         run=loaded.run,
@@ -239,6 +277,8 @@ def _draft(loaded: Loaded, row: OfferPlan, asked: Asked, home: Home) -> Draft:
         is_smoke=asked.is_smoke,
         keep_on_failure_s=asked.keep_on_failure_s,
         is_one_guard_enough=asked.is_one_guard_enough,
+        project=str(Path.cwd()),
+        typed=words.typed,
     )
     return draft(order, home)
 
@@ -269,14 +309,39 @@ def _show_request(ready: Draft, home: Home) -> None:
     document = {
         "run": ready.run.id,
         "worst_case_usd": str(ready.worst_case_usd),
+        "starts": told_starts(ready, home),
         "guards": guards(ready, home),
         "armed": armed(ready, home),
         "request": request,
     }
     talk.emit("dry-run/1", document)
-    rows = [(key, value) for key, value in _flat(request)]
+    rows = _flat(request) if talk.is_verbose() else _in_short(ready, request)
     talk.table(["", ""], rows, title=f"Would create {ready.mark}")
-    talk.say("Nothing was created, pushed or entered in the ledger.")
+    whole = "" if talk.is_verbose() else " The whole request: -v, or --json."
+    talk.say(f"Nothing was created, pushed or entered in the ledger.{whole}")
+
+
+def _in_short(ready: Draft, request: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a person agrees to; hashes, paths and variables are for whoever looks for a fault."""
+    offer, limits = ready.order.offer, ready.run.limits
+    time_limit = format_duration(limits.time_s) if limits.time_s else "none; the spend limit ends it"
+    rows = [
+        ("machine", f"{_machine(offer)} ({name_of(offer)})"),
+        ("rate", f"{usd(offer.rate_usd_per_hour)}/h{', spot' if offer.is_spot else ''}"),
+        ("spend limit", f"{usd(ready.spend_limit_usd)}, worst case {usd(ready.worst_case_usd)}"),
+        ("time limit", time_limit),
+        ("phases", ", ".join(f"{phase.kind} {phase.num_steps:,} steps" for phase in ready.run.phases)),
+        ("store", ready.run.store),
+    ]
+    if inputs := request.get("inputs"):
+        rows.append(("sent", counted(len(inputs), "file")))
+    if ready.order.keep_on_failure_s:
+        rows.append(("if it fails", f"kept for {format_duration(ready.order.keep_on_failure_s)} to be looked at"))
+    return rows
+
+
+def _machine(offer: Offer) -> str:
+    return f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
 
 
 def _flat(request: dict[str, Any]) -> list[tuple[str, str]]:
@@ -291,17 +356,16 @@ def _flat(request: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: Asked, typed: str) -> bool:
+def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: Asked) -> bool:
     run, offer = ready.run, ready.order.offer
     if needs_smoke_first(run) and not asked.is_smoke and not has_smoke_passed(loaded.file):
-        talk.say(f"This is a big run and its smoke profile has not passed: homing launch {typed} --smoke")
+        first = dataclasses.replace(ready.order.words, is_resume=False).to("launch")
+        talk.say(f"This is a big run and its smoke profile has not passed: {first} --smoke")
         if not talk.ask("Launch the big run without it?", yes=asked.yes):
             return False
-    machine = f"{offer.num_gpus}x {offer.device}" if offer.num_gpus else f"{offer.device}, {offer.num_cores} cores"
-    question = (
-        f"Start {machine} on {offer.provider} at {usd(offer.rate_usd_per_hour)}/h, limit {usd(ready.spend_limit_usd)}?"
-    )
-    return talk.ask(question, yes=asked.yes) and agrees_to_rate(row, typed, _most_per_hour(ready))
+    rate, limit = usd(offer.rate_usd_per_hour), usd(ready.spend_limit_usd)
+    question = f"Start {_machine(offer)} on {offer.provider} at {rate}/h, limit {limit}?"
+    return talk.ask(question, yes=asked.yes) and agrees_to_rate(row, ready.order.words, _most_per_hour(ready))
 
 
 def _launch(ready: Draft, row: OfferPlan, plan: Plan, asked: Asked, home: Home) -> tuple[Draft, Launched]:

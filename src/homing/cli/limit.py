@@ -43,7 +43,9 @@ def command(
         raise UsageError(what=f"--time: {exc}.", fix="--time 8h") from exc
     with open_home() as home:
         say_problems(refresh(home))
-        change = propose(home, find_run(home, run), spend_usd, time_s)
+        flags = f" --spend {spend}" * (spend is not None) + f" --time {time}" * (time is not None)
+        row = find_run(home, run, own_for=f"limit {{}}{flags}")
+        change = propose(home, row, spend_usd, time_s)
         is_confirmed = change_limit(home, change, tell=lambda text: talk.say(f"  {text}"))
         talk.emit("limit/1", {**_document(change), "is_confirmed": is_confirmed})
         if not talk.is_json():

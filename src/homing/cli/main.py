@@ -106,6 +106,12 @@ class LazyVerbs(TyperGroup):
             app.command(cmd_name, help=module.command.__doc__)(module.command)
         return typer.main.get_command(app)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise typer.Abort from interrupt  # typer itself would make a silent exit of it
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"homing {__version__}: raw text out, a trained model home, inside a money limit.\n\n")
         formatter.write("Usage: homing VERB [RUN] [OPTIONS]        homing VERB --help tells the options of a verb\n")
@@ -135,6 +141,7 @@ def _root(
 def main() -> NoReturn:
     arguments, loudness = _take_loudness(_fill_watch(sys.argv[1:]))
     talk.configure(loudness=loudness, is_json="--json" in arguments)
+    arguments = _json_behind(arguments)
     logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
     with _endings_as_interrupts():
         code, shown = _run_verb(arguments)
@@ -257,6 +264,15 @@ def _fill_watch(arguments: list[str]) -> list[str]:
         if argument == "--watch" and not following[:1].isdigit():
             filled.append("30")
     return filled
+
+
+def _json_behind(arguments: list[str]) -> list[str]:
+    """--json may stand before the verb too, and each verb knows it only behind; without a verb there is the help."""
+    if arguments[:1] != ["--json"]:
+        return arguments
+    kept = arguments[1:]
+    end = kept.index("--") if "--" in kept else len(kept)
+    return [*kept[:end], "--json", *kept[end:]] if kept and "--json" not in kept[:end] else kept
 
 
 def _take_loudness(arguments: list[str]) -> tuple[list[str], int]:

@@ -16,7 +16,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.options import Json
-from homing.errors import UsageError
+from homing.errors import HomingError, UsageError
 from homing.units import format_count
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["command", "preset_names", "size_line"]
 
 SIZES = "{sizes}"
+_PROMPT_WORDS = 3  # of the text, for samples to begin with
+_MOST_PROMPT = 40  # characters: some scripts put no spaces between words
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 
@@ -180,13 +182,34 @@ def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
     body = re.sub(r"(?m)^name: .*$", f"name: {name}", body, count=1)
     if text:
         body = re.sub(r"(?m)^  text: .*$", lambda _: f"  text: {_yaml_list(text)}", body, count=1)
-        # The preset's own held-out file belongs to the preset's own text.
+        # The preset's own held-out file and prompts belong to the preset's own text.
         body = re.sub(r"(?m)^  validation: .*\n", "", body, count=1)
+        prompts = json.dumps([words] if (words := _first_words(text)) else [], ensure_ascii=False)
+        body = re.sub(r"(?m)^  prompts: .*$", lambda _: f"  prompts: {prompts}", body, count=1)
     if validation:
         body = re.sub(
             r"(?m)^(  text: .*\n)", lambda m: f"{m[1]}  validation: {_yaml_list(validation)}\n", body, count=1
         )
     return body
+
+
+def _first_words(text: list[str]) -> str:
+    """Of the text itself, for samples to begin with; "" where it cannot be read here, which is prep's to tell."""
+    # Documents as prep cuts them, packed or in JSON lines. These modules need nothing but the standard library, and
+    # zstandard for .zst, which may not be here.
+    from homing.lm.text.documents import Cuts, documents_of, unmarked_bytes_for
+    from homing.lm.text.find import find_sources
+    from homing.lm.text.read import Reading
+
+    try:
+        source = find_sources(text, key="--text").sources[0]
+        with Reading(source) as reading:
+            first = next(documents_of(reading, Cuts(unmarked_bytes_for(source.num_bytes))), b"")
+    except (HomingError, ImportError, OSError):
+        return ""
+    lines = (line.split() for line in first.decode("utf-8", errors="ignore").splitlines())
+    words = next((line for line in lines if any(letter.isalpha() for letter in "".join(line))), [])
+    return " ".join(words[:_PROMPT_WORDS])[:_MOST_PROMPT].strip()
 
 
 def _yaml_list(paths: list[str]) -> str:

@@ -11,6 +11,7 @@ from homing.cli.offers import HEADERS, row_of
 from homing.cloud.choose import is_within_plan, name_of
 from homing.cloud.offers import DEAR_USD_PER_HOUR, is_dear
 from homing.cloud.plan import OfferPlan, Plan
+from homing.cloud.words import Words
 from homing.errors import UsageError
 from homing.units import format_duration
 
@@ -34,18 +35,19 @@ def select(plan: Plan, *, yes: bool) -> OfferPlan | None:
         talk.say(f"{answer.strip()!r} is none of them.")
 
 
-def agrees_to_rate(row: OfferPlan, run_name: str, limit_usd_per_hour: Decimal | None) -> bool:
+def agrees_to_rate(row: OfferPlan, words: Words, limit_usd_per_hour: Decimal | None) -> bool:
     """--yes agrees to the plan, not to an hour that costs more than most people's whole run."""
     if not is_dear(row.offer, limit_usd_per_hour):
         return True
     rate = usd(row.offer.rate_usd_per_hour)
     question = f"{name_of(row.offer)} costs {rate} an hour. Is that meant?"
     if not sys.stdin.isatty():
+        # A run that goes on takes no change, so it can only be answered for.
+        again, change = words.to("launch"), f" --set limits.rate={row.offer.rate_usd_per_hour}   or"
         raise UsageError(
             what=f"{name_of(row.offer)} costs {rate} an hour, and nobody has said that it may.",
             why=f"Over {usd(DEAR_USD_PER_HOUR)}/h it is asked for by name, also with --yes, unless limits.rate is set.",
-            fix=f"homing launch {run_name} --set limits.rate={row.offer.rate_usd_per_hour}   or answer at a terminal,"
-            " as a run that goes on must",
+            fix=f"{again}{'   and' if words.is_resume else change} answer at a terminal",
         )
     return talk.ask(question, yes=False)
 

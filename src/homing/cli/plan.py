@@ -10,14 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.control import meet_host, named_as_typed, open_home, parse_limit, say_problems, usd
+from homing.cli.control import meet_host, open_home, parse_limit, say_problems, usd
+from homing.cli.listed import parse_rate, show_listed
 from homing.cli.offers import rate_age
 from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phases
 from homing.cloud import meter
 from homing.cloud.choose import name_of
+from homing.cloud.list_prices import is_without_key, list_prices
 from homing.cloud.plan import OfferPlan, Plan, make_plan
 from homing.cloud.providers.base import Offer
 from homing.config import Loaded, load_run, newest_run, typed_name
+from homing.errors import HomingError
 from homing.units import format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
 
@@ -34,20 +37,34 @@ def command(
     spend_limit: Annotated[
         str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="What would this limit buy?")
     ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="DOLLARS", help="On every card at so much an hour; nobody is asked."),
+    ] = None,
     resolved: Annotated[bool, typer.Option("--resolved", help="Every value and where it came from.")] = False,
     json_: Json = False,
 ) -> None:
     """Hours and dollars per offer, cheapest to finish first."""
     sets = with_phases(sets, phase)
+    own_rate = parse_rate(rate)
     limit = [] if spend_limit is None else [f"limits.spend={parse_limit(spend_limit)}"]
     loaded = load_run(run or newest_run(), [*sets, *limit], is_smoke=smoke)
     if resolved:
         _show_resolved(loaded)
         return
-    typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=smoke)}"
-    with open_home() as home, named_as_typed(loaded.run.name, typed):
-        meet_host(home, loaded.run)
-        plan = make_plan(loaded.run, home, explain=True)
+    with open_home() as home:
+        typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=smoke)}"
+        if own_rate is not None:
+            show_listed(list_prices(loaded.run, home, own_rate), loaded.run, typed)
+            return
+        try:
+            meet_host(home, loaded.run)
+            plan = make_plan(loaded.run, home, explain=True)
+        except HomingError:
+            if not is_without_key(loaded.run, home):
+                raise
+            show_listed(list_prices(loaded.run, home), loaded.run, typed, is_without_key=True)
+            return
         now = home.world.now()
     talk.emit("plan/1", _document(plan, loaded, now))
     _show(plan, loaded, now, typed)
@@ -59,7 +76,7 @@ def suggested_limit(plan: Plan) -> str:
     best = plan.best
     has_worst = plan.run.limits.spend_usd is None and best.worst_usd.is_finite()
     enough = max(best.cost_usd * 3 / 2, best.minimum_usd * 2, best.worst_usd if has_worst else Decimal(0))
-    return usd(enough or Decimal(1)).removeprefix("$").replace(",", "")
+    return meter.as_limit(enough or Decimal(1))
 
 
 def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
@@ -90,13 +107,30 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
 def _recommendation(plan: Plan) -> str:
     best = plan.best
     said = f"Cheapest to finish: {name_of(best.offer)}, {usd(best.cost_usd)} in {format_duration(best.seconds)}"
-    said += f", at worst {usd(best.worst_usd)}."
+    if best.buys is not None and best.buys.is_landing:
+        said += f". It does not finish inside {_limits(plan)}; it lands at about step {best.buys.num_steps:,}"
+        said += f" of {best.buys.of_steps:,}" + _refused(plan, best) + "."
+    else:
+        said += f", at worst {usd(best.worst_usd)}."
     if len(plan.offers) > 1:
         other = plan.offers[1]
         said += f" {name_of(other.offer)} would cost {usd(plan.more_usd(other))} more"
         quicker_s = best.seconds - other.seconds
         said += f" and be {format_duration(quicker_s)} quicker." if quicker_s > 60 else "."
     return said
+
+
+def _limits(plan: Plan) -> str:
+    limits = plan.run.limits
+    named = [usd(limits.spend_usd)] if limits.spend_usd is not None else []
+    return " and ".join(named + ([format_duration(limits.time_s)] if limits.time_s else []))
+
+
+def _refused(plan: Plan, row: OfferPlan) -> str:
+    """A limit below the least is no limit that launch takes: what came home would be no finished model."""
+    limit = plan.run.limits.spend_usd
+    is_refused = limit is not None and row.minimum_usd > Decimal(limit)
+    return f", and launch takes no limit below {usd(row.minimum_usd)} there" if is_refused else ""
 
 
 def _show_phases(plan: Plan) -> None:
@@ -126,15 +160,12 @@ def _say_left_out(plan: Plan) -> None:
 
 def _bought(plan: Plan) -> list[tuple[str, str]]:
     """What the limit buys on the cheapest offer."""
-    best, limits = plan.offers[0], plan.run.limits
-    if best.buys is None:
+    buys = plan.offers[0].buys
+    if buys is None:
         return []
-    named = [usd(Decimal(limits.spend_usd))] if limits.spend_usd is not None else []
-    named += [format_duration(limits.time_s)] if limits.time_s else []
-    buys = best.buys
     said = f"about {buys.num_steps:,} of {buys.of_steps:,} steps"
     lands = f", lands after {format_duration(buys.lands_after_s)}" if buys.is_landing else ""
-    return [(f"with {' and '.join(named)}", said + lands)]
+    return [(f"with {_limits(plan)}", said + lands)]
 
 
 def _row(plan: Plan, row: OfferPlan, now: float) -> list[str]:

@@ -9,6 +9,7 @@ same as the `--set` of its key.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,7 +145,7 @@ def _size_of(path: str) -> int:
 
 
 def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke: bool) -> None:
-    from homing.cli.prep_phases import bring_base, needs_text, prepare_phases, take_tokenizer
+    from homing.cli.prep_phases import bring_base, needs_text, prepare_phases, take_tokenizer, write_turns_of
     from homing.config import typed_name
 
     base = bring_base(loaded) if loaded else None
@@ -155,20 +156,30 @@ def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke:
     )
     if base:
         result["base"] = base
+    if loaded:
+        write_turns_of(loaded)
     if loaded and loaded.phase_preps:
-        result["own"] = prepare_phases(loaded, is_forced=order.is_forced)
+        result["own"] = prepare_phases(loaded, is_forced=order.is_forced, check=_check_command(loaded, sets, is_smoke))
     after = _reload(loaded, sets, is_smoke)
     result["phases"] = _budget(after)
     typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=is_smoke)}" if loaded else "NAME"
     result["next"] = f"homing verify {typed}"
     talk.emit("prep/1", result)
     if not talk.is_json() and "splits" in result:
-        print_report(result)
+        print_report(result, is_run=loaded is not None)
     for warning in after.warnings if after else []:
         talk.say(f"warning: {warning}")
     if loaded is None:
         talk.say(f"A run file uses it by `data.dir: {order.dir}`: homing new NAME --from tiny")
     talk.say(f"Next: {result['next']}")
+
+
+def _check_command(loaded: Loaded, sets: list[str], is_smoke: bool) -> str:
+    """`data check` knows no smoke profile; its tokenizer and context are what makes the difference."""
+    from homing.config import typed_name
+
+    small = f" --tokenizer {shlex.quote(str(loaded.prep.dir))} --context {loaded.run.model.context}" * is_smoke
+    return f"homing data check {typed_name(loaded.file)}{as_typed(sets)}{small}"
 
 
 def _prepare_run_text(order: PrepOrder) -> dict[str, Any]:

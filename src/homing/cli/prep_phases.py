@@ -2,6 +2,7 @@
 
 bring_base       model.from: tokenizer and template, and the weights where no rented machine takes them from the Hub
 take_tokenizer   no phase reads text, so none can teach a tokenizer: the one that the run begins with
+write_turns_of   what the template writes around a question, for phases of rl
 prepare_phases   a folder each, below the run's data folder; what was wrong with which line is told
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from homing.cli import talk
 from homing.cli.bring_files import bring_file
 from homing.errors import DataError
-from homing.units import format_bytes, format_count
+from homing.units import counted, format_bytes, format_count
 from homing.wire import names
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from homing.config.phase_data import PhasePrep
     from homing.lm.prep import PrepOrder
 
-__all__ = ["bring_base", "needs_text", "prepare_phases", "take_tokenizer"]
+__all__ = ["bring_base", "needs_text", "prepare_phases", "take_tokenizer", "write_turns_of"]
 
 _TELL_EVERY_S = 10.0
 _TOLD = 8  # findings on the terminal; `homing data check` lists all
@@ -72,6 +73,15 @@ def take_tokenizer(loaded: Loaded) -> None:
         )
 
 
+def write_turns_of(loaded: Loaded) -> None:
+    """How a phase of rl asks, where the tokenizer has a template that is not homing's own."""
+    from homing.lm.chat.take_apart import write_turns
+
+    problem = write_turns(loaded.prep.dir) if (loaded.prep.dir / names.TOKENIZER).is_file() else ""
+    if problem and any(phase.kind == "rl" for phase in loaded.run.phases):
+        talk.say(f"warning: rl can ask these weights only in prompts given as ids: {problem}.")
+
+
 def _copy_papers(folder: Path, target: Path) -> None:
     if folder.resolve() == target.resolve():
         return
@@ -83,12 +93,13 @@ def _copy_papers(folder: Path, target: Path) -> None:
             (target / name).unlink(missing_ok=True)  # one of another tokenizer would be taken for this one's
 
 
-def prepare_phases(loaded: Loaded, *, is_forced: bool) -> list[dict[str, Any]]:
-    """In the order of the phases; the tokenizer of the run is there by now."""
-    return [_prepare(loaded, prep, is_forced=is_forced) for prep in loaded.phase_preps]
+def prepare_phases(loaded: Loaded, *, is_forced: bool, check: str) -> list[dict[str, Any]]:
+    """In the order of the phases; the tokenizer of the run is there by now. `check`: the command that finds the same
+    and tells all of it."""
+    return [_prepare(loaded, prep, is_forced=is_forced, check=check) for prep in loaded.phase_preps]
 
 
-def _prepare(loaded: Loaded, prep: PhasePrep, *, is_forced: bool) -> dict[str, Any]:
+def _prepare(loaded: Loaded, prep: PhasePrep, *, is_forced: bool, check: str) -> dict[str, Any]:
     made = _prepare_chat(loaded, prep, is_forced) if prep.kind == "chat" else _prepare_text(loaded, prep, is_forced)
     talk.say(
         f"Phase {prep.phase}: {made['num_documents']:,} {'conversations' if prep.kind == 'chat' else 'documents'}, "
@@ -96,11 +107,29 @@ def _prepare(loaded: Loaded, prep: PhasePrep, *, is_forced: bool) -> dict[str, A
         f"{format_count(made['num_val_tokens'])} held out{', as before' if made['is_reused'] else ''}."
     )
     if "report" in made:
-        _tell_report(made["report"], prep)
+        if not made["is_reused"] or talk.is_verbose():
+            _tell_report(made["report"], check)
+        _warn_of_length(made["report"]["fit"], prep.phase)
     return made
 
 
-def _tell_report(report: dict[str, Any], prep: PhasePrep) -> None:
+def _warn_of_length(fit: dict[str, Any], phase: str) -> None:
+    """Where more than a few conversations do not fit: it is the model that is too small for them."""
+    from homing.lm.chat.prepare import MOST
+
+    num, num_all = fit["num_too_long"], fit["num_conversations"]
+    if num <= (1 - MOST) * num_all:
+        return
+    needed = fit["context_for_most"]
+    # A power of two: batch_tokens, which are whole rows, most likely stay as they are.
+    talk.say(
+        f"warning: {phase}: {num:,} of {counted(num_all, 'conversation')} are longer than model.context,"
+        f" {fit['context']:,} tokens, and are cut or left out. {MOST:.0%} of them are whole from {needed:,} tokens on;"
+        f" in the run file: model.context: {1 << (needed - 1).bit_length()}"
+    )
+
+
+def _tell_report(report: dict[str, Any], check: str) -> None:
     """Form, kept, cut and skipped of each file, and the first lines that were not taken whole."""
     for file in report["files"]:
         talk.say(
@@ -110,12 +139,15 @@ def _tell_report(report: dict[str, Any], prep: PhasePrep) -> None:
     for source in report["sources"]:
         if source["copies"] != 1:
             talk.say(f"  {source['path']}: {source['copies']:g} times an epoch")
-    talk.say(f"  an epoch is {report['rows_per_epoch']:,} rows, {100 * report['padding']:.1f}% of them padding")
+    talk.say(
+        f"  an epoch is {counted(report['rows_per_epoch'], 'row')} = {format_count(report['tokens_per_epoch'])} tokens,"
+        f" {100 * report['padding']:.1f}% of them padding"
+    )
     for finding in report["findings"][:_TOLD]:
         talk.say(f"  {finding['path']}:{finding['line']}: {finding['action']}: {finding['text']}")
     more = sum(report["counts"].values()) - _TOLD
     if more > 0:
-        talk.say(f"  and {more:,} more: homing data check {prep.chat[0].path}")
+        talk.say(f"  and {more:,} more: {check}")
 
 
 def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str, Any]:
@@ -154,7 +186,9 @@ def _prepare_chat(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
         named=prep.named(),
     )
     made = prepare_chat(order, _teller(prep.phase))
-    report = {**made.report, "sources": made.manifest.settings["sources"]}
+    settings = made.manifest.settings
+    tokens_per_epoch = settings["rows_per_epoch"] * settings["context"]
+    report = {**made.report, "sources": settings["sources"], "tokens_per_epoch": tokens_per_epoch}
     return {**_told(prep, made.manifest, is_reused=made.is_reused), "report": report}
 
 

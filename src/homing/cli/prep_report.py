@@ -1,4 +1,9 @@
-"""What `homing prep` shows: a line while it works, a report when it is done."""
+"""What `homing prep` shows: a line while it works, a report when it is done.
+
+short    some lines, for a run: its run file says the rest
+known    the report that people know from cs336, rules and all: without a run file, or with -v
+neither  one line where nothing was done, none with -q
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from homing.cli import talk
-from homing.units import format_count, format_duration
+from homing.units import counted, format_count, format_duration
 
 if TYPE_CHECKING:
     from homing.lm.prep import PrepOrder, Progress
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Meter", "document", "print_report"]
 
 _RULE = "=" * 80
+_SIDES = {"train": "to train on", "val": "held out"}
 _STAGES = {
     "scan": "reading the text",
     "train": "reading the text, counting words",
@@ -61,6 +67,10 @@ class Meter:
             self.warnings.append(progress.warning)
             self._clear()
             talk.say(f"warning: {progress.warning}")
+            return
+        if progress.note:
+            self._clear()
+            talk.say(f"Note: {progress.note}")
             return
         self.is_reused = self.is_reused or progress.stage == "reused"
         if progress.stage == "resumed":
@@ -124,7 +134,7 @@ def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str
         "dir": str(order.dir),
         "is_reused": meter.is_reused,
         "vocab_size": manifest.vocab_size,
-        "num_merges": manifest.settings.get("num_merges"),
+        "num_merges": _num_merges(manifest),
         "specials": manifest.specials,
         "is_tokenizer_trained": not manifest.settings.get("tokenizer_sha256"),
         "tokenizer": order.tokenizer,
@@ -143,6 +153,15 @@ def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str
     }
 
 
+def _num_merges(manifest: DataManifest) -> int | None:
+    """What was learned. The settings have what was asked for, which a small text does not give."""
+    from homing.lm.tokenizer.train import MIN_VOCAB
+
+    if manifest.settings.get("tokenizer_sha256"):
+        return manifest.settings.get("num_merges")  # of an existing one, counted in its file
+    return manifest.vocab_size - MIN_VOCAB - len(manifest.specials)
+
+
 def _split(split: Split, source: list[Any]) -> dict[str, Any]:
     num_bytes = sum(shard.num_bytes for shard in split.shards)
     return {
@@ -157,11 +176,48 @@ def _split(split: Split, source: list[Any]) -> dict[str, Any]:
     }
 
 
-def print_report(result: dict[str, Any]) -> None:
-    _tokenizer(result)
-    _tokens(result, "train", "Tokenizing Training Data", result["text"])
-    _tokens(result, "val", "Tokenizing Validation Data", result["validation"])
+def print_report(result: dict[str, Any], *, is_run: bool) -> None:
+    """`is_run`: a run file says what was asked for, so it need not be said again."""
+    if talk.is_quiet():
+        return
+    if result["is_reused"] and not talk.is_verbose():
+        _unchanged(result)
+    elif is_run and not talk.is_verbose():
+        _short_report(result)
+    else:
+        _tokenizer(result)
+        _tokens(result, "train", "Tokenizing Training Data", result["text"])
+        _tokens(result, "val", "Tokenizing Validation Data", result["validation"])
+        print(f"\nOne epoch is {result['splits']['train']['num_tokens']:,} tokens.")
+        _budget(result)
+        print(f"✓ Done in {format_duration(result['elapsed_s'])}.")
+
+
+def _unchanged(result: dict[str, Any]) -> None:
+    counts = [f"{split['num_tokens']:,} tokens {_SIDES[name]}" for name, split in _splits(result)]
+    print(f"Nothing has changed: {', '.join(counts)}, vocabulary {result['vocab_size']:,}, in {_short(result['dir'])}/")
+
+
+def _short_report(result: dict[str, Any]) -> None:
+    is_trained = result["is_tokenizer_trained"]
+    source = f"learned from {', '.join(result['text'])}" if is_trained else _short(result["tokenizer"])
+    print(f"Tokenizer: vocabulary {result['vocab_size']:,}, {_shown(result['num_merges'])} merges; {source}")
+    for name, split in _splits(result):
+        print(
+            f"{split['num_tokens']:,} tokens {_SIDES[name]}: {split['num_text_bytes'] / 1e6:.2f} MB of text in"
+            f" {counted(split['num_documents'], 'document')}, {split['bytes_per_token']:.2f} bytes per token"
+        )
+    num_bytes = sum(split["num_bytes"] for _, split in _splits(result))
+    print(f"✓ Saved to {_short(result['dir'])}/ ({num_bytes / 1e6:.2f} MB) in {format_duration(result['elapsed_s'])}")
     _budget(result)
+
+
+def _splits(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, split) for name, split in result["splits"].items() if split["num_documents"]]
+
+
+def _shown(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"
 
 
 def _tokenizer(result: dict[str, Any]) -> None:
@@ -194,8 +250,7 @@ def _tokens(result: dict[str, Any], name: str, title: str, paths: list[str]) -> 
         print(f"File size: {split['num_file_bytes'] / 1e6:.2f} MB")
     else:
         print("Held out by the hash of each document.")
-    documents = "1 document" if split["num_documents"] == 1 else f"{split['num_documents']:,} documents"
-    print(f"Text: {split['num_text_bytes'] / 1e6:.2f} MB in {documents}")
+    print(f"Text: {split['num_text_bytes'] / 1e6:.2f} MB in {counted(split['num_documents'], 'document')}")
     print("✓ Tokenization complete!")
     print(f"  Total tokens: {split['num_tokens']:,}")
     print(f"✓ Saved to {_short(result['dir'])}/{_range(split['shards'])}")
@@ -205,15 +260,12 @@ def _tokens(result: dict[str, Any], name: str, title: str, paths: list[str]) -> 
 
 
 def _budget(result: dict[str, Any]) -> None:
-    train = result["splits"]["train"]
-    print(f"\nOne epoch is {train['num_tokens']:,} tokens.")
     for phase in result.get("phases", []):
         epochs = f"{phase['epochs']:.2f} epochs" if phase["epochs"] is not None else "epochs unknown"
         print(
             f"  {phase['phase']}: {phase['num_steps']:,} steps of {phase['batch_tokens']:,} tokens"
             f" = {phase['num_tokens']:,} tokens = {epochs}"
         )
-    print(f"✓ Done in {format_duration(result['elapsed_s'])}.")
 
 
 def _title(text: str) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.export import EXPORTS, Licence, export_model, name_of
-from homing.cli.extras import need
+from homing.cli.extras import need, need_for_export
 from homing.cli.find_base import Base
 from homing.cli.find_model import find_model
 from homing.cli.options import Json, Yes
@@ -85,7 +85,7 @@ def _export_of(run: str | None, licence: str, base: str) -> Path:
                 fix=f"homing export RUN --licence {licence} --force",
             )
         return path
-    need("export", verb="publish")
+    need_for_export("hf", verb="publish")
     folder = find_model(run)
     name = name_of(folder)
     out = EXPORTS / f"{name}-hf"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from decimal import Decimal
-from pathlib import Path
-from typing import TypeVar
 
 from homing.cli import talk
 from homing.cli.control import open_home, say_problems, usd
 from homing.cli.options import Json
+from homing.cli.trained_here import Trained, trained_here
 from homing.cloud import meter
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
@@ -20,13 +18,8 @@ from homing.cloud.status import Status, billing_lines, dump_line, look
 from homing.cloud.stored import kept_by
 from homing.cloud.survey import billing_things
 from homing.units import format_duration
-from homing.wire import codec, names
-from homing.wire.event import Outcome
-from homing.wire.run import Run
 
 __all__ = ["command"]
-
-T = TypeVar("T")
 
 
 def command(json_: Json = False) -> None:
@@ -39,7 +32,7 @@ def command(json_: Json = False) -> None:
         known = {row.run.id for row in found}
         forgotten = [line for line in billing_lines(home.ledger.lines()) if line.run_id not in known]
         billing = billing_lines(home.ledger.lines())
-        trained = _trained_here(home, known)
+        trained = trained_here(home, known)
         now = home.world.now()
         talk.emit(
             "runs/1",
@@ -74,61 +67,9 @@ def command(json_: Json = False) -> None:
             talk.say("Nothing bills." if not problems else "Nothing is known to bill.")
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A run that `homing train` began on this computer: it has a folder, and no instance."""
-
-    run: str
-    name: str
-    state: str  # training | unfinished, or as its outcome says: done, stopped, failed
-    phase: str
-    step: int | None
-    num_steps: int | None
-    began_at: float
-
-
-def _trained_here(home: Home, known: set[str]) -> list[Trained]:
-    """Newest first. One whose record cannot be read is listed all the same, by its folder."""
-    world, folder = home.world, home.path / "runs"
-    ids = world.listdir(folder) if world.is_dir(folder) else []
-    begun = [(world.modified_at(folder / each / names.TRAINER_LOCK), each) for each in ids
-             if each not in known and world.exists(folder / each / names.TRAINER_LOCK)]  # fmt: skip
-    return [_look_at(home, run_id, at) for at, run_id in sorted(begun, reverse=True)]
-
-
-def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
-    folder = home.run_dir(run_id)
-    run, outcome = _read(home, folder / names.RUN, Run), _read(home, folder / names.OUTCOME, Outcome)
-    # A trainer at work has no outcome yet: only then is its lock touched, which a trainer that begins needs.
-    state = outcome.state if outcome is not None else "training" if _is_at_work(folder) else "unfinished"
-    steps = {phase.kind: phase.num_steps for phase in run.phases} if run is not None else {}
-    phase, step = (outcome.phase, outcome.step) if outcome is not None else ("", None)
-    return Trained(run_id, run.name if run is not None else run_id, state, phase, step, steps.get(phase), began_at)
-
-
-def _read(home: Home, path: Path, cls: type[T]) -> T | None:
-    try:
-        return codec.loads(cls, home.world.read(path))
-    except (OSError, codec.WireError):
-        return None
-
-
-def _is_at_work(folder: Path) -> bool:
-    """A trainer holds its lock for as long as it lives."""
-    try:
-        with open(folder / names.TRAINER_LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def _trained_row(each: Trained, now: float) -> list[str]:
-    step = f"{each.step:,}/{each.num_steps:,}" if each.step is not None and each.num_steps else ""
     age = format_duration(max(0.0, now - each.began_at))
-    return [each.run, each.state, step, "", "", age, "trained here", "no"]
+    return [each.run, each.state, each.steps, "", "", age, "trained here", "no"]
 
 
 def _kept(home: Home, status: Status) -> dict[str, object] | None:

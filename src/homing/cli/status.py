@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from typing import Annotated
 
@@ -9,8 +10,10 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems, usd
+from homing.cli.find_run import name_here
 from homing.cli.options import Json, RunName
 from homing.cloud import diary
+from homing.cloud.ahead import ahead, planned
 from homing.cloud.connect import find_login
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED
@@ -54,24 +57,29 @@ def _look_once(home: Home, run: str | None) -> Status:
     if status.problem and not any(status.run.id in problem for problem in problems):
         problems.append(status.problem)
     login, pushed, figures = _ssh_line(home, status), "", dict[str, float]()
+    beat = status.signs.heartbeat if status.signs else None
     try:
-        figures = figures_of(home, status.run, status.signs.heartbeat if status.signs else None)
+        figures = figures_of(home, status.run, beat)
         pushed = newest_pushed(home, status.run) if any(line.created_at for line in status.lines) else ""
     except (HomingError, OSError) as exc:
         if not problems:
             problems.append(f"The store could not be looked at: {str(exc).splitlines()[0]}")
     kept = None if status.run.is_live else kept_by(home, status.run)
     told = [event for event in diary.read(home, status.run.id) if event.kind != "lost"][-_TOLD:]
+    plan = planned(home, status.run) if status.run.is_live else None
+    found = ahead(status, beat, plan)
     document = {
         "ssh": login,
         "pushed": pushed,
         "figures": figures,
+        "ahead": dataclasses.asdict(found) if found else None,
         "kept": kept.to_dict() if kept else None,
         "guard": [codec.dump(event) for event in told],
         "problems": problems,
     }
     talk.emit("status/1", {**status.to_dict(), **document})
-    _show(status, figures, login, pushed, str(kept or ""), [event.text for event in told])
+    progress = progress_line(status, beat, figures, plan)
+    _show(status, progress, login, pushed, str(kept or ""), [event.text for event in told])
     say_problems(problems)
     return status
 
@@ -84,25 +92,29 @@ def _ssh_line(home: Home, status: Status) -> str:
         return ""
 
 
-def _show(status: Status, figures: dict[str, float], login: str, pushed: str, kept: str, told: list[str]) -> None:
+def _show(status: Status, progress: str, login: str, pushed: str, kept: str, told: list[str]) -> None:
     run = status.run
     beat = status.signs.heartbeat if status.signs else None
     rows: list[tuple[str, object]] = [
         ("run", run.id),
         ("state", f"{run.state}: {run.reason}" if run.reason else run.state),
-        ("progress", progress_line(status, beat, figures)),
+        ("progress", progress),
     ]
     if beat is not None and status.heartbeat_age_s is not None:
         old = ", which is long: it may be cut off or dead" if status.is_silent else ""
         rows.append(("heartbeat", f"{beat.state}, {format_duration(status.heartbeat_age_s)} ago{old}"))
-        rows.append(("guards", "agent and dead-man" if beat.has_dead_man else "agent alone"))
+        if status.is_billing:
+            rows.append(("guards", "agent and dead-man" if beat.has_dead_man else "agent alone"))
         rows.append(("pushed", _pushed(pushed, is_all=beat.is_pushed)))
         if beat.problem:
             rows.append(("problem", beat.problem))
     for line in status.lines:
         where = f"{line.provider} {line.instance_id or line.mark}"
-        money = f"{usd(line.rate_usd_per_hour)}/h, {usd(line_spend(line, status.at))} so far"
-        rows.append((f"attempt {line.attempt}", f"{where}: {line.state}, billing {line.billing}, {money}. {line.note}"))
+        so_far = "in all" if line.destroyed_at is not None else "so far"
+        money = f"{usd(line.rate_usd_per_hour)}/h, {usd(line_spend(line, status.at))} {so_far}"
+        rows.append(
+            (f"attempt {line.attempt}", f"{where}: {line.state}, billing {line.billing}, {money}. {line.note}".rstrip())
+        )
     if login:
         rows.append(("ssh", login))
     rows.append(("store", run.store))
@@ -122,7 +134,7 @@ def _pushed(newest: str, *, is_all: bool) -> str:
 
 
 def _say_next(status: Status) -> None:
-    name, state = status.run.name, status.run.state
+    name, state = name_here(status.run), status.run.state
     if status.run.is_live:
         talk.say(f"Watch it: homing watch {name}   Read it: homing logs {name} -f   Stop it: homing stop {name}")
     elif state == ADOPTED:

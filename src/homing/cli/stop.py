@@ -8,6 +8,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, usd
+from homing.cli.find_run import name_here
 from homing.cli.options import Json, RunRequired
 from homing.cloud.reconcile import refresh
 from homing.cloud.stop import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop
@@ -30,18 +31,20 @@ def command(
         raise UsageError(what=f"--timeout: {exc}.", fix="--timeout 10m") from exc
     with open_home() as home:
         refresh(home)
-        row = find_run(home, run)
+        row = find_run(home, run, own_for="stop {}")
         serial = ask_to_stop(home, row)
         if no_wait:
             talk.emit("stop/1", {"run": row.id, "serial": serial, "is_stopped": False})
-            talk.say(f"Asked. See it stop: homing watch {row.name}")
+            talk.say(f"Asked. See it stop: homing watch {name_here(row)}")
             return
         try:
             status = wait_for_stop(home, row, timeout_s=timeout_s, tell=lambda text: talk.say(f"  {text}"))
         except KeyboardInterrupt:
-            talk.say(f"No longer waited for; the request stays and is obeyed. See it stop: homing watch {row.name}")
-            raise
+            talk.say(
+                f"No longer waited for; the request stays and is obeyed. See it stop: homing watch {name_here(row)}"
+            )
+            raise typer.Exit(130) from None
         document = {"run": row.id, "serial": serial, "is_stopped": True, **status.to_dict()}
         talk.emit("stop/1", document)
         talk.say(f"{row.id} is {status.run.state}: {status.run.reason} Spent {usd(status.spend_usd)}.")
-        talk.say(f"Fetch it: homing fetch {row.name}   Go on: homing launch {row.name} --resume")
+        talk.say(f"Fetch it: homing fetch {name_here(row)}   Go on: homing launch {name_here(row)} --resume")

@@ -12,12 +12,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from homing.errors import HomingError, UsageError
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 __all__ = ["ask", "configure", "emit", "emit_all", "is_json", "is_quiet", "is_verbose", "say", "show_error", "table"]
 
+_UNBOUND = 10_000  # columns
 _loudness = 0
 _is_json = False
 _is_all_said = False
@@ -67,14 +71,37 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
         return
     # rich is loaded here, not at the top: `--help` must not pay for it.
     from rich.console import Console
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    terminal = Console()
+    # Off a terminal rich assumes 80 columns and would fold cells that a script wants to read whole.
+    width = terminal.width if terminal.is_terminal else 200
+    # Cells hold what others wrote, such as a log: [words] in it are no markup and :words: no pictures.
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    drawn = _drawn(headers, cells)
+    # Where not even the longest words fit, they would be cut to two letters each: then row by row, nothing cut.
+    unbound = console.options.update(max_width=_UNBOUND)
+    if any(headers) and Measurement.get(console, unbound, drawn).minimum > console.width:
+        pairs = [pair for row in cells for pair in (*zip(headers, row, strict=False), None)]
+        drawn = _drawn(["", ""], [pair or ("", "") for pair in pairs[:-1] if pair is None or pair[1]])
+    with console.capture() as said:
+        if title:
+            console.print(Text(title, style="table.title"))
+        console.print(drawn)
+    print("\n".join(line.rstrip() for line in said.get().splitlines()), flush=True)
+
+
+def _drawn(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table
 
-    drawn = Table(*headers, title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    drawn = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headers))
+    for header in headers:
+        drawn.add_column(header, overflow="fold")
     for row in rows:
-        drawn.add_row(*("" if cell is None else str(cell) for cell in row))
-    console = Console()
-    # Off a terminal rich assumes 80 columns and would fold cells that a script wants to read whole.
-    Console(width=console.width if console.is_terminal else 200, highlight=False).print(drawn)
+        drawn.add_row(*row)
+    return drawn
 
 
 def ask(question: str, *, yes: bool) -> bool:

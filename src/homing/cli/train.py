@@ -31,16 +31,20 @@ from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Tracker
 from homing.cli.tracking import begin, following, wanted
 from homing.cloud.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke_passed, newest_run
+from homing.config.memory import training_memory
 from homing.config.open_weights import bring
+from homing.config.projects import PROJECT_NOTE, begun_elsewhere, is_still_theirs, project_note, refuse_shared
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
 from homing.units import format_bytes
 from homing.wire import codec, names
 from homing.wire.event import Metric, Outcome
+from homing.wire.run import Run
 from homing.world import World
 
 __all__ = ["command"]
 
 _RUNS = "runs"
+_SPARE_BYTES = 4 * 2**20  # beside the tensors: what the trainer wants free for a save, and logs
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -66,6 +70,7 @@ def command(
     trackers = wanted(tracker, wandb=wandb, verb="train")
     name = run or newest_run()
     loaded = load_run(name, sets, is_smoke=smoke)
+    refuse_shared(loaded.file, loaded.run.name)
     for warning in loaded.warnings:
         talk.say(f"warning: {warning}")
     if not loaded.is_prepared:
@@ -116,10 +121,13 @@ def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> 
         )
     run_dir = unfinished or runs / new_run_id(loaded.run.name, World())
     _refuse_if_busy(run_dir)
+    _check_space(loaded.run, run_dir)
     talk.say(f"{'Going on in' if unfinished else 'Training in'} {run_dir}")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / names.RUN_FILE).write_text(loaded.text, encoding="utf-8")
+        if not unfinished:
+            (run_dir / PROJECT_NOTE).write_bytes(project_note(str(Path.cwd())))
         document = codec.dumps(dataclasses.replace(loaded.run, id=run_dir.name), indent=1)
         aside = run_dir / f".{names.RUN}.aside"
         aside.write_text(document, encoding="utf-8")
@@ -131,6 +139,33 @@ def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> 
             what=f"Cannot write to {run_dir}.", why=str(exc), fix="Set HOMING_HOME to a folder that can be written."
         ) from exc
     return run_dir
+
+
+def _check_space(run: Run, run_dir: Path) -> None:
+    """Before the first step, for the last hangs on it: what the phases will keep, beside what lies there already."""
+    there = next(path for path in (run_dir, *run_dir.parents) if path.exists())
+    needed, free = _bytes_to_come(run, run_dir), World().free_bytes(there)
+    if free >= needed + _SPARE_BYTES:
+        return
+    sizes = " and ".join(f"{format_bytes(training_memory(run, p).checkpoint)} ({p.kind})" for p in run.phases)
+    raise UsageError(
+        what=f"There is no room for the checkpoints of {run.name}.",
+        why=f"They may take {format_bytes(needed)}, one is {sizes}, and {format_bytes(free)} are free at {there}.",
+        fix="Free some space, keep fewer (--set checkpoint.keep_last=1), or move the home:"
+        " export HOMING_HOME=/elsewhere",
+    )
+
+
+def _bytes_to_come(run: Run, run_dir: Path) -> int:
+    """Of each phase those that are kept, the best, and the one being written; of one that is over nothing more."""
+    there = [len(list((run_dir / names.CHECKPOINTS / phase.kind).glob("step-*"))) for phase in run.phases]
+    first = max((number for number, count in enumerate(there) if count), default=0)
+    total = 0
+    for phase, count in list(zip(run.phases, there, strict=True))[first:]:
+        num_saves = -(-phase.num_steps // phase.save_every) if phase.save_every else 1
+        most = phase.keep_last + 2 if phase.save_every_s else min(num_saves, phase.keep_last + 2)
+        total += max(1, most - count) * training_memory(run, phase).checkpoint
+    return total
 
 
 def _refuse_if_busy(run_dir: Path) -> None:
@@ -149,11 +184,13 @@ def _refuse_if_busy(run_dir: Path) -> None:
 
 
 def _newest_unfinished(runs: Path, name: str) -> Path | None:
-    """The newest run of this name that a trainer began here, unless it is done; launched runs lie there too."""
+    """The newest run of this name that a trainer began here, unless it is done. Launched runs lie there too, and those
+    of another folder's run file of that name."""
     pattern = re.compile(re.escape(name) + r"-\d{8}-\d{6}-\w+")
     found = sorted((path for path in runs.glob(f"{name}-*") if pattern.fullmatch(path.name)), reverse=True)
     for run_dir in found:
-        if not (run_dir / names.TRAINER_LOCK).exists():
+        is_theirs = begun_elsewhere(run_dir.name) is not None or is_still_theirs(run_dir.name)
+        if is_theirs or not (run_dir / names.TRAINER_LOCK).exists():
             continue
         try:
             state = codec.loads(Outcome, (run_dir / names.OUTCOME).read_bytes()).state
@@ -199,7 +236,7 @@ def _read_outcome(run_dir: Path, code: int) -> Outcome:
 def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: int, is_smoke: bool) -> None:
     checkpoint = run_dir / names.CHECKPOINTS / outcome.phase / names.step_dir(outcome.step)
     last, opened = _last_metric(run_dir), _opened(run_dir) if outcome.state == "done" else None
-    error = _as_error(run_dir.name, outcome, f"homing train {name}{changes}", is_interrupted=caught != 0)
+    error = _as_error(run_dir, outcome, f"homing train {name}{changes}", is_interrupted=caught != 0)
     talk.emit(
         "train/1",
         {
@@ -237,13 +274,17 @@ def _opened(run_dir: Path) -> Chosen | None:
         return None
 
 
-def _as_error(run_id: str, outcome: Outcome, again: str, *, is_interrupted: bool) -> HomingError | None:
+def _as_error(run_dir: Path, outcome: Outcome, again: str, *, is_interrupted: bool) -> HomingError | None:
+    run_id = run_dir.name
     if outcome.state == "done":
         return None
     if outcome.state == "failed":
         kind: type[HomingError] = Interrupted if is_interrupted else RunFailed
         what = f"Training of {run_id} failed at step {outcome.step:,}."
-        return kind(what, why=outcome.reason, fix=f"Mend that, then go on from the last checkpoint: {again}")
+        is_told = (run_dir / names.OUTCOME).exists()  # then the trainer has said why, in the lines above
+        is_saved = any((run_dir / names.CHECKPOINTS).glob("*/step-*"))
+        after = "go on from the last checkpoint" if is_saved else "begin anew, for no checkpoint was saved"
+        return kind(what, why="" if is_told else outcome.reason, fix=f"Mend that, then {after}: {again}")
     kind = Interrupted if is_interrupted else LimitReached
     what = f"Training of {run_id} stopped at step {outcome.step:,}, with a checkpoint."
     return kind(what, why=outcome.reason, fix=f"Go on: {again}")

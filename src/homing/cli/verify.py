@@ -16,11 +16,12 @@ import typer
 from homing.cli import talk
 from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phases
 from homing.errors import DataError
-from homing.units import format_bytes, format_count, format_duration
+from homing.units import counted, format_bytes, format_count, format_duration
 from homing.wire import names
 
 if TYPE_CHECKING:
     from homing.config import Loaded
+    from homing.config.memory import Fit
 
 __all__ = ["command"]
 
@@ -116,6 +117,31 @@ def _memory(loaded: Loaded, found: _Findings) -> None:
         }
         for fit in every
     ]
+    if all(fit.is_fitting for fit in every) and not talk.is_verbose():
+        _say_all_fit(every)
+    else:
+        _card_table(every)
+    talk.say()
+    chosen = find_gpu(run.cloud.gpu) if run.cloud.gpu else None
+    for fit in every:
+        if chosen and fit.gpu.name == chosen.name and not fit.is_fitting:
+            found.problems.append(f"cloud.gpu is {chosen.name}, and training does not fit it. Lower {fit.lower}.")
+
+
+def _say_all_fit(every: list[Fit]) -> None:
+    """One line for a small model: a table of nothing but yes tells no more. -v has it."""
+    rows = sorted({fit.micro_batch for fit in every})
+    at_a_time = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
+    peak = format_bytes(max(fit.peak_bytes for fit in every))
+    if not talk.is_json():
+        print(
+            f"Fits all {len(every)} cards ({min(fit.gpu.memory_gib for fit in every)} GB and up),"
+            f" {at_a_time} rows at a time, peak {peak}.",
+            flush=True,
+        )
+
+
+def _card_table(every: list[Fit]) -> None:
     talk.table(
         ("card", "GiB", "fits", "rows at a time", "peak", "to make it fit, lower"),
         [
@@ -130,11 +156,6 @@ def _memory(loaded: Loaded, found: _Findings) -> None:
             for fit in every
         ],
     )
-    talk.say()
-    chosen = find_gpu(run.cloud.gpu) if run.cloud.gpu else None
-    for fit in every:
-        if chosen and fit.gpu.name == chosen.name and not fit.is_fitting:
-            found.problems.append(f"cloud.gpu is {chosen.name}, and training does not fit it. Lower {fit.lower}.")
 
 
 def _data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
@@ -168,7 +189,7 @@ def _data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
     checked = ", hashes checked" if is_hashing and not problems else ""
     talk.say(
         f"Data: {prepared.num_train_tokens:,} tokens to train on, {prepared.num_val_tokens:,} held out,"
-        f" {num_shards} shard{'s' * (num_shards != 1)}: {state}{checked}."
+        f" {counted(num_shards, 'shard')}: {state}{checked}."
     )
 
 
@@ -246,11 +267,17 @@ def _one_step(loaded: Loaded, found: _Findings) -> None:
     layers = ""
     if report.num_layers_run < report.num_layers:
         layers = f" with {report.num_layers_run} of its {report.num_layers} layers, which is what fits here,"
+    learns = f", {report.num_adapter_params:,} more of adapters that learn" if report.num_adapter_params else ""
+    talk.say(f"Weights of {report.phase}: {report.weights}.")
     talk.say(
-        f"Built on {report.device}{layers} in {format_duration(report.step_s)}: {report.num_params:,} parameters, loss"
-        f" {report.loss:.3f} (ln of the vocabulary is {report.expected_loss:.3f}), gradient norm {report.grad_norm:.3f}"
-        f" on {report.batch}."
+        f"Built on {report.device}{layers} in {format_duration(report.step_s)}: {report.num_params:,}"
+        f" parameters{learns}, loss {report.loss:.3f} (guessing gives {report.expected_loss:.3f}, ln of the"
+        f" vocabulary), gradient norm {report.grad_norm:.3f} on {report.batch}."
     )
+    for sentence in report.notes:
+        talk.say(f"Note: {sentence}")
+    for sentence in report.left_out:
+        talk.say(f"Not tried here: {sentence}")
     found.problems += report.problems
 
 
@@ -267,4 +294,6 @@ def _end(loaded: Loaded, found: _Findings, *, changes: str) -> None:
         count = "1 thing is" if len(found.problems) == 1 else f"{len(found.problems)} things are"
         fix = f"Mend what is named above; for data: {follows}"
         raise DataError(what=f"{count} wrong with {loaded.run.name}.", why="\n".join(found.problems), fix=fix)
-    talk.say(("Sound. What will it take? " if loaded.is_prepared else "Sound so far. Prepare the text: ") + follows)
+    is_all = loaded.is_prepared and not found.document.get("step", {}).get("left_out")
+    sound = "Sound." if is_all else "Sound as far as it was tried."
+    talk.say(f"{sound} {'What will it take?' if loaded.is_prepared else 'Prepare the data:'} {follows}")

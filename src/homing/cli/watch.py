@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import unicodedata
 from decimal import Decimal
 from typing import Annotated
 
@@ -11,18 +13,19 @@ import typer
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, usd
 from homing.cli.find_model import MODELS
+from homing.cli.find_run import is_stranger, name_here
 from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb
 from homing.cli.tracking import begin, following, go_on, wanted
 from homing.cloud.fetch import place_of
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
-from homing.cloud.meter import MARGIN_S, cost
+from homing.cloud.meter import as_limit, cost
 from homing.cloud.status import Status, look
-from homing.cloud.watch import DEFAULT_EVERY_S, Report, planned_usd, to_finish, watch
-from homing.config import mark_smoke_passed
+from homing.cloud.watch import DEFAULT_EVERY_S, Report, planned_usd, to_finish, trip_usd, watch
 from homing.errors import UsageError
 from homing.units import parse_duration
 from homing.wire import codec, names
+from homing.wire.limit import LAND, reserve_s
 from homing.wire.run import Run
 
 __all__ = ["command"]
@@ -57,8 +60,8 @@ def command(
             for report in watch(home, row, every_s=every_s):
                 _show(report)
         except KeyboardInterrupt:
-            talk.say(f"No longer watched; {row.name} goes on. Stop it: homing stop {row.name}")
-            raise
+            talk.say(f"No longer watched; {row.name} goes on. Stop it: homing stop {name_here(row)}")
+            raise typer.Exit(130) from None
         ended = home.ledger.run(row.id) or row
         _note_smoke(home, ended)
         _say_next(home, ended)
@@ -71,11 +74,16 @@ def _show(report: Report) -> None:
     if talk.is_json():
         return
     if report.kind == "sample":
-        print("".join(f"    {line}\n" for line in report.text.splitlines()), end="", flush=True)
+        print("".join(f"    {_shown(line)}\n" for line in report.text.splitlines()), end="", flush=True)
     elif report.kind == "problem":
         talk.say(f"{_BEGINNINGS[report.kind]}{report.text}")
     else:
         print(f"{_BEGINNINGS[report.kind]}{report.text}", flush=True)
+
+
+def _shown(sample: str) -> str:
+    """A model may learn any byte: those that would move the cursor or change the terminal are only pointed at."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c != "\t" else c for c in sample)
 
 
 def _note_smoke(home: Home, run: RunRow) -> None:
@@ -84,28 +92,32 @@ def _note_smoke(home: Home, run: RunRow) -> None:
     if run.state == "done" and home.world.exists(folder / LAUNCH_NOTE):
         try:
             if json.loads(home.world.read(folder / LAUNCH_NOTE)).get("is_smoke"):
+                from homing.config import mark_smoke_passed
+
                 mark_smoke_passed(folder / names.RUN_FILE, {"run": run.id})
         except (OSError, ValueError, AttributeError) as exc:
             talk.say(f"warning: that the smoke profile has passed could not be noted: {exc}")
 
 
 def _say_next(home: Home, run: RunRow) -> None:
-    status = look(home, run)
+    status, name = look(home, run), name_here(run)
     talk.say(f"Spent {usd(status.spend_usd)}; billing has ended.")
     if run.state == "done":
-        talk.say(f"Training complete. Fetch it: homing fetch {run.name}   then: homing chat {_model(home, run)}")
+        talk.say(f"Training complete. Fetch it: homing fetch {name}   then: homing chat {_model(home, run)}")
     elif run.state == "failed":
-        talk.say(f"Why: homing logs {run.name}   Go on from its last checkpoint: homing launch {run.name} --resume")
+        talk.say(f"Why: homing logs {name}   Go on from its last checkpoint: homing launch {name} --resume")
     else:
         steps = _steps_by_phase(home, run)
         where = _stopped_where(status, steps)
-        talk.say(f"Stopped {where}. What it has learned: homing fetch {run.name}")
+        talk.say(f"Stopped {where}. What it has learned: homing fetch {name}")
         talk.say(f"To the end: {_how_to_finish(home, status, list(steps))}")
 
 
 def _model(home: Home, run: RunRow) -> str:
     """What chat is to be told once it is fetched: its name, or the folder beside another run of that name."""
     last = next(reversed(_steps_by_phase(home, run)), "")
+    if is_stranger(run):
+        return str(MODELS / run.id)
     place = place_of(home, run, last, MODELS) if last else MODELS / run.name
     return run.name if place == MODELS / run.name else str(place)
 
@@ -121,26 +133,30 @@ def _steps_by_phase(home: Home, run: RunRow) -> dict[str, int]:
 
 def _stopped_where(status: Status, steps: dict[str, int]) -> str:
     beat, outcome = (status.signs.heartbeat, status.signs.outcome) if status.signs else (None, None)
+    # The last words of the trainer: the heartbeat knows of a step, and of a new phase, only from its lines of numbers.
+    if outcome is not None and outcome.phase in steps and (outcome.step or outcome.phase != next(iter(steps))):
+        in_phase = f"in {outcome.phase} " if len(steps) > 1 else ""
+        return f"{in_phase}at step {outcome.step:,} of {steps[outcome.phase]:,}"
     if beat is None or not beat.num_steps:
         return "before its first step"
-    # The last words of the trainer: the heartbeat knows a new phase only from its first line of numbers on.
-    if outcome is not None and outcome.phase in steps and len(steps) > 1:
-        return f"in {outcome.phase} at step {outcome.step:,} of {steps[outcome.phase]:,}"
     return f"at step {beat.step:,} of {beat.num_steps:,}"
 
 
 def _how_to_finish(home: Home, status: Status, phases: list[str]) -> str:
-    """With a limit that is enough, as far as can be told; where nothing can, launch names the least that it takes."""
-    again = f"homing launch {status.run.name} --resume"
+    """With a limit that is enough, as far as can be told, where its own is not; where nothing can be told, launch names
+    the least that it takes."""
+    again = f"homing launch {name_here(status.run)} --resume"
     measured, planned = _rest(home, status, phases)
     if (measured is None and planned is None) or not status.lines:
         return again
-    rest = (measured or Decimal(0)) + (planned or Decimal(0))
-    # A plan may be off by more than the count of the trainer itself.
-    enough = (measured or Decimal(0)) * Decimal("1.2") + (planned or Decimal(0)) * Decimal("1.5")
-    whole = status.spend_usd + enough + cost(Decimal(status.lines[-1].rate_usd_per_hour), MARGIN_S)
-    limit = usd(whole).removeprefix("$").replace(",", "")
-    return f"about {usd(rest)} more: {again} --spend-limit {limit}"
+    # It boots again, and comes home again. A plan may be off by more than the count of the trainer itself.
+    by_plan = (planned or Decimal(0)) + (trip_usd(home, status.run) or Decimal(0))
+    rest = (measured or Decimal(0)) + by_plan
+    enough = (measured or Decimal(0)) * Decimal("1.2") + by_plan * Decimal("1.5")
+    whole = status.spend_usd + enough + cost(Decimal(status.lines[-1].rate_usd_per_hour), reserve_s(LAND, math.inf))
+    if status.limit_usd is not None and whole <= status.limit_usd:
+        return f"about {usd(rest)} more, inside its limit of {usd(status.limit_usd)}: {again}"
+    return f"about {usd(rest)} more: {again} --spend-limit {as_limit(whole)}"
 
 
 def _rest(home: Home, status: Status, phases: list[str]) -> tuple[Decimal | None, Decimal | None]:

@@ -20,6 +20,7 @@ from decimal import Decimal
 import homing
 from homing.cloud.from_hub import is_from_hub, url_of
 from homing.cloud.inputs import BESIDE_TOKENIZER, DATA_DIR, relocated
+from homing.cloud.words import Words
 from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Store
 from homing.wire import codec, names
@@ -51,7 +52,15 @@ def build_agent_zip(path: PathLike, world: World) -> str:
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
-def prepare_inputs(run: Run, data_dir: PathLike, store: Store, world: World, *, run_file_text: str = "") -> list[Input]:
+def prepare_inputs(
+    run: Run,
+    data_dir: PathLike,
+    store: Store,
+    world: World,
+    *,
+    run_file_text: str = "",
+    words: Words | None = None,
+) -> list[Input]:
     """Pushes what training needs to objects/<sha256> and says where each file belongs on the instance.
 
     `run` must have its id. On the instance the shards lie beside the run directory, so run.json says `../data`.
@@ -61,7 +70,7 @@ def prepare_inputs(run: Run, data_dir: PathLike, store: Store, world: World, *, 
     documents = {f"{RUN_DIR}/{names.RUN}": codec.dumps(there, indent=1).encode()}
     if run_file_text:
         documents[f"{RUN_DIR}/{names.RUN_FILE}"] = run_file_text.encode()
-    files = list(_data_files(os.fspath(data_dir), run, store, world))
+    files = list(_data_files(os.fspath(data_dir), run, store, world, words or Words(run.name)))
     inputs = [_push_bytes(path, data, store) for path, data in documents.items()]
     return inputs + _push_files(files, store, world)
 
@@ -141,12 +150,13 @@ def _agent_files(world: World) -> Iterator[tuple[str, bytes]]:
                 yield f"homing/{part}/{name}".rstrip("/"), world.read(os.path.join(source, name) if name else source)
 
 
-def _data_files(data_dir: str, run: Run, store: Store, world: World) -> list[RunInput]:
+def _data_files(data_dir: str, run: Run, store: Store, world: World, words: Words) -> list[RunInput]:
     """Each file of the data folder there: prepared text, tokenizer, and what the run names beside them.
 
     One that is not at home may be in the store by its hash: an adopted run's shards are.
     """
-    files = [RunInput(name, os.path.join(data_dir, name), sha256) for name, sha256 in _own_files(data_dir, run, world)]
+    own = _own_files(data_dir, run, world, words)
+    files = [RunInput(name, os.path.join(data_dir, name), sha256) for name, sha256 in own]
     files += [file for file in run.inputs if file.path not in {own.path for own in files}]
     sent = [file for file in files if not is_from_hub(file)]
     missing = [file.path for file in sent if not world.exists(file.source) and not _is_stored(file.sha256, store)]
@@ -154,12 +164,12 @@ def _data_files(data_dir: str, run: Run, store: Store, world: World) -> list[Run
         raise DataError(
             what=f"Prepared files of {run.name} are missing.",
             why=f"Not in {data_dir}, and not in the store: {', '.join(missing)}",
-            fix=f"homing prep {run.name}",
+            fix=words.to("prep"),
         )
     return files
 
 
-def _own_files(data_dir: str, run: Run, world: World) -> Iterator[tuple[str, str]]:
+def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[tuple[str, str]]:
     """Name and sha256 of tokenizer and shards, after checking that the run was resolved against just these."""
     for name in BESIDE_TOKENIZER:
         if world.exists(os.path.join(data_dir, name)):
@@ -172,7 +182,7 @@ def _own_files(data_dir: str, run: Run, world: World) -> Iterator[tuple[str, str
         raise DataError(
             what=f"{run.name} has no prepared data.",
             why=f"{manifest_path} is not there.",
-            fix=f"homing prep {run.name}",
+            fix=words.to("prep"),
         )
     text = world.read(manifest_path)
     digest = hashlib.sha256(text).hexdigest()
@@ -180,12 +190,12 @@ def _own_files(data_dir: str, run: Run, world: World) -> Iterator[tuple[str, str
         raise DataError(
             what=f"The data of {run.name} changed after the run was planned.",
             why=f"{manifest_path} has sha256 {digest}, the run was resolved against {run.data.manifest_sha256}.",
-            fix=f"Start again from: homing plan {run.name}",
+            fix=f"Start again from: {words.to('plan')}",
         )
     try:
         manifest = codec.loads(DataManifest, text)
     except codec.WireError as exc:
-        raise DataError(f"{manifest_path} cannot be read.", str(exc), f"homing prep {run.name}") from exc
+        raise DataError(f"{manifest_path} cannot be read.", str(exc), words.to("prep")) from exc
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     yield from [(names.MANIFEST, digest), (names.TOKENIZER, manifest.tokenizer_sha256)]
     yield from ((name, sha256) for shard in shards for name, _, sha256 in shard.files())

@@ -215,6 +215,9 @@ def _try_once(home: Home, line: LedgerLine) -> str:
     # A create whose answer was lost left no id; the mark finds what it made.
     ids = [instance.id for instance in provider.list_owned() if instance.mark == line.mark]
     instance_id = line.instance_id or (ids[0] if ids else None)
+    if ids:
+        with contextlib.suppress(HomingError):  # it lives now, whatever its agent has said: so much at least it costs
+            home.ledger.update(line.mark, spend_usd=str(meter.line_spend(line, home.world.now())))
     for each in dict.fromkeys([*ids, *([instance_id] if instance_id else [])]):
         provider.destroy(each)
     if not is_absent(provider, home, line.mark, instance_id):

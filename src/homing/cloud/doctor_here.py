@@ -11,8 +11,11 @@ from typing import Any
 from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.checks import Check, fault, ok, skipped
 from homing.cloud.examined import Examined
+from homing.cloud.plan import needs_of
+from homing.cloud.timing import checkpoint_bytes
 from homing.config.placeholders import is_placeholder
-from homing.units import format_bytes, format_duration
+from homing.install import pip_install
+from homing.units import counted, format_bytes, format_duration
 from homing.world import HttpRequest, NetworkError
 
 __all__ = [
@@ -33,7 +36,7 @@ __all__ = [
 _KEYS = "keys"  # where ssh_keys keeps them
 _LEAST_PYTHON = (3, 11)
 _LEAST_SSH = (7, 6)  # knows what our options say, from 2017
-_LEAST_DISK_BYTES = 2 * 10**9
+_LEAST_DISK_BYTES = 2 * 10**9  # where no run is named
 _MOST_SKEW_S = 120.0  # signatures of AWS are refused from five minutes on; ours is the earlier word
 _CLOCK_S = 10.0
 _TORCH_S = 120.0
@@ -68,8 +71,8 @@ def check_packages(examined: Examined) -> list[Check]:
     core = [each for each in examined.facts.get("packages", []) if not each["extra"]]
     bad = [problem for each in core if (problem := _package_problem(each))]
     if bad:
-        return [fault("packages.core", " ".join(bad), "pip install --upgrade --force-reinstall homing")]
-    return [ok("packages.core", f"{len(core)} packages, all in range.")]
+        return [fault("packages.core", " ".join(bad), pip_install("", "--upgrade", "--force-reinstall"))]
+    return [ok("packages.core", f"{counted(len(core), 'package')}, all in range.")]
 
 
 def check_extras(examined: Examined) -> list[Check]:
@@ -80,14 +83,14 @@ def check_extras(examined: Examined) -> list[Check]:
         of_it = [each for each in packages if each["extra"] == extra]
         absent = [each["name"] for each in of_it if not each["version"]]
         bad = [problem for each in of_it if each["version"] and (problem := _package_problem(each))]
-        install = f"pip install --upgrade 'homing[{extra}]'"
+        install = pip_install(extra, "--upgrade")
         if bad or (absent and extra in examined.extras):
             text = " ".join([*bad, *([f"Not installed: {', '.join(absent)}."] if absent else [])])
             found.append(fault(f"packages.{extra}", text, install))
         elif absent:
             found.append(skipped(f"packages.{extra}", f"Not installed: {', '.join(absent)}.", install))
         elif of_it:
-            found.append(ok(f"packages.{extra}", f"{len(of_it)} packages, all in range."))
+            found.append(ok(f"packages.{extra}", f"{counted(len(of_it), 'package')}, all in range."))
     return found
 
 
@@ -98,24 +101,27 @@ def check_torch(examined: Examined) -> list[Check]:
     """Whether it loads, and sees the card that the driver sees. The version's range is packages.lm's."""
     versions = {each["name"]: each["version"] for each in examined.facts.get("packages", [])}
     if not versions.get("torch"):
-        return [skipped("torch.loads", "torch is not installed.", "pip install 'homing[lm]'")]
+        return [skipped("torch.loads", "torch is not installed.", pip_install("lm"))]
     world = examined.home.world
     done = world.run([world.python(), "-c", _TORCH], timeout_s=_TORCH_S)
     try:
         torch = json.loads(done.out)
     except ValueError:
         why = (done.err.strip().splitlines() or ["it says nothing"])[-1]
-        fix = "pip install --force-reinstall 'homing[lm]'"
+        fix = pip_install("lm", "--force-reinstall")
         return [fault("torch.loads", f"torch does not load: {why}", fix, "https://pytorch.org/get-started/locally/")]
     found = [ok("torch.loads", f"torch {torch['version']}.")]
     driver = world.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], timeout_s=_TOOL_S)
     num_cards = len(driver.out.strip().splitlines()) if driver.code == 0 else 0
     if num_cards and torch["cards"] < num_cards:
         built = f"for CUDA {torch['cuda']}" if torch["cuda"] else "without CUDA"
-        text = f"The driver shows {num_cards} cards, torch sees {torch['cards']}; it was built {built}."
+        text = f"The driver shows {counted(num_cards, 'card')}, torch sees {torch['cards']}; it was built {built}."
         page = "https://pytorch.org/get-started/locally/"
         return [*found, fault("torch.cuda", text, "Install the torch that fits the driver (nvidia-smi).", page)]
-    return [*found, ok("torch.cuda", f"{num_cards} cards, seen by driver and torch." if num_cards else "No card here.")]
+    return [
+        *found,
+        ok("torch.cuda", f"{counted(num_cards, 'card')}, seen by driver and torch." if num_cards else "No card here."),
+    ]
 
 
 def check_ssh(examined: Examined) -> list[Check]:
@@ -152,7 +158,7 @@ def check_ssh_keys(examined: Examined) -> list[Check]:
     if halves:
         fix = f"Move {halves[0].parent} away; a launch makes a new one. Machines made with it need the old one."
         return [fault("ssh.keys", f"{halves[0]} has no public half.", fix)]
-    return [ok("ssh.keys", f"{len(private)} keys, readable by their owner alone.")]
+    return [ok("ssh.keys", f"{counted(len(private), 'key')}, readable by their owner alone.")]
 
 
 def check_tools(examined: Examined) -> list[Check]:
@@ -179,10 +185,13 @@ def check_home_folder(examined: Examined) -> list[Check]:
 def check_disk(examined: Examined) -> list[Check]:
     there = _nearest(examined.home.path, examined)
     free = examined.home.world.free_bytes(there)
-    if free < _LEAST_DISK_BYTES:
-        text = (
-            f"{format_bytes(free)} are free at {there}; a model that comes home needs {_LEAST_DISK_BYTES // 10**9} GB."
-        )
+    needed, what = _LEAST_DISK_BYTES, "a model that comes home may need"
+    if examined.run is not None:
+        is_here = "local" in examined.providers
+        needed = needs_of(examined.run).disk_bytes if is_here else checkpoint_bytes(examined.run)
+        what = f"{examined.run.name} {'trains here and needs' if is_here else 'comes home and needs'}"
+    if free < needed:
+        text = f"{format_bytes(free)} are free at {there}; {what} {format_bytes(needed)}."
         return [fault("disk.free", text, "Free some space, or move the home: export HOMING_HOME=/elsewhere")]
     return [ok("disk.free", f"{format_bytes(free)} free at {there}.")]
 

@@ -9,7 +9,7 @@ from homing.cloud.examined import Examined
 from homing.cloud.guards import is_on_duty
 from homing.cloud.meter import line_spend, show_usd
 from homing.errors import HomingError
-from homing.units import format_duration
+from homing.units import counted, format_duration
 
 __all__ = ["check_guard", "check_ledger", "check_owner", "check_unconfirmed"]
 
@@ -75,7 +75,7 @@ def check_guard(examined: Examined) -> list[Check]:
         oldest, now = min(open_, key=lambda line: line.created_at or line.intent_at), examined.home.world.now()
         age = format_duration(now - (oldest.created_at or oldest.intent_at))
         spent = f"{show_usd(line_spend(oldest, now))} so far"
-        text = f"{len(open_)} instances may bill, the oldest, {oldest.run_name or oldest.mark}, for {age}, {spent};"
-        text += " no guard of this home is on duty."
+        text = f"{counted(len(open_), 'instance')} may bill, the oldest, {oldest.run_name or oldest.mark}, for {age},"
+        text += f" {spent}; no guard of this home is on duty."
         return [warning("guard.duty", text, "homing guard   or in cron: homing guard --once", "docs/money-safety.md")]
     return [ok("guard.duty", "Nothing bills, so nobody needs to be on duty.")]

@@ -21,6 +21,7 @@ from homing.cloud.providers.base import Offer
 from homing.cloud.speed import estimate
 from homing.cloud.timing import Timing, timing_of
 from homing.cloud.unattended import with_time, without_time
+from homing.cloud.words import Words
 from homing.errors import DataError, UsageError
 from homing.store import SCHEMES
 from homing.units import format_duration
@@ -49,6 +50,12 @@ class LaunchOrder:
     timing: Timing | None = None  # as planned for this offer; None: as far as it is known without trying
     keep_on_failure_s: float = 0.0  # so long a failed instance stays for a person to look at
     is_one_guard_enough: bool = False
+    project: str = ""  # the folder that it is launched from; "": not known, or kept from the attempt before
+    typed: str = ""  # its run file and the changes to it, as a person typed them; "": its name
+
+    @property
+    def words(self) -> Words:
+        return Words(self.run.name, self.typed, self.resume)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         raise DataError(
             what=f"{run.name} is not ready to launch.",
             why=" ".join(_unprepared(run)),
-            fix=f"homing prep {run.name} && homing verify {run.name} && homing launch {run.name}",
+            fix=" && ".join(order.words.to(verb) for verb in ("prep", "verify", "launch")),
         )
     _check_rate(order)
     earlier = _run_to_resume(order, home) if order.resume else None
@@ -111,7 +118,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         id=run_id,
         limits=dataclasses.replace(run.limits, spend_usd=str(limit)),
         train=dataclasses.replace(run.train, needs_gpu=run.train.needs_gpu or order.offer.num_gpus > 0),
-        inputs=run.inputs or travelling(run, home.world, Hashes(home).sha256),
+        inputs=run.inputs or travelling(run, home.world, Hashes(home).sha256, words=order.words),
     )
     if not can_end_itself(home.provider(order.offer.provider)):
         final = with_time(final, order.offer, timing, limit, spent)
@@ -145,13 +152,8 @@ def _without_limit(order: LaunchOrder, timing: Timing, spent: Decimal) -> UsageE
     return UsageError(
         what="No spend limit is set, and nobody rents without saying how much.",
         why=f"Neither limits.spend in the run file nor --spend-limit names one. {told}",
-        fix=f"homing launch {order.run.name} --spend-limit {_typed(enough or Decimal(1))}"
-        + (" --resume" if order.resume else ""),
+        fix=f"{order.words.to('launch')} --spend-limit {meter.as_limit(enough or Decimal(1))}",
     )
-
-
-def _typed(dollars: Decimal) -> str:
-    return meter.show_usd(dollars).removeprefix("$").replace(",", "")
 
 
 def _check_rate(order: LaunchOrder) -> None:
@@ -160,7 +162,7 @@ def _check_rate(order: LaunchOrder) -> None:
         raise UsageError(
             what=f"{order.offer.provider} {order.offer.name} costs {meter.show_usd(rate)}/h, more than allowed.",
             why=f"limits.rate is {meter.show_usd(Decimal(most))}/h.",
-            fix="Raise limits.rate in the run file, or take another offer: homing plan " + order.run.name,
+            fix=f"Raise limits.rate in the run file, or take another offer: {order.words.to('plan')}",
         )
 
 
@@ -197,8 +199,7 @@ def _check_minimum(order: LaunchOrder, timing: Timing, limit: Decimal, spent: De
     raise UsageError(
         what=f"The spend limit of {meter.show_usd(limit)} is too small to bring a finished model home.",
         why=f"{before}the minimum on {order.offer.name} is {meter.show_usd(least)}: {timing.text}.",
-        fix=f"homing launch {order.run.name} --spend-limit {_typed(spent + 2 * least)}"
-        + (" --resume" if order.resume else ""),
+        fix=f"{order.words.to('launch')} --spend-limit {meter.as_limit(spent + 2 * least)}",
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from homing.cloud.plan import Plan
 from homing.cloud.providers.base import Offer
+from homing.cloud.words import Words
 from homing.errors import NoOffer, UsageError
 
 __all__ = ["Exact", "only", "without_spot"]
@@ -50,7 +51,7 @@ class Exact:
         return {"--cloud": self.cloud, "--region": self.region, "--instance-type": self.instance_type}
 
 
-def only(plan: Plan, exact: Exact) -> Plan:
+def only(plan: Plan, exact: Exact, words: Words) -> Plan:
     """The plan with nothing in it but what was named."""
     if not exact.is_asked:
         return plan
@@ -66,19 +67,19 @@ def only(plan: Plan, exact: Exact) -> Plan:
         raise NoOffer(
             what=f"Nobody has {exact} for {plan.run.name} now.",
             why=f"Near it: {'; '.join(_near(plan, exact))}.",
-            fix=f"See what there is: homing plan {plan.run.name}",
+            fix=f"See what there is: {words.to('plan')}",
         )
     return dataclasses.replace(plan, offers=rows)
 
 
-def without_spot(plan: Plan) -> Plan:
+def without_spot(plan: Plan, words: Words) -> Plan:
     """--no-spot: the plan without what may be taken away."""
     rows = [row for row in plan.offers if not row.offer.is_spot]
     if not rows:
         raise NoOffer(
             what=f"Nobody has a machine for {plan.run.name} now that is not spot.",
             why=f"{len(plan.offers)} offers fit, and each may be taken away.",
-            fix=f"homing launch {plan.run.name}   without --no-spot: what is taken away goes on from its checkpoint",
+            fix=f"{words.to('launch')}   without --no-spot: what is taken away goes on from its checkpoint",
         )
     return dataclasses.replace(plan, offers=rows)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from homing.cloud.checkpoints import StoredCheckpoint, best_step, list_checkpoints
+from homing.cloud.checkpoints import StoredCheckpoint, best_step, damage, list_checkpoints
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.signs import read_document
@@ -234,11 +234,13 @@ def _last_copy(home: Home, store: Store, checkpoint: StoredCheckpoint, phases: l
     there = codec.loads(CheckpointManifest, home.world.read(folder / names.MANIFEST))
     new = checkpoint.manifest
     order = {phase: number for number, phase in enumerate(phases)}
-    if (order.get(there.phase, -1), there.step) <= (order.get(new.phase, -1), new.step):
+    # Of a phase that the run's papers do not tell of nobody knows that it came before another.
+    at = order.get(there.phase, len(order)), order.get(new.phase, -1)
+    if (there.step <= new.step) if there.phase == new.phase else (at[0] < at[1]):
         return ""
-    whole = {(each.manifest.phase, each.manifest.step) for each in list_checkpoints(store, there.run_id, phases)
-             if not each.problem}  # fmt: skip
-    if (there.phase, there.step) in whole:
+    stored = list_checkpoints(store, there.run_id, phases)
+    same = [each for each in stored if (each.manifest.phase, each.manifest.step) == (there.phase, there.step)]
+    if any(not damage(store, each) for each in same):  # by its bytes: a manifest alone brings nothing back
         return ""
     new_name = f"step {new.step:,}" if new.phase == there.phase else f"{new.phase} step {new.step:,}"
     held = f"It holds {there.phase} step {there.step:,}"

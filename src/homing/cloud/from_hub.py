@@ -89,7 +89,7 @@ def check_hub(run: Run, world: World) -> None:
         )
 
 
-def tell_way(run: Run) -> str:
+def tell_way(run: Run, world: World) -> str:
     """How the open weights of a launched run travel, for a person; "" where nothing is sent far."""
     if run.base is None or not run.base.address.startswith("hf:"):
         return ""
@@ -98,9 +98,14 @@ def tell_way(run: Run) -> str:
         return f"The machine takes {format_bytes(sum(taken))} of {run.base.address} from the Hub itself, by sha256"
     if run.store.startswith("file:") or run.base.hub_files:
         return ""
+    folder = os.path.normpath(run.base.dir)
+    own = [item.source for item in run.inputs if os.path.normpath(os.path.dirname(item.source)) == folder]
+    here = [world.size(path) for path in own if world.exists(path)]
+    if not here:  # a run of another home: all of it lies in the store already
+        return ""
     return (
-        f"{run.base.address} goes from this computer through the store: it is not public, or the Hub could not be"
-        " asked, and no token of yours goes to a rented machine"
+        f"{format_bytes(sum(here))} of {run.base.address} go from this computer through the store: it is not public,"
+        " or the Hub could not be asked, and no token of yours goes to a rented machine"
     )
 
 

@@ -86,7 +86,7 @@ def check_armed(draft: Draft, home: Home) -> None:
     raise UsageError(
         what=f"Only one guard would stand over this machine ({', '.join(names) or 'none'}), and {LEAST} are the least.",
         why=f"{provider.cannot.get('end_itself', '')} No guard at home is on duty.".strip(),
-        fix=f"homing guard   in another terminal, or with one guard: homing launch {draft.run.name} --one-guard"
+        fix=f"homing guard   in another terminal, or with one guard: {draft.order.words.to('launch')} --one-guard"
         f"   See: homing explain cloud.{provider.name}",
     )
 

@@ -57,7 +57,7 @@ def hand_over(connection: Connection, request: Request, *, world: World, timeout
     raise StartTimeout(
         what=f"{request.mark} could not be given its files by SSH within {format_duration(timeout_s)}.",
         why=f"{to}: {why or 'there was no time to try'}",
-        fix=f"Try again: homing launch {request.order.run_name}",
+        fix=f"Try again: {request.order.words.to('launch')}",
     )
 
 
@@ -88,7 +88,7 @@ def _why_not(done: Completed, request: Request) -> str:
         raise CreateFailed(
             what=f"{request.mark} did not take what was handed over to it.",
             why=f"It says: {answer['why']}",
-            fix=f"Try again: homing launch {request.order.run_name}",
+            fix=f"Try again: {request.order.words.to('launch')}",
         )
     if answer:
         return str(answer["why"])

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 
 from homing.cloud.from_hub import hub_inputs
+from homing.cloud.words import Words
 from homing.errors import DataError
 from homing.units import format_bytes
 from homing.wire import codec, names
@@ -23,7 +24,7 @@ from homing.world import World
 __all__ = ["BESIDE_TOKENIZER", "DATA_DIR", "relocated", "told_inputs", "travelling"]
 
 DATA_DIR = "data"
-BESIDE_TOKENIZER = (names.TOKENIZER_CONFIG, names.CHAT_TEMPLATE)  # no manifest vouches for them
+BESIDE_TOKENIZER = (names.TOKENIZER_CONFIG, names.CHAT_TEMPLATE, names.TURNS)  # no manifest vouches for them
 BASE = "base"
 _RL_FILES = ("file", "val_file", "reward")
 # Of a folder with weights: what loading them reads. Optimizer, samples and logs of a checkpoint stay where they are.
@@ -31,7 +32,9 @@ _WEIGHT_ENDINGS = (".safetensors", ".json", ".jinja")
 _NOT_WEIGHTS = (names.OPTIMIZER, names.STATE)
 
 
-def travelling(run: Run, world: World, sha256: Callable[[str], str] | None = None) -> list[RunInput]:
+def travelling(
+    run: Run, world: World, sha256: Callable[[str], str] | None = None, *, words: Words | None = None
+) -> list[RunInput]:
     """Of a run resolved at home. All that is missing is said at once. `sha256`: of a file, where somebody remembers it
     (`hashes`); else it is read."""
     missing: list[str] = []
@@ -44,9 +47,8 @@ def travelling(run: Run, world: World, sha256: Callable[[str], str] | None = Non
         what, without = f"the open weights {run.base.address}", {item.path for item in taken}
         found += _folder(run.base.dir, BASE, world, missing, sha256, what=what, without=without) + taken
     if missing:
-        raise DataError(
-            what=f"Not all that {run.name} needs is here.", why="\n".join(missing), fix=f"homing prep {run.name}"
-        )
+        fix = (words or Words(run.name)).to("prep")
+        raise DataError(what=f"Not all that {run.name} needs is here.", why="\n".join(missing), fix=fix)
     return found
 
 

@@ -98,7 +98,7 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
         raise
     try:
         relay = relay_of(draft.run, draft.order.offer, draft.timing.whole_s(draft.run))
-        for note in filter(None, [*found, relay, tell_way(draft.run)]):
+        for note in filter(None, [*found, relay, tell_way(draft.run, home.world)]):
             tell(note)
         tell(f"Pushing inputs to {draft.run.store}: {pushing(draft.run)}")
         store = open_store(draft.run.store, home.world)
@@ -210,7 +210,7 @@ def _create(
         raise CreateFailed(
             what=f"{request.provider} started it at {meter.show_usd(instance.rate_usd_per_hour)}/h, not at the rate"
             f" it offered, {meter.show_usd(draft.order.offer.rate_usd_per_hour)}/h.",
-            fix=f"See the offers of now: homing plan {draft.run.name}",
+            fix=f"See the offers of now: {draft.order.words.to('plan')}",
             instance_id=instance.id,
         )
     try:
@@ -267,7 +267,7 @@ def _first_heartbeat(
             raise HomingError(
                 what=f"The agent of {draft.run.id} wrote what cannot be read.",
                 why=str(exc),
-                fix=f"Use the same homing here and there, then: homing launch {draft.run.name}",
+                fix=f"Use the same homing here and there, then: {draft.order.words.to('launch')}",
             ) from exc
         if heartbeat is not None:
             found.append(heartbeat)
@@ -284,7 +284,7 @@ def _first_heartbeat(
         raise StartTimeout(
             what=f"{instance.id} gave no sign of life within {format_duration(timeout_s)}.",
             why=_last_words(_boot_log(draft, home, store, instance)) or "It left no log.",
-            fix=f"Try again: homing launch {draft.run.name}" + (f"   See {provider.page}" if provider.page else ""),
+            fix=f"Try again: {draft.order.words.to('launch')}" + (f"   See {provider.page}" if provider.page else ""),
         )
     return found[0]
 
@@ -312,7 +312,8 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
             why=f"Whether another has come since cannot be seen: {problem}"
             if problem
             else "The dead-man process did not start beside the agent; neither the provider nor home has a guard.",
-            fix=f"homing guard   beside it, or with one guard all the same: homing launch {draft.run.name} --one-guard",
+            fix="homing guard   beside it, or with one guard all the same:"
+            f" {draft.order.words.to('launch')} --one-guard",
         )
 
 
@@ -336,9 +337,10 @@ def _tell_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began:
 
 
 def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None]) -> None:
-    reason = (str(exc) or type(exc).__name__).splitlines()[0]
+    is_interrupted = isinstance(exc, KeyboardInterrupt)
+    reason = "interrupted" if is_interrupted else (str(exc) or type(exc).__name__).splitlines()[0]
     with contextlib.suppress(OSError):  # a closed terminal may be why we are here
-        tell("The launch failed; ending what it started")
+        tell(f"{'Interrupted' if is_interrupted else 'The launch failed'}; ending what it started")
     try:
         lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
     except HomingError:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import HomingError, IntegrityError, UsageError
+from homing.install import pip_upgrade
 from homing.wire.codec import record
 from homing.world import World
 
@@ -346,7 +347,7 @@ class Ledger:
                 raise UsageError(
                     what=f"{self._path} was written by a newer homing.",
                     why=f"Its schema is {rows[0]['value']}, this homing knows {SCHEMA_VERSION}.",
-                    fix="pip install --upgrade homing",
+                    fix=pip_upgrade(),
                 )
             self._is_ready = True
         return database.execute(*statements)

@@ -65,7 +65,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
     lines, now = home.ledger.lines(run.id), home.world.now()
     spent = meter.total_spend(lines, now)
     if not run.is_live:
-        more = meter.show_usd(max(spend_usd or Decimal(0), 2 * spent)).removeprefix("$").replace(",", "")
+        more = meter.as_limit(max(spend_usd or Decimal(0), 2 * spent))
         raise UsageError(
             what=f"{run.id} has ended: it is {run.state}.",
             why=f"{meter.show_usd(spent)} were spent. A limit is changed while a run lives.",

@@ -25,7 +25,7 @@ from typing import Any
 
 from homing.config.derive import sizes as sizes_of
 from homing.config.flops import training_flops, with_rows_of
-from homing.config.memory import LORA_TARGETS, RECOMPUTED_OF, layer_bytes
+from homing.config.memory import LORA_TARGETS, NF4, RECOMPUTED_OF, layer_bytes
 from homing.config.rollouts import REACH, cache_bytes, num_rows, prompt_tokens, row_tokens, rows_at_a_time
 from homing.gpus import GPUS, Gpu
 from homing.wire import codec
@@ -241,19 +241,24 @@ def rl_step_s(table: Table, gpu: Gpu, run: Run, phase: Phase, num_gpus: int = 1)
     trained = rows * row_tokens(run.model, rl) / tokens_per_s(table, gpu, run, phase)
     # With a pull or several updates each row is looked back at, forward only, by each of the weights that count.
     looks = (rl.kl > 0 or rl.updates_per_rollout > 1) + (rl.kl > 0) / rl.updates_per_rollout
-    return _sampling_s(table, gpu, run, rl, rows) / rl.updates_per_rollout + trained * (1 + looks * _FORWARD)
+    return _sampling_s(table, gpu, run, phase, rl, rows) / rl.updates_per_rollout + trained * (1 + looks * _FORWARD)
 
 
-def rl_eval_s(table: Table, gpu: Gpu, run: Run, rl: Rl) -> float:
-    return _sampling_s(table, gpu, run, rl, rl.eval_prompts * rl.eval_samples)
+def rl_eval_s(table: Table, gpu: Gpu, run: Run, phase: Phase) -> float:
+    assert phase.rl is not None
+    return _sampling_s(table, gpu, run, phase, phase.rl, phase.rl.eval_prompts * phase.rl.eval_samples)
 
 
-def _sampling_s(table: Table, gpu: Gpu, run: Run, rl: Rl, rows: float) -> float:
+def _sampling_s(table: Table, gpu: Gpu, run: Run, phase: Phase, rl: Rl, rows: float) -> float:
     """Of so many rows, as many at a time as the phase allows."""
     at_a_time = min(rows, rows_at_a_time(rl))
     size, prompt = 4 if _precision(run, gpu) == "fp32" else 2, prompt_tokens(run.model, rl)
     fixed, traffic = _sampling_fit(table, rl.graphs != "off")
-    weights_and_caches = _read_bytes(run.model, at_a_time, prompt, rl.max_new_tokens, size) / (gpu.bandwidth_gb_s * 1e9)
+    num_bytes = _read_bytes(run.model, at_a_time, prompt, rl.max_new_tokens, size)
+    if phase.method == "qlora":  # each block is made dense for its product: written, and read once more in four bits
+        blocks = run.sizes.num_matmul_params - run.model.vocab_size * run.model.width
+        num_bytes += blocks * (size + NF4)
+    weights_and_caches = num_bytes / (gpu.bandwidth_gb_s * 1e9)
     flops = 2.0 * at_a_time * run.sizes.num_matmul_params
     of_products = _fit(table).products * flops / gpu.peak_flops("fp32" if size == 4 else "bf16")
     token_s = fixed * run.model.num_layers + traffic * weights_and_caches + of_products

@@ -4,7 +4,7 @@
     theirs    the provider's own figure, where it has one
     the meter shows the larger, over all attempts of a run
 
-Exact Decimal inside; rounded up to the cent only for show, so that nobody reads less than they pay.
+Exact Decimal inside; rounded up only for show, so that nobody reads less than they pay.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
 from homing.cloud.ledger import LedgerLine
+from homing.units import format_usd
 from homing.wire.limit import allowed_s, reserve_s
 
 __all__ = [
     "MARGIN_S",
     "Bill",
+    "as_limit",
     "compare",
     "cost",
     "line_spend",
@@ -116,16 +118,15 @@ def worst_case(
 
 
 def show_usd(amount: Decimal) -> str:
-    """Up to the cent; below one cent the figure itself, because $0.01 for nothing would be a lie too."""
-    if 0 < amount < _CENT:
-        return f"${amount:.4f}"
-    return f"${amount.quantize(_CENT, rounding=ROUND_CEILING):,}"
+    """As everywhere: below a dollar with four digits, and always up."""
+    return format_usd(amount)
 
 
 def show_spend(amount: Decimal, limit: Decimal | None) -> str:
-    """`$1.83 of $12.00`: both to the same digit, so that they can be compared at a glance."""
-    if limit is None:
-        return show_usd(amount)
-    if 0 < amount < _CENT:
-        return f"${amount:.4f} of ${limit:,.4f}"
-    return f"{show_usd(amount)} of {show_usd(limit)}"
+    """`$1.83 of $12.00`."""
+    return show_usd(amount) if limit is None else f"{show_usd(amount)} of {show_usd(limit)}"
+
+
+def as_limit(amount: Decimal) -> str:
+    """To be typed as a limit: whole cents, up."""
+    return str(amount.quantize(_CENT, rounding=ROUND_CEILING))

@@ -7,6 +7,7 @@ One provider's failure or silence hides nobody else's offers. By the rate here; 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -24,6 +25,7 @@ __all__ = ["DEAR_USD_PER_HOUR", "Found", "LeftOut", "check_gpu", "find_offers", 
 
 # From here on an hour costs so much that --yes alone does not take it: limits.rate says that it is meant.
 DEAR_USD_PER_HOUR = Decimal(20)
+_KEEP = "checkpoint.keep_last"
 
 
 @runtime_checkable
@@ -164,12 +166,19 @@ def _wanted(needs: Needs) -> str:
 
 
 def _no_offer(needs: Needs, providers: Sequence[str], home: Home, found: Found) -> NoOffer:
-    reasons = list(found.problems)
+    reasons, lacking = list(found.problems), list[Offer]()
     for name in providers:
         if not any(problem.startswith(f"{name} ") for problem in reasons):
-            reasons += [f"{name} {offer.name} {lack(offer, needs)}." for offer in home.provider(name).offers(Needs())]
+            lacking += home.provider(name).offers(Needs())
+    reasons += [f"{offer.provider} {offer.name} {lack(offer, needs)}." for offer in lacking]
+    fix = "Change cloud.gpu, cloud.providers or limits.rate, or make the model smaller; see: homing verify"
+    small = [offer for offer in lacking if not lack(offer, dataclasses.replace(needs, disk_bytes=0))]
+    if small:  # with more space it would do
+        more = format_bytes(min(needs.disk_bytes - offer.disk_bytes for offer in small))
+        here = f"Free {more} at {home.path}, or move the home: export HOMING_HOME=/elsewhere"
+        fix = here if all(offer.provider == "local" for offer in small) else f"Keep fewer checkpoints: {_KEEP}. {fix}"
     return NoOffer(
         what=f"No provider can start {_wanted(needs)} now.",
         why="\n".join(reasons) or f"Asked: {', '.join(providers)}.",
-        fix="Change cloud.gpu, cloud.providers or limits.rate, or make the model smaller; see: homing verify",
+        fix=fix,
     )

@@ -23,9 +23,11 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.providers.base import InputFile, Order, Request
 from homing.cloud.resume import resume_inputs
+from homing.config.projects import PROJECT_NOTE, project_note
 from homing.store import Store, open_store, pace_of, run_key
 from homing.store.credentials import secrets
 from homing.store.s3 import S3Store
+from homing.units import counted, format_bytes
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Input
 
@@ -73,11 +75,18 @@ def write_home(draft: Draft, home: Home) -> None:
         "is_one_guard_enough": draft.order.is_one_guard_enough,
     }
     home.world.write(folder / LAUNCH_NOTE, json.dumps(note, default=str, indent=1).encode())
+    if draft.order.project and not home.world.exists(folder / PROJECT_NOTE):  # whoever goes on with a run leaves it
+        home.world.write(folder / PROJECT_NOTE, project_note(draft.order.project))
 
 
 def inputs_of(draft: Draft, home: Home, store: Store, tell: Callable[[str], None]) -> list[Input]:
     inputs = booting.prepare_inputs(
-        draft.run, draft.run.data.dir, store, home.world, run_file_text=draft.order.run_file_text
+        draft.run,
+        draft.run.data.dir,
+        store,
+        home.world,
+        run_file_text=draft.order.run_file_text,
+        words=draft.order.words,
     )
     if not draft.order.resume:
         return inputs
@@ -86,6 +95,9 @@ def inputs_of(draft: Draft, home: Home, store: Store, tell: Callable[[str], None
         tell(problem)
     if not any(item.path.startswith(f"run/{names.CHECKPOINTS}/") for item in taken):
         tell("No checkpoint is in the store yet: it starts from the beginning")
+    elif taken:
+        size = format_bytes(sum(item.num_bytes for item in taken))
+        tell(f"In the store already: {counted(len(taken), 'file')} to go on from, {size}")
     return inputs + taken
 
 
@@ -118,7 +130,7 @@ def request_of(
     boot = dataclasses.replace(
         boot,
         keep_on_failure_s=draft.order.keep_on_failure_s,
-        planned_tokens_per_s=draft.timing.tokens_per_s,
+        planned_speeds={each.kind: each.batch_tokens / draft.timing.step_s(each) for each in draft.run.phases},
         on_divergence=draft.run.limits.on_divergence,
         on_slow=draft.run.limits.on_slow,
     )
@@ -135,7 +147,7 @@ def request_of(
     # How the instance reaches the store: its environment, never a file of ours.
     keys = secrets(draft.run.store, home.world.environment())
     boot = dataclasses.replace(boot, secret_names=sorted(keys))
-    order = Order(draft.mark, draft.run.name, boot, files, keys)
+    order = Order(draft.mark, draft.run.name, boot, files, keys, typed=draft.order.typed, is_resume=draft.order.resume)
     # The dead-man starts a dead agent again as the provider started the first one, so that command goes into boot.json.
     argv = list(provider.plan(draft.order.offer, order).argv)
     order = dataclasses.replace(order, boot=dataclasses.replace(boot, agent_argv=argv))

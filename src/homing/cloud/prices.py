@@ -1,5 +1,6 @@
 """The only rates that were typed in by hand: for a provider that cannot be asked for its own, with date and source.
 
+RunPod can, by whoever has a key: its rows are for a look before that (`list_prices`), and no offer is made of them.
 An offer made from a row here carries its date (`Offer.as_of`) and says so (`Offer.rate_source`); whoever sees the rate
 sees how old it is. A rate that the provider told itself always wins.
 """
@@ -35,7 +36,8 @@ def _rows(provider: str, date: str, source: str, rates: dict[str, str]) -> list[
     return [Price(provider, name, Decimal(rate), date, source) for name, rate in rates.items()]
 
 
-# For one GPU at modal, for the whole instance at aws (Linux, shared tenancy, us-east-1, on demand).
+# For one GPU at modal and at runpod (secure cloud), for the whole instance at aws (Linux, shared tenancy, us-east-1, on
+# demand).
 TABLE: list[Price] = [
     *_rows(
         "aws",
@@ -54,6 +56,31 @@ TABLE: list[Price] = [
             "g6.xlarge": "0.805",
             "g5.xlarge": "1.006",
             "g4dn.xlarge": "0.526",
+        },
+    ),
+    *_rows(
+        "runpod",
+        "2026-08-22",
+        "a catalogue of RunPod's secure cloud",
+        {
+            "H100": "3.29",
+            "H100-PCIe": "2.89",
+            "H100-NVL": "3.19",
+            "H200": "4.59",
+            "B200": "6.79",
+            "B300": "7.89",
+            "A100": "1.59",
+            "L40S": "0.99",
+            "L40": "0.82",
+            "L4": "0.49",
+            "A40": "0.44",
+            "RTX3090": "0.50",
+            "RTX4090": "0.74",
+            "RTX5090": "0.99",
+            "RTXA4000": "0.25",
+            "RTXA5000": "0.27",
+            "RTXA6000": "0.53",
+            "RTX6000Ada": "0.84",
         },
     ),
     *_rows(

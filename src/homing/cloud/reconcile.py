@@ -10,12 +10,14 @@ A provider or store that cannot be asked is reported and leaves everything as it
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud import meter
 from homing.cloud.ask import ask_all
+from homing.cloud.guards import can_end_itself
 from homing.cloud.home import Home
 from homing.cloud.lease import describe, other_owner
 from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, SILENT, LedgerLine, RunRow
@@ -23,9 +25,12 @@ from homing.cloud.mark import owner_prefix
 from homing.cloud.providers.base import Instance, Provider, Resource
 from homing.cloud.providers.registry import HERE_ONLY, configured
 from homing.cloud.record import is_recorded, write_record
-from homing.cloud.signs import read_signs
+from homing.cloud.signs import read_document, read_signs
 from homing.errors import HomingError, LimitReached, UsageError
+from homing.store import run_key
+from homing.wire import names
 from homing.wire.codec import WireError
+from homing.wire.control import Heartbeat
 
 __all__ = ["CREATE_GRACE_S", "LOOKS", "end_resources", "is_absent", "providers_in_use", "receipt", "refresh", "unasked"]
 
@@ -78,21 +83,73 @@ def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None
 
 
 def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
-    """Closes a line: ends when the provider says it ended, else now; costs the larger of their figure and ours."""
-    ended_at = instance.ended_at if instance is not None and instance.ended_at is not None else home.world.now()
-    if instance is None:
-        home.ledger.close(line.mark, at=ended_at, spend_usd=Decimal(line.spend_usd), note=note)
-        return
+    """Closes a line: ends when the provider says it ended, else when its agent said goodbye, else now; costs the larger
+    of their figure and ours. One that neither a provider nor its agent has told of costs what stands in the ledger."""
+    ended_at, heard = instance.ended_at if instance is not None else None, Decimal(0)
+    if ended_at is None:
+        beat = None
+        with contextlib.suppress(HomingError, WireError, OSError):  # blind: then it counts until now
+            beat = _last_beat(home, line)
+        if instance is None and beat is None:
+            home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(line.spend_usd), note=note)
+            return
+        heard = _counted(home, line, beat)
+        ended_at = _goodbye(home, line, beat, heard)
     assert line.created_at is not None, line
     began = [line.created_at]
-    if instance.ended_at is not None and instance.created_at is not None:
+    if instance is not None and instance.ended_at is not None and instance.created_at is not None:
         # By the clock that tells its end too: ours may be ahead of it by more than the whole life.
         began.append(instance.created_at)
-    ours = max(meter.cost(Decimal(line.rate_usd_per_hour), ended_at - at) for at in began)
-    seen = Decimal(line.spend_usd) if instance.ended_at is not None else _seen_spend(home, line)
-    theirs = instance.spend_usd or Decimal(0)
-    _note_bill(home, line.mark, instance)
-    home.ledger.close(line.mark, at=ended_at, spend_usd=max(ours, seen, theirs), note=note)
+    until = ended_at if ended_at is not None else home.world.now()
+    ours = max(meter.cost(Decimal(line.rate_usd_per_hour), until - at) for at in began)
+    if heard > ours:  # the clock at home was set back: and from its last word to its end it billed too
+        ours = heard + meter.cost(Decimal(line.rate_usd_per_hour), meter.MARGIN_S)
+    seen = _written(home, line) if ended_at is not None else _seen_spend(home, line)
+    theirs = (instance.spend_usd if instance is not None else None) or Decimal(0)
+    if instance is not None:
+        _note_bill(home, line.mark, instance)
+    home.ledger.close(line.mark, at=until, spend_usd=max(ours, seen, theirs), note=note)
+
+
+def _written(home: Home, line: LedgerLine) -> Decimal:
+    """What the ledger holds now: somebody may have seen it alive since this line was read."""
+    now = next((each for each in home.ledger.lines(line.run_id) if each.mark == line.mark), line)
+    return max(Decimal(line.spend_usd), Decimal(now.spend_usd))
+
+
+def _last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
+    """What the agent of this attempt last said; None where it never spoke. Raises when blind."""
+    run = home.ledger.run(line.run_id)
+    if run is None or line.created_at is None:
+        return None
+    beat = read_document(home.store_of(run), run_key(run.id, names.HEARTBEAT), Heartbeat)
+    return beat if beat is not None and beat.mark == line.mark else None
+
+
+def _counted(home: Home, line: LedgerLine, beat: Heartbeat | None) -> Decimal:
+    """Dollars of this attempt by its agent's own count, which no clock at home can set back."""
+    try:
+        told = Decimal(beat.spend_usd if beat is not None else 0)
+    except ArithmeticError:  # damaged: a look must not end by it
+        told = Decimal(0)
+    if not told.is_finite():
+        return Decimal(0)
+    before = [each for each in home.ledger.lines(line.run_id) if each.attempt < line.attempt]
+    return max(Decimal(0), told - meter.total_spend(before, home.world.now()))
+
+
+def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal) -> float | None:
+    """By when a machine that has said goodbye had ended its billing, by its own count; None where none is said.
+
+    Not every provider tells when one ended, or remembers it for long, and a laptop may have been closed for days.
+    """
+    if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
+        return None
+    assert line.created_at is not None, line
+    rate = Decimal(line.rate_usd_per_hour)
+    # By its clock, and by its dollars, which count what home told it of its age: the larger.
+    lived_s = max(0.0, beat.t - beat.started_at, float(counted_usd / rate * 3600) if rate > 0 else 0.0)
+    return min(home.world.now(), line.created_at + lived_s + meter.MARGIN_S)
 
 
 def _seen_spend(home: Home, line: LedgerLine) -> Decimal:
@@ -245,7 +302,9 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
         home.ledger.update(line.mark, note=left)
         return [f"{line.mark} has ended, but {left}"]
     if line.instance_id is None:
-        receipt(home, line, None, "never seen at the provider")
+        # Perhaps it lived and ended before anybody looked: while its store cannot be read, nothing is known.
+        beat = _last_beat(home, line)
+        receipt(home, line, None, "never seen at the provider" if beat is None else "seen by its heartbeats alone")
     else:
         instance = provider.describe(line.instance_id)
         receipt(home, line, instance, instance.detail or "ended by itself")

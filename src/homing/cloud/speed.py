@@ -148,7 +148,7 @@ def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int) -> Pace:
     if phase.rl is not None:
         # Prompts are shared out among the cards; reading the weights for each new token is not.
         step_s = measured.rl_step_s(table, gpu, run, phase, num_gpus)
-        eval_s = measured.rl_eval_s(table, gpu, run, phase.rl)
+        eval_s = measured.rl_eval_s(table, gpu, run, phase)
         eval_tokens = phase.rl.eval_prompts * phase.rl.eval_samples * phase.rl.max_new_tokens
         text = f"modelled: {step_s:.1f} s a step of rl on {num_gpus}x {gpu.name}, {seen}"
         return Pace(phase.batch_tokens / step_s, eval_tokens / eval_s, "modelled", text)

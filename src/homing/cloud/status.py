@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from homing.cloud import heard, meter
+from homing.cloud.ahead import Ahead, Planned, ahead
 from homing.cloud.fetch import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
@@ -155,15 +156,21 @@ def say_figures(figures: Mapping[str, float]) -> list[str]:
     return said + ([f"held-out {', '.join(f'pass@{k} {share:.3f}' for k, share in passed)}"] if passed else [])
 
 
-def progress_line(status: Status, beat: Heartbeat | None, figures: Mapping[str, float] | None = None) -> str:
+def progress_line(
+    status: Status,
+    beat: Heartbeat | None,
+    figures: Mapping[str, float] | None = None,
+    plan: Planned | None = None,
+) -> str:
     """Fixed order, money always on it; of several phases the one that it is at, and which of how many that is. In rl,
-    whose loss says nothing, the reward stands in its place."""
+    whose loss says nothing, the reward stands in its place. With the plan it tells the end of all phases; while it does
+    not train, what it does instead."""
     parts = []
     if beat is not None and len(status.phases) > 1 and beat.phase in status.phases:
         parts.append(f"{beat.phase} {status.phases.index(beat.phase) + 1}/{len(status.phases)}")
     if beat is not None and beat.num_steps:
         landing = "" if beat.end_step is None else f", landing at {beat.end_step:,}"
-        parts.append(f"step {beat.step:,}/{beat.num_steps:,}{landing}")
+        parts.append(f"step {_last_step(status, beat):,}/{beat.num_steps:,}{landing}")
     if beat is not None and beat.phase == _BY_REWARD:
         parts += say_figures(figures or {})
     elif beat is not None and beat.loss is not None:
@@ -174,7 +181,24 @@ def progress_line(status: Status, beat: Heartbeat | None, figures: Mapping[str, 
         parts.append(f"mfu {beat.mfu:.0%}")
     if beat is not None and "gpu" in beat.use and status.run.is_live:
         parts.append(f"card {beat.use['gpu']:.0%}, its memory {beat.use.get('gpu_memory', 0.0):.0%}")
-    parts.append(meter.show_spend(status.spend_usd, status.limit_usd))
-    if beat is not None and beat.eta_s is not None and status.run.is_live:
-        parts.append(f"eta {format_duration(beat.eta_s)}")
+    found = ahead(status, beat, plan)
+    parts.append(meter.show_spend(status.spend_usd, status.limit_usd) + _at_the_end(status, found))
+    if found is not None:
+        parts.append(f"eta {format_duration(found.eta_s)}" + ("" if found.is_whole else " of this phase"))
+    elif beat is not None and beat.state != "training" and status.run.is_live:
+        parts.append(beat.state)
     return " | ".join(parts)
+
+
+def _last_step(status: Status, beat: Heartbeat) -> int:
+    """A trainer that has ended says where; its lines of numbers come only every few steps."""
+    outcome = status.signs.outcome if status.signs else None
+    return max(beat.step, outcome.step) if outcome is not None and outcome.phase == beat.phase else beat.step
+
+
+def _at_the_end(status: Status, found: Ahead | None) -> str:
+    """The trainer lands before the limit as soon as it sees that it must; until then the plan may be above it."""
+    if found is None or found.end_usd is None:
+        return ""
+    is_over = status.limit_usd is not None and found.end_usd > status.limit_usd
+    return f", about {meter.show_usd(found.end_usd)} " + ("to finish, which is more" if is_over else "at the end")

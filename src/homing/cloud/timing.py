@@ -165,7 +165,7 @@ def pushing(run: Run) -> str:
     per_s = _PUSH_BYTES_PER_S.get(run.store.partition(":")[0], _NETWORK_BYTES_PER_S)
     num_bytes = _input_bytes(run, is_base_sent=not any(map(is_from_hub, run.inputs)))
     lasts = format_duration(max(1.0, num_bytes / per_s))
-    return f"at most {format_bytes(num_bytes)}, about {lasts} at {format_bytes(int(per_s))}/s"
+    return f"at most {format_bytes(num_bytes)} of tokens and weights, about {lasts} at {format_bytes(int(per_s))}/s"
 
 
 def _input_bytes(run: Run, *, is_base_sent: bool) -> int:

@@ -9,23 +9,24 @@ this one run, ends it at its limit and goes on elsewhere when its machine is tak
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 from homing.cloud import meter
+from homing.cloud.ahead import Planned, ahead, planned
 from homing.cloud.destroy import open_lines, still_billing
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger import RunRow
-from homing.cloud.providers.base import Offer
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.signs import Tail, read_document
-from homing.cloud.speed import estimate, remember
+from homing.cloud.speed import remember
 from homing.cloud.status import Status, look, newest_figures, progress_line, say_figures
-from homing.cloud.timing import measure_trip, timing_of
+from homing.cloud.timing import measure_trip
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.store import Store, run_key
 from homing.units import format_duration
@@ -35,7 +36,16 @@ from homing.wire.control import Heartbeat
 from homing.wire.event import Event, Metric, Outcome
 from homing.wire.run import Run
 
-__all__ = ["DEFAULT_EVERY_S", "Report", "check_interval", "planned_usd", "remember_speed", "to_finish", "watch"]
+__all__ = [
+    "DEFAULT_EVERY_S",
+    "Report",
+    "check_interval",
+    "planned_usd",
+    "remember_speed",
+    "to_finish",
+    "trip_usd",
+    "watch",
+]
 
 DEFAULT_EVERY_S = 10.0
 _POLL_S = 2.0  # signs of the end are looked for this often, whatever the interval of lines
@@ -79,16 +89,17 @@ def to_finish(status: Status, home: Home) -> Decimal | None:
 def planned_usd(home: Home, run: RunRow, phases: Sequence[str]) -> Decimal | None:
     """Dollars that these phases take by the plan, on the machine that the run had; None where its papers are not at
     home."""
-    folder = home.run_dir(run.id)
-    try:
-        resolved = codec.loads(Run, home.world.read(folder / names.RUN))
-        note = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
-        offer = Offer(**{**note, "rate_usd_per_hour": Decimal(note["rate_usd_per_hour"])})
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
-        return None
-    timing = timing_of(resolved, offer, estimate(resolved, offer, home, may_probe=False), home)
-    seconds = dict(timing.parts(resolved))
-    return meter.cost(offer.rate_usd_per_hour, sum(seconds[phase] for phase in phases))
+    return _planned(home, run, lambda parts: [seconds for name, seconds in parts if name in phases])
+
+
+def trip_usd(home: Home, run: RunRow) -> Decimal | None:
+    """Likewise, what every attempt takes beside its phases: to boot, to start, and to come home."""
+    return _planned(home, run, lambda parts: [parts[0][1], parts[-1][1]])
+
+
+def _planned(home: Home, run: RunRow, choose: Callable[[list[tuple[str, float]]], list[float]]) -> Decimal | None:
+    plan = planned(home, run)
+    return None if plan is None else meter.cost(plan.rate_usd_per_hour, sum(choose(plan.parts)))
 
 
 def remember_speed(home: Home, run: RunRow, store: Store) -> None:
@@ -133,6 +144,7 @@ class _Watch:
         self.told: set[tuple[float, str, str, str]] = set()  # events, by all that tells one from another
         self.is_first = True
         self.interrupted_by = ""
+        self.plans: dict[str, Planned | None] = {}  # by mark
         self.times: dict[str, float] = {}  # of samples, by their path
         self.last_line = ""
         self.problem = ""
@@ -165,7 +177,7 @@ class _Watch:
             self.refresh_due = now + _REFRESH_S
             yield from self._guard()
         status = look(self.home, self.run)
-        yield from self._news()
+        yield from self._news(status.lines)
         yield from self._alert(status)
         yield from self._line(status, now)
         if status.signs is not None and status.signs.outcome is not None and self.ending_since is None:
@@ -187,18 +199,23 @@ class _Watch:
         if self.run.is_live and not was_live:
             self.ending_since = None  # it goes on in another attempt
 
-    def _news(self) -> Iterator[Report]:
+    def _news(self, lines: list[LedgerLine]) -> Iterator[Report]:
         """Events, validations and samples since the last look, in the order in which they happened."""
-        news = [*self._new_metrics(), *self._new_events()]
-        yield from (report for _, report in sorted([*news, *self._new_samples()], key=lambda pair: pair[0]))
+        # A watch that begins with a run that went on tells each attempt that is over in one line.
+        since = lines[-1].intent_at if self.is_first and len(lines) > 1 else -math.inf
+        news = [*self._new_metrics(since), *self._new_events(lines, since)]
+        yield from (report for _, report in sorted([*news, *self._new_samples(since)], key=lambda pair: pair[0]))
 
-    def _new_events(self) -> Iterator[tuple[float, Report]]:
+    def _new_events(self, lines: list[LedgerLine], since: float) -> Iterator[tuple[float, Report]]:
         events = self.events.documents(Event)
+        if since > -math.inf:
+            yield from self._past(events, lines)
+            events = [event for event in events if event.t >= since]
         if self.is_first:  # of the past only the last, and nothing of its transfers
             events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
         self.is_first = False
         for place, event in enumerate(events):
-            mark = (event.t, event.source, event.kind, event.text)
+            mark = _mark(event)
             if mark in self.told:  # the next attempt begins the file anew with what it found of it
                 continue
             self.told.add(mark)
@@ -209,50 +226,53 @@ class _Watch:
                 continue
             where = f"step {event.step:,} | " if event.step is not None else ""
             kind = "alert" if event.kind in _ALERTS else "event"
-            said = f"{self._late(event)}{where}{event.source}: {event.text}{self._dollars(event)}"
+            said = f"{_late(event, lines)}{where}{event.source}: {event.text}{_dollars(event, lines)}"
             yield event.t, Report(kind, said, codec.dump(event))
+
+    def _past(self, events: list[Event], lines: list[LedgerLine]) -> Iterator[tuple[float, Report]]:
+        since = -math.inf
+        for line, following in itertools.pairwise(lines):
+            own = [event for event in events if since <= event.t < following.intent_at]
+            since = following.intent_at
+            self.told |= {_mark(event) for event in own}
+            self.times |= {str(event.data.get("path")): event.t for event in own if event.kind == "sampled"}
+            steps = [event.step for event in own if event.step is not None]
+            spend = meter.line_spend(line, self.home.world.now())
+            reached = f"up to step {steps[-1]:,}" if steps else "before its first step"
+            data = {"attempt": line.attempt, "step": steps[-1] if steps else 0, "spend_usd": str(spend)}
+            said = f"attempt {line.attempt} is over: {reached}, {meter.show_usd(spend)}"
+            yield line.intent_at, Report("event", said, data)
 
     def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
         """Whether the same evaluation has come further since, or to its end: only the newest count is news."""
         is_over = self.evaluated.get(event.phase, -1) >= (event.step or 0)
         return is_over or any(each.kind == _EVALUATING for each in later)
 
-    def _late(self, event: Event) -> str:
-        """What an attempt that is over has said may come in when the next one is under way: it is not of this one."""
-        lines = self.home.ledger.lines(self.run.id)
-        if len(lines) < 2 or event.source == "home" or event.t >= lines[-1].intent_at:
-            return ""
-        of = [line.attempt for line in lines if line.intent_at <= event.t]
-        return f"of attempt {of[-1] if of else lines[0].attempt}: "
-
-    def _dollars(self, event: Event) -> str:
-        """The trainer knows seconds only; what finishing would have cost is said here."""
-        needs_s, lines = event.data.get("needs_s"), self.home.ledger.lines(self.run.id)
-        if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
-            return ""
-        dollars = meter.show_usd(meter.cost(Decimal(lines[-1].rate_usd_per_hour), needs_s))
-        return f" Finishing the plan from here would cost about {dollars} more."
-
-    def _new_samples(self) -> Iterator[tuple[float, Report]]:
+    def _new_samples(self, since: float) -> Iterator[tuple[float, Report]]:
         prefix = run_key(self.run.id, names.SAMPLES) + "/"
         entries = self.store.list(prefix)
         if not self.samples:  # of the past only the last ones; a long run has hundreds
             self.samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
+        if since > -math.inf:
+            self.samples.update(entry.key for entry in entries if self._sampled_at(entry.key[len(prefix) :]) < since)
         for entry in entries:
             if entry.key not in self.samples:
                 text = self.store.read(entry.key).decode("utf-8", "replace")
                 self.samples.add(entry.key)
                 name = entry.key[len(prefix) :]
-                at = self.times.get(f"{names.SAMPLES}/{name}", math.inf)
-                yield at, Report("sample", text.strip(), {"name": name, "text": text})
+                yield self._sampled_at(name), Report("sample", text.strip(), {"name": name, "text": text})
 
-    def _new_metrics(self) -> Iterator[tuple[float, Report]]:
+    def _sampled_at(self, name: str) -> float:
+        return self.times.get(f"{names.SAMPLES}/{name}", math.inf)
+
+    def _new_metrics(self, since: float) -> Iterator[tuple[float, Report]]:
         for metric in self.metrics.documents(Metric):
             own = self.figures.setdefault(metric.phase, {})
             own |= newest_figures([metric])
             if metric.val_loss is not None:
                 self.evaluated[metric.phase] = metric.step
-                yield metric.t, Report("event", _validation(metric), codec.dump(metric))
+                if metric.t >= since:
+                    yield metric.t, Report("event", _validation(metric), codec.dump(metric))
             if metric.loss is not None:
                 self.metric = metric
 
@@ -260,11 +280,18 @@ class _Watch:
         if now < self.line_due:
             return
         beat = self._beat(status)
-        line = progress_line(status, beat, self.figures.get(beat.phase) if beat else None)
+        line = progress_line(status, beat, self.figures.get(beat.phase) if beat else None, self._plan(status))
         if line != self.last_line:
             self.line_due = now + self.every_s
             self.last_line = line
             yield Report("line", line, self._line_data(status))
+
+    def _plan(self, status: Status) -> Planned | None:
+        """Made once for each machine."""
+        mark = status.lines[-1].mark if status.lines else ""
+        if mark not in self.plans:
+            self.plans[mark] = planned(self.home, self.run)
+        return self.plans[mark]
 
     def _beat(self, status: Status) -> Heartbeat | None:
         """The heartbeat with the newest metric laid over it, which is newer by up to one beat."""
@@ -292,6 +319,7 @@ class _Watch:
 
     def _line_data(self, status: Status) -> dict[str, Any]:
         beat = self._beat(status)
+        found = ahead(status, beat, self._plan(status))
         return {
             "run": self.run.id,
             "state": self.run.state,
@@ -299,6 +327,7 @@ class _Watch:
             "figures": self.figures.get(beat.phase, {}) if beat else {},
             "spend_usd": str(status.spend_usd),
             "spend_limit_usd": self.run.spend_limit_usd,
+            "ahead": dataclasses.asdict(found) if found else None,
             "heartbeat_age_s": status.heartbeat_age_s,
         }
 
@@ -331,15 +360,36 @@ class _Watch:
 
     def _last_words(self) -> Iterator[Report]:
         """What came in between the last look and the end, then how it ended."""
+        status = look(self.home, self.run)
         try:
-            yield from self._news()
+            yield from self._news(status.lines)
             self.line_due = self.home.world.monotonic()
-            yield from self._line(look(self.home, self.run), self.line_due)
+            yield from self._line(status, self.line_due)
             remember_speed(self.home, self.run, self.store)
         except (HomingError, WireError, OSError) as exc:
             yield Report("problem", f"The last lines could not be read: {str(exc).splitlines()[0]}")
-        status = look(self.home, self.run)
         yield Report("end", f"{self.run.state}: {self.run.reason}", status.to_dict())
+
+
+def _mark(event: Event) -> tuple[float, str, str, str]:
+    return (event.t, event.source, event.kind, event.text)
+
+
+def _late(event: Event, lines: list[LedgerLine]) -> str:
+    """What an attempt that is over has said may come in when the next one is under way: it is not of this one."""
+    if len(lines) < 2 or event.source == "home" or event.t >= lines[-1].intent_at:
+        return ""
+    of = [line.attempt for line in lines if line.intent_at <= event.t]
+    return f"of attempt {of[-1] if of else lines[0].attempt}: "
+
+
+def _dollars(event: Event, lines: list[LedgerLine]) -> str:
+    """The trainer knows seconds only; what finishing would have cost is said here."""
+    needs_s = event.data.get("needs_s")
+    if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
+        return ""
+    dollars = meter.show_usd(meter.cost(Decimal(lines[-1].rate_usd_per_hour), needs_s))
+    return f" Finishing the plan from here would cost about {dollars} more."
 
 
 def _validation(metric: Metric) -> str:

@@ -9,10 +9,13 @@ derive     parameters, FLOPs, steps        memory  will it fit, and what to lowe
 prepared   what `homing prep` left         smoke   the same file shrunk to minutes
 """
 
-from homing.config.load import Loaded, load_run, preset_dir
-from homing.config.paths import find_run_file, home, newest_run, run_files, typed_name
-from homing.config.resolve import PrepSettings
-from homing.config.smoke import has_smoke_passed, mark_smoke_passed, needs_smoke_first
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from homing.config.load import Loaded, load_run
+    from homing.config.paths import find_run_file, home, newest_run, preset_dir, run_files, typed_name
+    from homing.config.resolve import PrepSettings
+    from homing.config.smoke import has_smoke_passed, mark_smoke_passed, needs_smoke_first
 
 __all__ = [
     "Loaded",
@@ -28,3 +31,22 @@ __all__ = [
     "run_files",
     "typed_name",
 ]
+
+_MODULES = {
+    "load": ("Loaded", "load_run"),
+    "paths": ("find_run_file", "home", "newest_run", "preset_dir", "run_files", "typed_name"),
+    "resolve": ("PrepSettings",),
+    "smoke": ("has_smoke_passed", "mark_smoke_passed", "needs_smoke_first"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first asked for: most verbs want only the home, and the schema is a fifth of their start."""
+    import importlib
+
+    for module, inside in _MODULES.items():
+        if name in inside:
+            found = getattr(importlib.import_module(f"homing.config.{module}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """The weights that an adapter stood beside, found at home: whoever starts from an adapter needs both.
 
-    lineage of its checkpoint -> the stage before -> the open weights of the run | a checkpoint of ours | what was sent
+    lineage of its checkpoint -> the stage that was its base -> the open weights of the run | a checkpoint of ours
+                                                                | what was sent
 
 Only looked for here; the trainer compares the sha256 of the tensors before it puts the two together.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from homing.config.models import MODELS, manifest_in
 from homing.config.open_weights import INDEX, Source
@@ -59,12 +61,13 @@ def _stage_before(adapter: Path) -> Stage:
             why=f"The lineage is in {names.MANIFEST}, beside an adapter that homing trained.",
             fix=f"homing export {adapter} --to merged --base WEIGHTS --out FOLDER   then init_from: FOLDER",
         )
-    return manifest.lineage[-2]
+    told = _told(adapter).get("homing_base_stage")  # earlier than the one before, where adapters went on with others
+    return manifest.lineage[told if isinstance(told, int) and 0 <= told < len(manifest.lineage) else -2]
 
 
 def _places(adapter: Path, before: Stage) -> Iterator[Path]:
     """As the adapter's own paper says, where the run that trained it took them from, and where fetched ones lie."""
-    told = _told_folder(adapter)
+    told = str(_told(adapter).get("homing_base_dir", ""))
     if told and adapter.parent.parent.name == names.CHECKPOINTS:
         yield (adapter.parents[2] / told).resolve()
     yield from _sent_from(adapter, Path(told).name)
@@ -75,12 +78,12 @@ def _places(adapter: Path, before: Stage) -> Iterator[Path]:
     yield from sorted(MODELS.glob("*/"))
 
 
-def _told_folder(adapter: Path) -> str:
+def _told(adapter: Path) -> dict[str, Any]:
     try:
         told = json.loads((adapter / names.ADAPTER_CONFIG).read_bytes())
     except (OSError, ValueError):
-        return ""
-    return str(told.get("homing_base_dir", "")) if isinstance(told, dict) else ""
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _sent_from(adapter: Path, folder: str) -> Iterator[Path]:

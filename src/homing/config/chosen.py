@@ -1,6 +1,7 @@
 """`train.only`: some phases of a run file, such as mid+sft, with the weights that the first of them starts from.
 
-The others are trained already, here or elsewhere: the final checkpoint of the phase before is looked for at home.
+The others are trained already, here or elsewhere: the final checkpoint of the phase before is looked for at home. One
+of another folder's run of the same name is passed over: what a person wants of it they name by `init_from`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 from homing.config.models import MODELS, manifest_in
 from homing.config.names import nearest
 from homing.config.paths import home
+from homing.config.projects import begun_elsewhere
 from homing.config.trace import Trace
 from homing.wire import names
 
@@ -39,30 +41,36 @@ def find_start(trace: Trace, first: int, name: str) -> str:
     if first == 0 or phase.init_from:
         return ""
     before = [earlier.kind for earlier in reversed(trace.file.phases[:first])]
-    for kind in before:
-        if found := _newest_final(name, kind):
-            return str(found)
+    found = {kind: _finals(name, kind) for kind in before}
+    own = [folder for folders in found.values() for folder, theirs in folders if theirs is None]
+    if own:
+        return str(own[0])
+    strangers = [(folder, theirs) for folders in found.values() for folder, theirs in folders]
     trace.wrong(
         ("train", "only"),
         f"{phase.kind} starts from {before[0]}, and no trained {' or '.join(before)} of {name} is here"
-        f" (looked in ./models/{name}, ./models/{name}-{before[0]} and {home() / 'runs'}).",
-        f"homing fetch {name}   or name the folder: phases.{first}.init_from",
+        f" (looked in ./models/{name}, ./models/{name}-{before[0]} and {home() / 'runs'})."
+        + "".join(f" {folder} is of another {name}, begun in {theirs}." for folder, theirs in strangers[:1]),
+        f"Train {before[0]} first, or begin with the other one: --set phases.{first}.init_from={strangers[0][0]}"
+        if strangers
+        else f"homing fetch {name}   or name the folder: phases.{first}.init_from",
     )
     return ""
 
 
-def _newest_final(name: str, kind: str) -> Path | None:
-    """Of what was fetched the one that was made last: under the run's name or, where another run has it, beside it."""
+def _finals(name: str, kind: str) -> list[tuple[Path, Path | None]]:
+    """Each with the folder it was begun in, where that is another than this; the one to take comes first. Of what was
+    fetched that is the one that was made last: under the run's name or, where another run has it, beside it."""
     fetched = [MODELS / name, MODELS / f"{name}-{kind}", *MODELS.glob(f"{name}-*-*")]
     fetched.sort(key=_made_at, reverse=True)
     runs = sorted((home() / "runs").glob(f"{name}-*"), reverse=True)
     trained = [step for run in runs for step in sorted((run / names.CHECKPOINTS / kind).glob("step-*"), reverse=True)]
-    return next((folder.absolute() for folder in [*fetched, *trained] if _is_final(folder, name, kind)), None)
-
-
-def _is_final(folder: Path, name: str, kind: str) -> bool:
-    manifest = manifest_in(folder)
-    return manifest is not None and (manifest.run_name, manifest.phase, manifest.is_final) == (name, kind, True)
+    manifests = {folder.absolute(): manifest_in(folder) for folder in [*fetched, *trained]}
+    return [
+        (folder, begun_elsewhere(manifest.run_id))
+        for folder, manifest in manifests.items()
+        if manifest is not None and (manifest.run_name, manifest.phase, manifest.is_final) == (name, kind, True)
+    ]
 
 
 def _made_at(folder: Path) -> float:

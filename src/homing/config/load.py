@@ -9,8 +9,9 @@ from pathlib import Path
 
 from homing.config.check import check
 from homing.config.open_weights import Source as OpenWeights
-from homing.config.paths import find_run_file, preset_dir
+from homing.config.paths import find_run_file, preset_dir, run_files
 from homing.config.phase_data import PhasePrep
+from homing.config.projects import shares_with
 from homing.config.record import is_record, read_record
 from homing.config.resolve import PrepSettings, Resolved, resolve
 from homing.config.schema import NAME_PATTERN
@@ -86,6 +87,10 @@ def _resolve(source: Source, path: Path, *, is_for_prep: bool) -> tuple[Trace, R
 def _name(trace: Trace, path: Path) -> str:
     typed = trace.file.name
     if typed:
+        if path.stem != typed and path == run_files().get(path.stem):
+            other = shares_with(path, typed)
+            also = f", and so is {other}; give it name: {path.stem}" if other is not None else ", as its name: says"
+            trace.warn(f"{path} is the run {typed}{also}.")
         return typed
     if not re.fullmatch(NAME_PATTERN, path.stem) and trace.is_sound(("name",)):
         trace.wrong(

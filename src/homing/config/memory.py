@@ -9,7 +9,8 @@
     qlora          the blocks in NF4, dequantised one matrix at a time; embedding and head in bf16
     recompute      a block computed again keeps its input; while it is, one block more is whole in memory
     offload        the optimizer's state is the host's; a step has a few loads of it on the card
-    rl             a copy of the weights to sample from and the KV cache of all rows, which captured graphs keep
+    rl             a copy of the weights to sample from and the KV cache of all rows, which captured graphs keep; frozen
+                   weights are sampled from as they are, and what a pull is towards is them and the adapters' start
 
 so the peak is `always + max(forward, step, sampling)`. Activations are those that backward needs, by counting the
 decoder's tensors; attention is the fused kind, whose memory does not grow with the square of the context. The count was
@@ -75,7 +76,7 @@ class Memory:
     scratch: int
     block_per_row: int = 0  # of the one block that is being computed again
     cuda: int = CUDA_BYTES
-    lean: int = 0  # rl: copies of the weights, to sample from and to be pulled to
+    lean: int = 0  # rl: copies of the weights, to sample from and to be pulled to; of adapters, the latter
     rollout: int = 0  # rl: the KV cache of the rows that are sampled at a time, and their logits
     is_rollout_kept: bool = False  # captured graphs need the same buffers at every step
     passing: int = 0  # rl: what comes and goes while prompts are read and samples looked back at
@@ -131,6 +132,7 @@ def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = Tr
     return memory_of(
         run.model, phase.optimizer.kind, precision=precision, states=phase.optimizer.states, method=phase.method,
         lora=phase.lora, recompute=phase.recompute, rl=phase.rl, offload=phase.offload,
+        prompt=prompt_tokens(run.model, phase.rl, is_open=run.base is not None) if phase.rl else 0,
     )  # fmt: skip
 
 
@@ -179,11 +181,16 @@ def memory_of(
         # It is whole, with the gradients that pass through its widest part.
         block_per_row=per_layer + row * size * (3 * model.ffn_width + 4 * model.width) if again else 0,
     )
-    return _with_sampling(training, model, rl, size, num_params, prompt) if rl else training
+    if rl is None:
+        return training
+    # In fp32 it samples from the weights themselves, and in any type beside adapters.
+    lean = size * num_params * ((size != FP32) + bool(rl.kl)) if method == "full" else FP32 * adapters * bool(rl.kl)
+    return _with_sampling(training, model, rl, size, lean, prompt, copies=0 if method == "full" else training.copies)
 
 
-def _with_sampling(training: Memory, model: Model, rl: Rl, size: int, num_params: int, prompt: int) -> Memory:
-    """And what rl needs beside the training of its rows. In fp32 it samples from the weights themselves."""
+def _with_sampling(training: Memory, model: Model, rl: Rl, size: int, lean: int, prompt: int, *, copies: int) -> Memory:
+    """And what rl needs beside the training of its rows. `copies`: that a forward without gradients makes as well, of
+    adapters in the type of the products and of what is dequantised for one of them."""
     prompt = prompt or prompt_tokens(model, rl)
     rows, places = rows_at_a_time(rl), round_up(prompt + rl.max_new_tokens, REACH)
     reading = cache_bytes(model, rows // rl.samples_per_prompt, prompt, size)
@@ -194,10 +201,12 @@ def _with_sampling(training: Memory, model: Model, rl: Rl, size: int, num_params
         looking_back += min(PIECE_LOGITS, tokens * model.vocab_size) * (FP32 + size)
     return replace(
         training,
-        lean=size * num_params * ((size != FP32) + bool(rl.kl)),
-        rollout=cache_bytes(model, rows, places, size) + SAMPLED_LOGIT_BYTES * rows * round_up(model.vocab_size, 64),
+        lean=lean,
+        rollout=cache_bytes(model, rows, places, size)
+        + SAMPLED_LOGIT_BYTES * rows * round_up(model.vocab_size, 64)
+        + copies,
         is_rollout_kept=rl.graphs != "off",
-        passing=max(reading, looking_back),
+        passing=max(reading, looking_back + copies),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from itertools import pairwise
 
 from homing.config.keys import all_keys, sections
 
@@ -316,9 +317,9 @@ def _mean(ours: str, path: tuple[str | int, ...]) -> str:
 
 
 def _numbered(ours: str, path: tuple[str | int, ...]) -> str:
-    """phases.N.lr with the number of the phase that the person is writing."""
-    number = next((part for part in path if isinstance(part, int)), 0)
-    return ours.replace("phases.N.", f"phases.{number}.")
+    """phases.N.lr with the number of the phase that the person is writing; 0 for a list that they are not in."""
+    numbers = {before: part for before, part in pairwise(path) if isinstance(part, int)}
+    return re.sub(r"(\w+)\.N\b", lambda found: f"{found[1]}.{numbers.get(found[1], 0)}", ours)
 
 
 def _within(name: str, candidates: list[str], most: int) -> str | None:

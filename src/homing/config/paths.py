@@ -16,7 +16,8 @@ from pathlib import Path
 
 from homing.errors import UsageError
 
-__all__ = ["RUN_SUFFIXES", "find_run_file", "home", "newest_run", "preset_dir", "preset_of", "run_files", "typed_name"]
+__all__ = ["RUN_SUFFIXES", "find_run_file", "home", "newest_run", "preset_dir", "preset_of", "run_files", "shown",
+           "typed_name"]  # fmt: skip
 
 RUN_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 _RUNS = Path("runs")
@@ -86,6 +87,14 @@ def find_run_file(name_or_path: str) -> Path:
         why=f"Looked for runs/{name_or_path}.yaml, .yml, .toml and .json in {Path.cwd()}.",
         fix=_fix(name_or_path),
     )
+
+
+def shown(path: Path) -> str:
+    """As a person would type it here: relative where it lies below the folder they are in."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
 
 
 def typed_name(file: Path) -> str:

@@ -84,7 +84,7 @@ def phase_data(
     if prep is None:
         return None
     wire = f"phases.{number}.data"
-    for name in ("kind", "dir", "manifest_sha256", "num_train_tokens", "num_val_tokens"):
+    for name in ("kind", "dir", "manifest_sha256", "num_train_tokens", "num_val_tokens", "question"):
         trace.note(f"{wire}.{name}", f"derived from {wire}" if name in ("kind", "dir") else "not prepared yet")
     empty = PhaseData(kind=prep.kind, dir=str(prep.dir))
     try:
@@ -97,7 +97,7 @@ def phase_data(
     if stale := _what_changed(prep, prepared, context, theirs_sha256):
         trace.warn(f"{wire}: {stale} changed since it was prepared. `homing prep` makes it anew.")
         return empty
-    for name in ("manifest_sha256", "num_train_tokens", "num_val_tokens"):
+    for name in ("manifest_sha256", "num_train_tokens", "num_val_tokens", "question"):
         trace.note(f"{wire}.{name}", str(prep.dir / names.MANIFEST))
     return PhaseData(
         kind=prep.kind,
@@ -105,12 +105,15 @@ def phase_data(
         manifest_sha256=hashlib.sha256((prep.dir / names.MANIFEST).read_bytes()).hexdigest(),
         num_train_tokens=_tokens_per_epoch(prepared),
         num_val_tokens=prepared.num_val_tokens,
+        question=next(iter(_questions(prepared)), ""),
     )
 
 
 def _what_changed(prep: PhasePrep, prepared: Prepared, context: int, theirs_sha256: str) -> str:
     """Found here and not by a trainer that is paid for; of text, only the tokenizer."""
-    if theirs_sha256 and prepared.manifest.tokenizer_sha256 != theirs_sha256:
+    tokenizer = prep.dir.parent / names.TOKENIZER
+    wanted = theirs_sha256 or (sha256_of(tokenizer) if tokenizer.is_file() else "")
+    if wanted and prepared.manifest.tokenizer_sha256 != wanted:
         return "the tokenizer"
     if prep.kind != "chat":
         return ""
@@ -119,10 +122,13 @@ def _what_changed(prep: PhasePrep, prepared: Prepared, context: int, theirs_sha2
         return "what the run file names"
     if context and order.get("context") != context:
         return "model.context"
-    tokenizer = prep.dir.parent / names.TOKENIZER
-    if tokenizer.is_file() and sha256_of(tokenizer) != prepared.manifest.tokenizer_sha256:
-        return "the tokenizer"
     return ""
+
+
+def _questions(prepared: Prepared) -> list[str]:
+    """The first of each source of conversations; text has none."""
+    found = [source.get("question", "") for source in prepared.manifest.settings.get("sources", [])]
+    return [question for question in found if question]
 
 
 def _tokens_per_epoch(prepared: Prepared) -> int:

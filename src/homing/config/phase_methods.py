@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.config.names import nearest
+from homing.config.open_weights import chat_template_in
 from homing.config.phase_sections import PhaseLora, PhaseRl, RlTask
 from homing.config.prepared import sha256_of, tokenizer_specials, tokenizer_vocab_size
 from homing.config.source import KeyPath
@@ -22,6 +23,7 @@ __all__ = ["LORA_TARGETS", "resolve_lora", "resolve_rl"]
 
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 _READS_A_FILE = ("gsm8k", "prompts")
+_ANSWER_TOKENS = 256  # where the context has room for them
 _IS_MADE_UP = ("arithmetic", "spelling")
 
 
@@ -39,19 +41,48 @@ def resolve_lora(trace: Trace, number: int) -> Lora | None:
         trace.wrong(("phases", number, "method"), problem, "Give model.from or init_from, or use method: full.")
     if trace.file.model.family == "swift":
         trace.wrong(("phases", number, "method"), "swift takes no adapters.", "Use method: full, or family: stock.")
-    rank = trace.plain(f"{wire}.rank", (*at, "rank"))
+    before = _written(trace, number - 1) if _goes_on(trace, number) else {}
+    why = f"derived from phases.{number - 1}.lora" if before else "default"
+
+    def take(name: str, key: str) -> Any:
+        """Adapters like those of the phase before are gone on with, so what is not given is as there."""
+        path = (*at, key)
+        return trace.take(f"{wire}.{name}", path, before.get(key, trace.value(path)), why)
+
+    rank = take("rank", "rank")
+    is_as_before = bool(before) and rank == before["rank"]
+    alpha, alpha_why = (before["alpha"], why) if is_as_before else (2.0 * rank, f"derived from {wire}.rank")
     return Lora(
         rank=rank,
-        alpha=float(trace.take(f"{wire}.alpha", (*at, "alpha"), 2.0 * rank, f"derived from {wire}.rank")),
+        alpha=float(trace.take(f"{wire}.alpha", (*at, "alpha"), alpha, alpha_why)),
         dropout=trace.plain(f"{wire}.dropout", (*at, "dropout")),
-        targets=_targets(trace, (*at, "targets"), f"{wire}.targets"),
-        is_rslora=trace.plain(f"{wire}.is_rslora", (*at, "rslora")),
-        is_dora=trace.plain(f"{wire}.is_dora", (*at, "dora")),
+        targets=_targets(trace, (*at, "targets"), take("targets", "targets")),
+        is_rslora=take("is_rslora", "rslora"),
+        is_dora=take("is_dora", "dora"),
     )
 
 
-def _targets(trace: Trace, path: KeyPath, wire: str) -> list[str]:
-    typed = [name.removesuffix("_proj") for name in trace.plain(wire, path)]
+def _goes_on(trace: Trace, number: int) -> bool:
+    """Whether it begins with the adapters of the phase before."""
+    if number == 0 or trace.file.phases[number].init_from:
+        return False
+    return all(phase.method != "full" for phase in trace.file.phases[number - 1 : number + 1])
+
+
+def _written(trace: Trace, number: int) -> dict[str, Any]:
+    """The settings of a phase's adapters, without a word to the trace: it may not be one that is trained."""
+    before = _written(trace, number - 1) if _goes_on(trace, number) else {}
+    found: dict[str, Any] = {}
+    for name in PhaseLora.model_fields:
+        path = ("phases", number, "lora", name)
+        found[name] = trace.value(path) if trace.is_given(path) else before.get(name, trace.value(path))
+    if not trace.is_given(("phases", number, "lora", "alpha")) and found["rank"] != before.get("rank"):
+        found["alpha"] = 2.0 * found["rank"]
+    return found
+
+
+def _targets(trace: Trace, path: KeyPath, given: list[str]) -> list[str]:
+    typed = [name.removesuffix("_proj") for name in given]
     for place, name in enumerate(typed):
         if name not in (*LORA_TARGETS, "all"):
             near = nearest(name, [*LORA_TARGETS, "all"])
@@ -62,8 +93,9 @@ def _targets(trace: Trace, path: KeyPath, wire: str) -> list[str]:
     return list(LORA_TARGETS) if "all" in typed else [name for name in LORA_TARGETS if name in typed]
 
 
-def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None) -> Rl | None:
-    """`tokenizer`: the file of the one that questions are asked with; None while there is none."""
+def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None, turns: Path | None = None) -> Rl | None:
+    """`tokenizer`: the file of the one that questions are asked with; None while there is none. `turns`: the file that
+    says how the template of open weights asks; None where they are not prepared, or there are none."""
     at, wire = ("phases", number, "rl"), f"phases.{number}.rl"
     phase = trace.file.phases[number]
     if phase.kind != "rl":
@@ -71,8 +103,6 @@ def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None) 
             if trace.source.get((*at, name)) is not None:
                 trace.wrong((*at, name), f"has no effect in a phase of kind {phase.kind}.", "Use kind: rl.")
         return None
-    if phase.method != "full":
-        trace.wrong(("phases", number, "method"), "rl trains all weights.", "Use method: full.")
     rl = phase.rl
     if not rl.tasks:
         trace.wrong((*at, "tasks"), "rl has nothing to ask.", "Such as rl: {tasks: [{kind: arithmetic}]}")
@@ -81,22 +111,23 @@ def resolve_rl(trace: Trace, number: int, context: int, tokenizer: Path | None) 
             trace.wrong(
                 (*at, name), "has no effect with one update per rollout.", "Raise updates_per_rollout, or delete it."
             )
-    if rl.answer_tokens > context - 8 and trace.is_sound((*at, "answer_tokens"), ("model", "context")):
-        by_default = "" if trace.is_given((*at, "answer_tokens")) else ", as many as by default,"
-        problem = f"{rl.answer_tokens} new tokens{by_default} leave no room for a question in a context of {context}."
+    # The other half is the question's.
+    by_default = min(_ANSWER_TOKENS, max(1, context // 2))
+    num_new = trace.take(
+        f"{wire}.max_new_tokens", (*at, "answer_tokens"), by_default, f"derived from model.context {context}"
+    )
+    if num_new > context - 8 and trace.is_sound((*at, "answer_tokens"), ("model", "context")):
+        problem = f"{num_new} new tokens leave no room for a question in a context of {context}."
         trace.wrong((*at, "answer_tokens"), problem, f"Allowed: at most {context - 8}.")
-    units = {
-        **{"reward_timeout": "reward_timeout_s", "reward_memory": "reward_memory_bytes"},
-        **{"answer_tokens": "max_new_tokens"},
-    }
+    units = {"reward_timeout": "reward_timeout_s", "reward_memory": "reward_memory_bytes"}
     plain: dict[str, Any] = {
         units.get(name, name): trace.plain(f"{wire}.{units.get(name, name)}", (*at, name))
         for name in PhaseRl.model_fields
-        if name != "tasks"
+        if name not in ("tasks", "answer_tokens")
     }
     tasks = [_task(trace, (*at, "tasks", place), task) for place, task in enumerate(rl.tasks)]
-    _check_questions(trace, (*at, "tasks"), tasks, tokenizer)
-    return Rl(tasks=tasks, **plain)
+    _check_questions(trace, (*at, "tasks"), tasks, tokenizer, turns)
+    return Rl(tasks=tasks, max_new_tokens=num_new, **plain)
 
 
 def _task(trace: Trace, at: KeyPath, task: RlTask) -> wire_run.RlTask:
@@ -126,7 +157,9 @@ def _task(trace: Trace, at: KeyPath, task: RlTask) -> wire_run.RlTask:
     return made
 
 
-def _check_questions(trace: Trace, at: KeyPath, tasks: list[wire_run.RlTask], tokenizer: Path | None) -> None:
+def _check_questions(
+    trace: Trace, at: KeyPath, tasks: list[wire_run.RlTask], tokenizer: Path | None, turns: Path | None
+) -> None:
     """Every line, by the trainer's own rules: a bad one would end the run at its first step, on a rented machine."""
     specials, num_ids = list[str](), None
     if tokenizer is not None:
@@ -135,6 +168,8 @@ def _check_questions(trace: Trace, at: KeyPath, tasks: list[wire_run.RlTask], to
         except DataError as exc:
             trace.wrong(at, f"{exc.what} {exc.why}", "homing prep makes it anew.")
     missing = [mark for mark in TURN_MARKS if num_ids is not None and mark not in specials]
+    has_template = tokenizer is not None and bool(chat_template_in(tokenizer.parent))
+    missing = [] if has_template else missing  # it is asked in turns of its own
     for place, task in enumerate(tasks):
         is_in_turns = task.kind in _IS_MADE_UP
         for name in ("file", "val_file"):
@@ -147,10 +182,16 @@ def _check_questions(trace: Trace, at: KeyPath, tasks: list[wire_run.RlTask], to
             if problems:
                 fix = "Give a file with questions." if problems == [NO_LINES] else "Mend these lines or take them out."
                 trace.wrong((*at, place, name), f"{path}: {'; '.join(told(problems))}.", fix)
+        if has_template and is_in_turns and turns is not None and not turns.is_file():
+            trace.wrong(
+                (*at, place, "kind"),
+                f"asks in turns, and {turns} is not there, which says how the chat template of the weights asks.",
+                "homing prep makes it; where it says that it cannot, give prompts as ids.",
+            )
         if missing and is_in_turns:
             trace.wrong(
                 (*at, place, "kind"),
-                f"asks in turns, and {tokenizer} has no {' and no '.join(missing)}.",
+                f"asks in turns, and {tokenizer} has no {' and no '.join(missing)}, and no chat template beside it.",
                 "Prepare with tokenizer.specials: standard, or give prompts as ids.",
             )
 

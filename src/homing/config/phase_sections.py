@@ -52,7 +52,10 @@ class PhaseData(Section):
 class PhaseLora(Section):
     """The small matrices that learn beside frozen ones, with method: lora or qlora."""
 
-    rank: Whole = key("Their inner size.", default=16, example="64", ge=1, le=4096)
+    rank: Whole = key(
+        "Their inner size. After a phase by adapters all but dropout is as there, unless given: the same ones go on.",
+        default=16, derived="that of a phase by adapters before it", example="64", ge=1, le=4096,
+    )  # fmt: skip
     alpha: Number | None = key("They count alpha / rank.", derived="twice the rank", example="32", gt=0.0, le=65536.0)
     dropout: Number = key("Share of their inputs that is left out.", default=0.0, example="0.05", ge=0.0, lt=1.0)
     targets: Texts = key(
@@ -103,7 +106,13 @@ class PhaseRl(Section):
     samples_per_prompt: Whole = key(
         "Answers to each: the group that an answer is compared with.", default=16, example="8", ge=2, le=1024
     )
-    answer_tokens: Count = key("An answer longer than this is cut off.", default=256, example="128", ge=1, le=1_048_576)
+    answer_tokens: Count | None = key(
+        "An answer longer than this is cut off.",
+        derived="256, or half the context where that is less",
+        example="128",
+        ge=1,
+        le=1_048_576,
+    )
     temperature: Number = key("Of sampling.", default=1.0, example="0.8", gt=0.0, le=5.0)
     top_k: Count = key("Sample among the likeliest k tokens only; 0: among all.", default=0, example="50", ge=0)
     advantage: Literal["std", "mean"] = key(
@@ -150,6 +159,12 @@ class PhaseSample(Section):
     """Samples of one phase."""
 
     every: Count | None = key("Steps between samples of this phase.", derived="sample.every", example="500", ge=0)
+    prompts: Texts = key(
+        "What the model is asked in samples of this phase.",
+        default=[],
+        derived="of conversations: the first question in them; else sample.prompts",
+        example='["Who are you?"]',
+    )
 
 
 class PhaseCheckpoint(Section):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ from homing.config import dial
 from homing.config.adapter_base import find_adapter_base
 from homing.config.derive import DATA_CONSTRAINED_EPOCHS, eval_steps, num_epochs, save_steps, steps_for
 from homing.config.open_weights import INDEX, Source
+from homing.config.paths import shown, typed_name
 from homing.config.phase_methods import resolve_lora, resolve_rl
 from homing.config.sets import LENGTHS
 from homing.config.source import KeyPath
 from homing.config.trace import Trace
 from homing.errors import DataError
 from homing.hf_config import model_of
+from homing.same_tokenizer import gives_same_ids
 from homing.units import format_count
 from homing.wire import names
 from homing.wire.run import Model, Optimizer, Phase, PhaseData, Rl, Schedule
@@ -44,6 +48,15 @@ class Corpus:
     num_train_tokens: int
     num_val_tokens: int
     source: str  # such as data/goethe/manifest.json
+    num_chat_tokens: int = 0  # of conversations: without what packing them into rows adds, which the two above have
+
+    @property
+    def amount(self) -> str:
+        """In words, by the figure that `homing prep` tells."""
+        rows = f"{format_count(self.num_train_tokens)} tokens"
+        if not self.num_chat_tokens:
+            return rows
+        return f"{format_count(self.num_chat_tokens)} tokens of conversations ({rows} in rows, repeats and padding too)"
 
 
 def resolve_phase(
@@ -56,20 +69,23 @@ def resolve_phase(
     source: Source | None,
     start: str = "",
     tokenizer: Path | None = None,
+    turns: Path | None = None,
+    before: Sequence[PhaseData] = (),
 ) -> Phase:
     """`corpus` is the phase's own. `source`: the open weights that the run begins with; they want small steps. `start`:
-    the folder it starts from where the run file names none. `tokenizer`: its file, where there is one already."""
+    the folder it starts from where the run file names none. `tokenizer`: its file, where there is one already, and
+    `turns`: that of the turns of open weights, where they are prepared. `before`: what earlier phases learn from."""
     at: KeyPath = ("phases", number)
     wire = f"phases.{number}"
     _refuse_what_has_no_effect(trace, at)
-    lora, rl = resolve_lora(trace, number), resolve_rl(trace, number, model.context, tokenizer)
+    lora, rl = resolve_lora(trace, number), resolve_rl(trace, number, model.context, tokenizer, turns)
     num_steps, batch_tokens = _length(trace, at, wire, model, corpus, rl)
     micro_batch = trace.plain(f"{wire}.micro_batch", (*at, "micro_batch"))
     if rl is None:
         _check_batch(trace, at, batch_tokens, micro_batch, model.context)
         _warn_about_data(trace, number, num_steps, batch_tokens, corpus)
     when = _When(trace, at, wire)
-    init_from, init_base = _init_from(trace, at, wire, model, start, source)
+    init_from, init_base = _init_from(trace, at, wire, model, start, source, tokenizer)
     whole = trace.file
     return Phase(
         kind=trace.plain(f"{wire}.kind", (*at, "kind")),
@@ -98,7 +114,19 @@ def resolve_phase(
         rl=rl,
         recompute=trace.plain(f"{wire}.recompute", (*at, "recompute")),
         offload=trace.plain(f"{wire}.offload", (*at, "offload")),
+        sample_prompts=_prompts(trace, at, wire, data if rl is None else next(reversed(before), None)),
     )
+
+
+def _prompts(trace: Trace, at: KeyPath, wire: str, data: PhaseData | None) -> list[str]:
+    """A model that learns to answer is asked what it learns from; the first words of a book are no question. `data`: of
+    the phase; in rl, of the one before."""
+    asked, why = (
+        ([data.question], "derived: the first question in its data")
+        if data and data.question
+        else ([], "sample.prompts")
+    )
+    return list(trace.take(f"{wire}.sample_prompts", (*at, "sample", "prompts"), asked, why))
 
 
 def _refuse_what_has_no_effect(trace: Trace, at: KeyPath) -> None:
@@ -168,11 +196,10 @@ def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, 
 
 
 def _say_smaller_batch(trace: Trace, wire: str, num_steps: int, batch: int, best: int, corpus: Corpus) -> None:
-    amount = f"{format_count(corpus.num_train_tokens)} tokens"
     passes = num_epochs(num_steps, batch, corpus.num_train_tokens) or 0.0
     would = num_epochs(num_steps, best, corpus.num_train_tokens) or 0.0
     trace.warn(
-        f"{wire} takes {batch:,} tokens a step: the usual {best:,} would read the {amount} of text {would:.1f} times in"
+        f"{wire} takes {batch:,} tokens a step: the usual {best:,} would read the {corpus.amount} {would:.1f} times in"
         f" {num_steps:,} steps, these read it {passes:.1f} times. {wire}.batch_tokens asks for another number."
     )
 
@@ -220,7 +247,7 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
             trace.warn(f"phases.{number}: how many steps the epochs are is known after `homing prep`.")
         return
     epochs = num_epochs(num_steps, batch_tokens, corpus.num_train_tokens)
-    amount = f"{format_count(corpus.num_train_tokens)} tokens ({corpus.source})"
+    amount = f"{corpus.amount} ({corpus.source})"
     if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.01:
         trace.warn(
             f"phases.{number} reads {amount} {epochs:.1f} times; past about {DATA_CONSTRAINED_EPOCHS:.0f} passes"
@@ -341,7 +368,7 @@ def _eval_tokens(model: Model, corpus: Corpus) -> tuple[int, str]:
 
 
 def _init_from(
-    trace: Trace, at: KeyPath, wire: str, model: Model, start: str, source: Source | None
+    trace: Trace, at: KeyPath, wire: str, model: Model, start: str, source: Source | None, tokenizer: Path | None
 ) -> tuple[str, str]:
     """The folder and, where it holds an adapter, the folder of the weights beside which that was trained."""
     path = (*at, "init_from")
@@ -370,6 +397,8 @@ def _init_from(
     if differing:
         keys = "model section" + (" and tokenizer.vocab_size" if theirs.vocab_size != model.vocab_size else "")
         trace.wrong(path, f"{typed} is another model: {'; '.join(differing)}.", f"Make the {keys} fit it.")
+    elif tokenizer is not None:
+        _check_tokenizer(trace, path, folder, tokenizer, is_open=source is not None)
     if not (folder / names.ADAPTER).is_file():
         return str(folder), ""
     trace.note(f"{wire}.init_base", f"derived from {wire}.init_from")
@@ -378,3 +407,23 @@ def _init_from(
     except DataError as exc:
         trace.wrong(path, f"{exc.what} {exc.why}", exc.fix)
         return str(folder), ""
+
+
+def _check_tokenizer(trace: Trace, path: KeyPath, folder: Path, tokenizer: Path, *, is_open: bool) -> None:
+    """Weights know the ids of their own tokenizer; in those of another one the same text is noise to them, and nothing
+    later would say so. `tokenizer`: that of the data, or of the open weights, whose tokenizer the data must have."""
+    theirs = folder / names.TOKENIZER
+    where, mine, start = shown(theirs), shown(tokenizer), shown(folder)
+    if not theirs.is_file():
+        trace.warn(f"{start} has no {names.TOKENIZER}: nothing tells whether its weights know the ids of {mine}.")
+        return
+    if gives_same_ids(theirs, tokenizer):
+        return
+    again = f"homing prep {typed_name(Path(trace.source.file))} --tokenizer {shlex.quote(where)}"
+    trace.wrong(
+        path,
+        f"{where} gives other ids than {mine}: the weights were trained with another tokenizer than the data.",
+        f"Name weights that were trained from {getattr(trace.file.model, 'from')}."
+        if is_open
+        else f"Prepare the data with theirs: {again}   or train the earlier phase again with the new one.",
+    )

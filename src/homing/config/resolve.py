@@ -18,10 +18,10 @@ from typing import Any
 from homing import __version__
 from homing.config.base import read_base, resolve_base, shape_of_base
 from homing.config.chosen import chosen_phases, find_start
-from homing.config.derive import bytes_per_token, sizes
+from homing.config.derive import BYTES_PER_TOKEN_RANGE, bytes_per_token, sizes
 from homing.config.names import nearest
 from homing.config.open_weights import Source
-from homing.config.paths import home, preset_of, typed_name
+from homing.config.paths import home, preset_of, shown, typed_name
 from homing.config.phase_data import PhasePrep, phase_data, phase_prep, uses_run_text
 from homing.config.phases import Corpus, resolve_phase
 from homing.config.prepared import Prepared, read_prepared, sha256_of, tokenizer_vocab_size
@@ -85,8 +85,7 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     if source is not None:
         vocab_size, model = source.shape.vocab_size, shape_of_base(trace, source)
     else:
-        first = None if needs_text else numbers[0]
-        vocab_size = _vocab_size(trace, prepared, is_for_prep=is_for_prep, first=first)
+        vocab_size = _vocab_size(trace, prepared, is_for_prep=is_for_prep, first=numbers[0])
         model = resolve_model(trace, vocab_size)
     corpus = _corpus(trace, prepared, vocab_size) if needs_text else Corpus(0, 0, "no phase reads it")
     preps = {number: phase_prep(trace, number, data_dir) for number in numbers}
@@ -97,15 +96,19 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     if not is_for_prep:
         _warn_of_missing(trace, preps, datas, needs_text=needs_text and prepared is None)
     corpora = {
-        number: _corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size) for number in numbers
+        number: _corpus_of(trace, number, preps[number], datas[number], corpus, vocab_size, prepared)
+        for number in numbers
     }
     start = "" if is_for_prep else find_start(trace, numbers[0], name)
     theirs_or_ours = (source.papers_dir if source is not None else data_dir) / wire_names.TOKENIZER
     tokenizer = theirs_or_ours if theirs_or_ours.is_file() and not is_for_prep else None
+    is_brought = source is not None and (data_dir / wire_names.TOKENIZER).is_file()
     phases = [
         resolve_phase(
             trace, number, model, corpora[number], data=datas[number], source=source,
             start=start if number == numbers[0] else "", tokenizer=tokenizer,
+            turns=data_dir / wire_names.TURNS if is_brought else None,
+            before=[data for each in numbers if each < number and (data := datas[each]) is not None],
         )
         for number in numbers
     ]  # fmt: skip
@@ -132,10 +135,10 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
     for path in _leaves(dump(run)):
         trace.origin.setdefault(path, "default")
     has_own = all(data is None or data.manifest_sha256 for data in datas.values())
-    has_tokenizer = (data_dir / wire_names.TOKENIZER).is_file()
+    has_tokenizer = _has_tokenizer(trace, data_dir, theirs if not needs_text and not is_for_prep else "")
     is_prepared = has_own and (prepared is not None if needs_text else has_tokenizer)
     own = [prep for prep in preps.values() if prep is not None]
-    return Resolved(run, _prep(trace, vocab_size, data_dir, source), is_prepared, own, source)
+    return Resolved(run, _prep(trace, vocab_size, data_dir, source, numbers[0]), is_prepared, own, source)
 
 
 # --- data and vocabulary ---------------------------------------------------------------------------------------------
@@ -148,15 +151,24 @@ def _prepared(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> Prepared |
         trace.wrong(("data", "dir"), f"{exc.what} {exc.why}", exc.fix)
         return None
     if found is not None and tokenizer_sha256 and found.manifest.tokenizer_sha256 != tokenizer_sha256:
-        trace.warn(
-            f"{_shown(data_dir)} was not prepared with the tokenizer of model.from. `homing prep` makes it anew."
-        )
+        trace.warn(f"{shown(data_dir)} was not prepared with the tokenizer of model.from. `homing prep` makes it anew.")
         return None
     return found
 
 
-def _vocab_size(trace: Trace, prepared: Prepared | None, *, is_for_prep: bool, first: int | None) -> int:
-    """`first`: the phase whose checkpoint brings the tokenizer, where the run reads no text that could teach one."""
+def _has_tokenizer(trace: Trace, data_dir: Path, tokenizer_sha256: str) -> bool:
+    """`tokenizer_sha256`: of the open weights, where no text was encoded with it: what lies there may be another's."""
+    path = data_dir / wire_names.TOKENIZER
+    if not path.is_file():
+        return False
+    if tokenizer_sha256 and sha256_of(path) != tokenizer_sha256:
+        trace.warn(f"{shown(path)} is not the tokenizer of model.from. `homing prep` brings that.")
+        return False
+    return True
+
+
+def _vocab_size(trace: Trace, prepared: Prepared | None, *, is_for_prep: bool, first: int) -> int:
+    """`first`: the phase whose checkpoint brings the tokenizer, where it starts from one."""
     path = ("tokenizer", "vocab_size")
     wanted = trace.file.tokenizer.vocab_size
     existing = _existing_tokenizer(trace)
@@ -173,18 +185,22 @@ def _vocab_size(trace: Trace, prepared: Prepared | None, *, is_for_prep: bool, f
         trace.wrong(path, problem, f"Allowed: at least {least}.")
     if prepared is not None and not is_for_prep:
         return _prepared_vocab_size(trace, prepared, wanted)
-    brought = trace.file.phases[first].init_from if first is not None else ""
-    theirs = Path(brought).expanduser() / wire_names.TOKENIZER
-    if brought and wanted is None and theirs.is_file():
+    theirs = _brought_tokenizer(trace, first)
+    if theirs is not None and wanted is None:
         trace.note("model.vocab_size", f"init_from: {theirs}")
         try:
             return tokenizer_vocab_size(theirs)
         except DataError as exc:
-            trace.wrong(
-                ("phases", first or 0, "init_from"), f"{exc.what} {exc.why}", "Name the folder of a checkpoint."
-            )
+            trace.wrong(("phases", first, "init_from"), f"{exc.what} {exc.why}", "Name the folder of a checkpoint.")
     trace.take("model.vocab_size", path, DEFAULT_VOCAB_SIZE)
     return wanted or DEFAULT_VOCAB_SIZE
+
+
+def _brought_tokenizer(trace: Trace, first: int) -> Path | None:
+    """Of the weights that the run file names: they know no ids but its own, so no other is learned from the text."""
+    brought = trace.file.phases[first].init_from
+    path = Path(brought).expanduser() / wire_names.TOKENIZER
+    return path if brought and path.is_file() else None
 
 
 def _existing_tokenizer(trace: Trace) -> tuple[str, int] | None:
@@ -201,15 +217,15 @@ def _existing_tokenizer(trace: Trace) -> tuple[str, int] | None:
 def _prepared_vocab_size(trace: Trace, prepared: Prepared, wanted: int | None) -> int:
     """The tokenizer that is there decides; a run file that says otherwise is refused, with both numbers."""
     found = prepared.manifest.vocab_size
-    shown = _shown(prepared.dir / wire_names.TOKENIZER)
+    file = shown(prepared.dir / wire_names.TOKENIZER)
     is_shrunk = prepared.manifest.settings.get("vocab_size") == wanted and not _is_vocab_firm(trace)
     if wanted is not None and wanted != found and not is_shrunk:
         trace.wrong(
             ("tokenizer", "vocab_size"),
-            f"vocabulary mismatch: {trace.source.file} says {wanted:,}, but {shown} has {found:,} entries.",
+            f"vocabulary mismatch: {trace.source.file} says {wanted:,}, but {file} has {found:,} entries.",
             f"Prepare the data again (homing prep {typed_name(Path(trace.source.file))}), or set it to {found}.",
         )
-    trace.note("model.vocab_size", shown)
+    trace.note("model.vocab_size", file)
     return found
 
 
@@ -243,7 +259,7 @@ def _is_vocab_firm(trace: Trace) -> bool:
 
 def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
     if prepared is not None:
-        found = Corpus(prepared.num_train_tokens, prepared.num_val_tokens, _shown(prepared.dir / wire_names.MANIFEST))
+        found = Corpus(prepared.num_train_tokens, prepared.num_val_tokens, shown(prepared.dir / wire_names.MANIFEST))
         if not found.num_val_tokens:
             trace.warn(
                 "There is no held-out text, so nothing can be evaluated."
@@ -253,28 +269,42 @@ def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
     num_bytes = num_text_bytes(trace.file.data.text)
     if not num_bytes:
         return Corpus(0, 0, "not prepared yet")
-    guess = int(num_bytes / bytes_per_token(vocab_size))
+    guess, told = _guess(num_bytes, vocab_size, None)
     source = f"estimated from {format_bytes(num_bytes)} of text"
-    trace.warn(f"Not prepared yet: about {format_count(guess)} tokens, {source}. `homing prep` counts them.")
+    trace.warn(f"Not prepared yet: {told}, {source}. `homing prep` counts them.")
     return Corpus(guess, 0, source)
 
 
+def _guess(num_bytes: int, vocab_size: int, prepared: Prepared | None) -> tuple[int, str]:
+    """Tokens in so much text, and the same in words. `prepared`: text in the tokenizer that will be used, by which is
+    known what that one does to this person's language; else languages differ too much for one number."""
+    train = prepared.manifest.splits.get("train") if prepared is not None else None
+    if train is not None and train.num_tokens and train.num_text_bytes:
+        guess = int(num_bytes * train.num_tokens / train.num_text_bytes)
+        return guess, f"about {format_count(guess)} tokens by the text that is prepared"
+    low, guess, high = (int(num_bytes / (bytes_per_token(vocab_size) * much)) for much in BYTES_PER_TOKEN_RANGE)
+    return guess, f"about {format_count(guess)} tokens ({format_count(low)} to {format_count(high)} by language)"
+
+
 def _corpus_of(
-    trace: Trace, number: int, prep: PhasePrep | None, data: PhaseData | None, whole: Corpus, vocab_size: int
-) -> Corpus:
-    """What one phase learns from."""
+    trace: Trace, number: int, prep: PhasePrep | None, data: PhaseData | None, whole: Corpus, vocab_size: int,
+    prepared: Prepared | None,
+) -> Corpus:  # fmt: skip
+    """What one phase learns from. `prepared`: the text of the run."""
     if prep is None:
         return whole
     if data is not None and data.manifest_sha256:
-        return Corpus(data.num_train_tokens, data.num_val_tokens, _shown(prep.dir / wire_names.MANIFEST))
+        own = read_prepared(prep.dir) if prep.kind == "chat" else None
+        source = shown(prep.dir / wire_names.MANIFEST)
+        return Corpus(data.num_train_tokens, data.num_val_tokens, source, own.num_train_tokens if own else 0)
     patterns = [*prep.text, *(source.path for source in prep.chat)]
     num_bytes = num_text_bytes(patterns)
     if not num_bytes:
         return Corpus(0, 0, "not prepared yet")
-    guess = int(num_bytes / bytes_per_token(vocab_size))
-    told = f"estimated from {format_bytes(num_bytes)} of {prep.kind}"
-    trace.warn(f"phases.{number} is not prepared yet: about {format_count(guess)} tokens, {told}.")
-    return Corpus(guess, 0, told)
+    guess, told = _guess(num_bytes, vocab_size, prepared)
+    source = f"estimated from {format_bytes(num_bytes)} of {prep.kind}"
+    trace.warn(f"phases.{number} is not prepared yet: {told}, {source}.")
+    return Corpus(guess, 0, source)
 
 
 def _data(trace: Trace, data_dir: Path, prepared: Prepared | None, corpus: Corpus, *, needs_text: bool) -> Data:
@@ -293,9 +323,9 @@ def _data(trace: Trace, data_dir: Path, prepared: Prepared | None, corpus: Corpu
     )
 
 
-def _prep(trace: Trace, vocab_size: int, data_dir: Path, source: Source | None) -> PrepSettings:
+def _prep(trace: Trace, vocab_size: int, data_dir: Path, source: Source | None, first: int) -> PrepSettings:
     data, tokenizer = trace.file.data, trace.file.tokenizer
-    existing = str(Path(tokenizer.file).expanduser()) if tokenizer.file else ""
+    existing = str(Path(tokenizer.file).expanduser()) if tokenizer.file else str(_brought_tokenizer(trace, first) or "")
     if source is not None:
         # The model may have more rows than its tokenizer has ids.
         existing, vocab_size = str(source.papers_dir / wire_names.TOKENIZER), source.tokenizer_size
@@ -485,10 +515,3 @@ def _leaves(value: Any, path: str = "") -> Iterator[str]:
             yield from _leaves(inner, f"{path}.{number}")
     elif path not in ("origin", "schema"):
         yield path
-
-
-def _shown(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

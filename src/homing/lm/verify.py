@@ -1,15 +1,17 @@
-"""The torch part of `homing verify`: build the model, count it, take one step, look at every gradient.
+"""The torch part of `homing verify`: what the first phase will train, built as the trainer builds it, and one step.
 
-    count by part -> build -> forward and backward on 2 rows of 64 tokens -> loss near ln(vocabulary)?
-    -> a finite, non-zero gradient for every parameter?
+    count by part -> the weights it starts from, or fresh ones -> adapters beside them -> 2 rows of its own data
+    -> forward and backward -> a loss that such weights may have? -> a finite, non-zero gradient for all that learns?
 
-It finds what a rented GPU would find an hour later, on a laptop, for nothing. Where the whole model does not fit in
-this machine's memory, the step is taken with fewer layers, and the report says so.
+It finds what a rented GPU would find an hour later, on a laptop, for nothing. What is not here, or does not fit in this
+machine's memory, is replaced by random numbers of the same shape, and the report names each such thing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import math
 import time
 from dataclasses import dataclass, field
@@ -20,12 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from homing.errors import DataError, HomingError
-from homing.lm.device import describe_device, pick_device
-from homing.lm.model import Decoder, check_shape, count_params
-from homing.lm.shards.pack import PackedStream, check_ids
-from homing.lm.shards.read import open_split, read_manifest
+from homing.lm.device import describe_device, pick_device, pick_precision
+from homing.lm.model import Decoder, check_shape, count_params, lora
+from homing.lm.model.loss import IGNORED
+from homing.lm.open_weights.files import INDEX
+from homing.lm.phases import open_phase
+from homing.lm.shards.read import read_manifest
+from homing.lm.train.batch import Batch
+from homing.lm.train.build import load_model, start_of, told_start
 from homing.wire import names
-from homing.wire.run import Run
+from homing.wire.run import Phase, Run
 
 __all__ = ["StepReport", "VerifyReport", "take_step", "verify"]
 
@@ -36,6 +42,7 @@ BATCH, TOKENS = 2, 64  # the dummy batch that people know from their own verify 
 LOSS_TOLERANCE = 0.75
 
 BYTES_PER_PARAM = 8  # fp32 weights and gradients; the activations of two short rows are small beside them
+BYTES_PER_FROZEN = 6  # read in fp32 at most, beside what they are stored in
 MEMORY_SHARE = 0.6  # of what is free: the person is using this machine for other things too
 
 
@@ -51,6 +58,9 @@ class VerifyReport:
     parts: dict[str, int]  # part -> parameters; a tied head counts 0
     num_params: int
     device: str
+    phase: str  # the one that was stepped: the first, for the others begin with what it makes
+    weights: str  # what they are, in words
+    num_adapter_params: int  # that learn beside them; 0: all of them learn
     batch: str  # where the two rows came from
     num_layers: int
     num_layers_run: int  # fewer where the whole model does not fit here
@@ -59,6 +69,8 @@ class VerifyReport:
     grad_norm: float
     step_s: float
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what is worth a look and may be right
+    left_out: list[str] = field(default_factory=list)  # what was not looked at, one sentence each
 
     @property
     def is_ok(self) -> bool:
@@ -76,38 +88,52 @@ def verify(run: Run, run_dir: Path) -> VerifyReport:
     problems = []
     if run.sizes.num_params != num_params:
         problems.append(f"run.json says {run.sizes.num_params:,} parameters, the model has {num_params:,}.")
-    device = pick_device(run.train.device)
-    num_layers_run = _layers_that_fit(run, device)
-    shape = dataclasses.replace(run.model, num_layers=num_layers_run)
-    started = time.perf_counter()
-    model = Decoder(shape)
-    if model.num_params() != sum(count_params(shape).values()):
-        problems.append(f"the built model has {model.num_params():,} parameters, its table says otherwise.")
-    model.init_weights(run.seed)
-    model.to(device)
-    ids_BT, targets_BT, source = _batch(run, run_dir)
-    step = take_step(model, ids_BT.to(device), targets_BT.to(device))
-    expected = math.log(shape.vocab_size)
+    here = _Here(run, run_dir, (run_dir / run.data.dir).resolve(), pick_device(run.train.device))
+    phase, started = run.phases[0], time.perf_counter()
+    built = _build(here, phase)
+    if phase.method == "full" and built.model.num_params() != sum(count_params(built.model.shape).values()):
+        problems.append(f"the built model has {built.model.num_params():,} parameters, its table says otherwise.")
+    batch, source, is_real = _batch(here, phase, built.model)
+    step = take_step(
+        built.model, batch.ids_RT, batch.targets_RT, segments_BT=batch.segments_RT,
+        is_fresh=not built.is_trained,
+    )  # fmt: skip
     return VerifyReport(
         parts=parts,
         num_params=num_params,
-        device=describe_device(device),
+        device=describe_device(here.device),
+        phase=phase.kind,
+        weights=built.weights,
+        num_adapter_params=0 if built.model.lora is None else lora.num_adapter_params(built.model),
         batch=source,
         num_layers=run.model.num_layers,
-        num_layers_run=num_layers_run,
+        num_layers_run=built.model.shape.num_layers,
         loss=step.loss,
-        expected_loss=expected,
+        expected_loss=math.log(run.model.vocab_size),
         grad_norm=math.sqrt(sum(norm**2 for norm in step.grad_norms.values())),
         step_s=time.perf_counter() - started,
         problems=problems + step.problems + _of_tasks(run, run_dir),
+        notes=_of_trained(step.loss, run.model.vocab_size) if built.is_trained and is_real else [],
+        left_out=[*built.left_out, *([] if is_real else [f"The data of {phase.kind}: {source}."]), *_later(run)],
     )
 
 
-def take_step(model: Decoder, ids_BT: Tensor, targets_BT: Tensor) -> StepReport:
+def _later(run: Run) -> list[str]:
+    """Of rl tasks are read and rewards are loaded; what needs samples of a trained model is not tried."""
+    kinds = [phase.kind for phase in run.phases]
+    said = ["rl: no sample was made, and none was judged."] if kinds[0] == "rl" else []
+    return said + [f"{kind}: it begins with what {before} makes." for before, kind in itertools.pairwise(kinds)]
+
+
+def take_step(
+    model: Decoder, ids_BT: Tensor, targets_BT: Tensor, *, segments_BT: Tensor | None = None, is_fresh: bool = True
+) -> StepReport:
     """One forward and backward, and everything about it that should not be."""
     watcher = _Watcher(model)
     try:
-        loss = model.loss(ids_BT, targets_BT)
+        if model.lora is not None:
+            lora.begin_step(model, 0)
+        loss = model.loss(ids_BT, targets_BT, segments=segments_BT)
         torch.autograd.backward(loss)
     except RuntimeError as exc:
         raise DataError(
@@ -117,18 +143,30 @@ def take_step(model: Decoder, ids_BT: Tensor, targets_BT: Tensor) -> StepReport:
         ) from exc
     finally:
         watcher.remove()
-    norms = {n: float(p.grad.norm()) if p.grad is not None else 0.0 for n, p in model.named_parameters()}
-    expected, found = math.log(model.shape.vocab_size), float(loss.detach())
-    problems = []
-    if not abs(found - expected) <= LOSS_TOLERANCE:  # written so that a NaN is a problem too
-        problems.append(
-            f"the first loss is {found:.3f}; fresh weights should give ln({model.shape.vocab_size:,}) = {expected:.3f}."
-        )
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    norms = {n: float(p.grad.norm()) if p.grad is not None else 0.0 for n, p in learning.items()}
+    problems = _of_loss(float(loss.detach()), model.shape.vocab_size, is_fresh=is_fresh)
     not_finite = [name for name, norm in norms.items() if not math.isfinite(norm)]
-    dead = [name for name, norm in norms.items() if norm == 0.0]
+    # New adapters begin as nothing: their second half is zero, and so the first one has no gradient in the first step.
+    asleep = {name for name, p in learning.items() if model.lora is not None and _other_half_is_zero(name, learning)}
+    dead = [name for name, norm in norms.items() if norm == 0.0 and name not in asleep]
     problems += [_listed("not finite", not_finite)] if not_finite else []
     problems += [_listed("zero, so it would never learn", dead)] if dead else []
-    return StepReport(found, norms, problems)
+    return StepReport(float(loss.detach()), norms, problems)
+
+
+def _of_loss(found: float, vocab_size: int, *, is_fresh: bool) -> list[str]:
+    expected = math.log(vocab_size)
+    if is_fresh and not abs(found - expected) <= LOSS_TOLERANCE:  # written so that a NaN is a problem too
+        return [f"the first loss is {found:.3f}; fresh weights should give ln({vocab_size:,}) = {expected:.3f}."]
+    return [] if math.isfinite(found) else [f"the first loss is {found:.3f}."]
+
+
+def _of_trained(found: float, vocab_size: int) -> list[str]:
+    """No problem: a small model that has read little is often surer than it should be of what it has not read."""
+    if found <= math.log(vocab_size):
+        return []
+    return ["the first loss is above what guessing gives: these weights have seen little that is like this data."]
 
 
 def _listed(fault: str, found: list[str]) -> str:
@@ -136,34 +174,108 @@ def _listed(fault: str, found: list[str]) -> str:
     return f"the gradient is {fault}: {', '.join(found[:8])}{more}."
 
 
-def _batch(run: Run, run_dir: Path) -> tuple[Tensor, Tensor, str]:
-    """Two rows of the prepared text where there is some, else of random ids."""
+@dataclass(frozen=True)
+class _Here:
+    run: Run
+    run_dir: Path
+    data_dir: Path
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class _Model:
+    model: Decoder
+    weights: str
+    is_trained: bool
+    left_out: list[str] = field(default_factory=list)
+
+
+def _build(here: _Here, phase: Phase) -> _Model:
+    """As the trainer will; where the weights cannot be opened here, of random ones."""
+    start, run = start_of(here, phase, None), here.run
+    num_layers = _layers_that_fit(run, here.device, BYTES_PER_PARAM if phase.method == "full" else BYTES_PER_FROZEN)
+    is_whole = num_layers == run.model.num_layers
+    if start is not None and is_whole and _lies_here(start):
+        torch.manual_seed(run.seed)
+        return _Model(load_model(here, phase, start)[0], told_start(here, start), is_trained=True)
+    model = Decoder(dataclasses.replace(run.model, num_layers=num_layers))
+    model.init_weights(run.seed)
+    model.to(here.device)
+    if phase.lora is not None:
+        lora.freeze(model, lora.storage_for(phase.method, pick_precision(run.train.precision, here.device)))
+        lora.add_lora(model, phase.lora, seed=run.seed)
+    if start is None:
+        return _Model(model, "fresh ones", is_trained=False)
+    named = run.base.address if run.base and not phase.init_from else told_start(here, start)
+    why = "they do not fit the memory of this machine" if not is_whole else "they are not here"
+    return _Model(model, "random ones of that shape", False, [f"The weights of {named}: {why}."])
+
+
+def _lies_here(folder: Path) -> bool:
+    """Of weights on the Hub only the papers may be here: the rented machine takes the rest itself."""
+    if any((folder / name).is_file() for name in (names.WEIGHTS, names.ADAPTER)):
+        return True
+    try:
+        shards = set(json.loads((folder / INDEX).read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return all((folder / str(name)).is_file() for name in shards)
+
+
+def _other_half_is_zero(name: str, learning: dict[str, nn.Parameter]) -> bool:
+    other = learning.get(name.replace("lora_A", "lora_B"))
+    return "lora_A" in name and other is not None and not bool(other.detach().any())
+
+
+def _batch(here: _Here, phase: Phase, model: Decoder) -> tuple[Batch, str, bool]:
+    """Two rows of what the phase learns from, as the trainer reads them, cut short; else random ids. And whether they
+    are real."""
+    run, device = here.run, here.device
+    # rl learns from its own samples; the text of the run stands in for them where there is some.
+    reads = dataclasses.replace(phase, kind="pretrain", rl=None) if phase.kind == "rl" else phase
+    folder = (here.run_dir / reads.data.dir).resolve() if reads.data else here.data_dir
+    digest = reads.data.manifest_sha256 if reads.data else run.data.manifest_sha256
+    if digest and (folder / names.MANIFEST).is_file():
+        _check_vocabulary(run, folder)
+        two = dataclasses.replace(reads, batch_tokens=BATCH * run.model.context)
+        work = open_phase(run, two, data_dir=here.data_dir, run_dir=here.run_dir)
+        with work.open_batches(model, first_row=0, device=device) as batches:
+            batch = _cut(batches.next())
+        learned = f", of which {batch.num_targets} are learned" if batch.segments_RT is not None else ""
+        return batch, f"{BATCH} x {batch.ids_RT.shape[1]} tokens of {folder}{learned}", True
     context = min(TOKENS, run.model.context)
-    count = BATCH * context + 1
-    data_dir = run_dir / run.data.dir
-    if (data_dir / names.MANIFEST).is_file():
-        manifest = read_manifest(data_dir)
-        # Open weights may have more rows than their tokenizer has ids.
-        is_fit = (
-            manifest.vocab_size <= run.model.vocab_size if run.base else manifest.vocab_size == run.model.vocab_size
+    generator = torch.Generator("cpu").manual_seed(run.seed)
+    tokens = torch.randint(run.model.vocab_size, (BATCH * context + 1,), generator=generator).to(device)
+    shape = (BATCH, context)
+    why = "no text is prepared" if phase.kind == "rl" else "nothing is prepared yet"
+    source = f"{BATCH} x {context} random ids; {why}"
+    return Batch(tokens[:-1].view(shape), tokens[1:].view(shape), BATCH * context), source, False
+
+
+def _cut(batch: Batch) -> Batch:
+    """To its first tokens, and as many more as it takes until something is learned: a long question comes first."""
+    is_learned_T = (batch.targets_RT != IGNORED).any(dim=0)
+    first = int(is_learned_T.int().argmax()) if bool(is_learned_T.any()) else 0
+    end = max(TOKENS, first + TOKENS // 2)
+    targets_RT = batch.targets_RT[:, :end]
+    segments_RT = None if batch.segments_RT is None else batch.segments_RT[:, :end]
+    num_targets = int((targets_RT != IGNORED).sum())
+    return dataclasses.replace(
+        batch, ids_RT=batch.ids_RT[:, :end], targets_RT=targets_RT, segments_RT=segments_RT, num_targets=num_targets
+    )
+
+
+def _check_vocabulary(run: Run, folder: Path) -> None:
+    manifest = read_manifest(folder)
+    # Open weights may have more rows than their tokenizer has ids.
+    is_fit = manifest.vocab_size <= run.model.vocab_size if run.base else manifest.vocab_size == run.model.vocab_size
+    if not is_fit:
+        raise DataError(
+            what="Data and model do not have the same vocabulary.",
+            why=f"{folder / names.MANIFEST} says {manifest.vocab_size:,} tokens, "
+            f"the run's model.vocab_size is {run.model.vocab_size:,}.",
+            fix=f"Set model.vocab_size: {manifest.vocab_size}, or run `homing prep {run.name}` again.",
         )
-        if not is_fit:
-            raise DataError(
-                what="Data and model do not have the same vocabulary.",
-                why=f"{data_dir / names.MANIFEST} says {manifest.vocab_size:,} tokens, "
-                f"the run's model.vocab_size is {run.model.vocab_size:,}.",
-                fix=f"Set model.vocab_size: {manifest.vocab_size}, or run `homing prep {run.name}` again.",
-            )
-        stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
-        ids = stream.read(0, count)
-        check_ids(ids, run.model.vocab_size, "train")
-        tokens = torch.from_numpy(ids).long()
-        source = f"{BATCH} x {context} tokens of {data_dir}"
-    else:
-        generator = torch.Generator("cpu").manual_seed(run.seed)
-        tokens = torch.randint(run.model.vocab_size, (count,), generator=generator)
-        source = f"{BATCH} x {context} random ids; nothing is prepared yet"
-    return tokens[:-1].view(BATCH, context), tokens[1:].view(BATCH, context), source
 
 
 def _of_tasks(run: Run, run_dir: Path) -> list[str]:
@@ -181,16 +293,16 @@ def _of_tasks(run: Run, run_dir: Path) -> list[str]:
     return problems
 
 
-def _layers_that_fit(run: Run, device: torch.device) -> int:
+def _layers_that_fit(run: Run, device: torch.device, bytes_per_param: int) -> int:
     free = _free_bytes(device)
     parts, layers = count_params(run.model), run.model.num_layers
     if free is None:
         return layers
     fixed = parts["embedding"] + parts["head"] + run.model.width
     per_layer = (sum(parts.values()) - fixed) // layers
-    fitting = int((free * MEMORY_SHARE / BYTES_PER_PARAM - fixed) // per_layer)
+    fitting = int((free * MEMORY_SHARE / bytes_per_param - fixed) // per_layer)
     if fitting < 1:
-        needed = BYTES_PER_PARAM * (fixed + per_layer)
+        needed = bytes_per_param * (fixed + per_layer)
         raise DataError(
             what="Not even one layer of this model fits into the memory of this machine.",
             why=f"It needs {needed:,} bytes; {free:,} are free here, and homing takes {MEMORY_SHARE:.0%} at most.",

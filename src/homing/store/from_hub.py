@@ -35,17 +35,17 @@ def take_from_hub(item: Input, path: str, world: World, tell: Callable[[str, str
     """The file at `path`, with the sha256 of `item`. `tell` hears, now and then, how far it is, and of each new try."""
     taking = _Taking(item, f"{path}.part", world, tell)
     failures, wrong, moved_at = 0, 0, world.monotonic()
+    furthest = taking.num_bytes  # what comes a second time, from a server that always begins anew, is no new byte
     while True:
-        had = taking.num_bytes
         problem, wait_s = taking.go_on()
-        if taking.num_bytes > had:
-            failures, moved_at = 0, world.monotonic()
+        if taking.num_bytes > furthest:
+            failures, moved_at, furthest = 0, world.monotonic(), taking.num_bytes
         if not problem and taking.is_right():
             world.rename(taking.part, path)
             return
         if not problem:
             wrong += 1
-            problem = taking.throw_away()
+            problem, furthest = taking.throw_away(), 0
             if wrong == _TRIES_AT_WRONG_BYTES:
                 raise _failed(item, problem)
         quiet_s = world.monotonic() - moved_at

@@ -62,7 +62,7 @@ def kept(url: str, num_bytes: int, region: str = "", endpoint: str = "") -> Kept
     """`region` and `endpoint` as the environment has them, where the address names none."""
     scheme = scheme_of(url)
     if scheme == "file":
-        return Kept(num_bytes, None, "a folder of one's own")
+        return Kept(num_bytes, None, "in a folder of yours, at no charge")
     if scheme == "hf":
         return Kept(num_bytes, None, "counted against the plan at the Hub")
     if scheme == "modal":

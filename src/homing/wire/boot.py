@@ -60,7 +60,7 @@ class Boot(Orders, _Run):  # in this order: the fields of _Run, which have no de
     fence: int = 0  # the lease under which it was launched; 0: none was taken
     notice_url: str = ""  # where the machine tells of its preemption: any 200 is a notice
     notice_token_url: str = ""  # PUT there gives the token that notice_url asks for, as EC2's metadata service does
-    planned_tokens_per_s: float = 0.0  # 0: nobody knows; a third of it is slow
+    planned_speeds: Dict[str, float] = field(default_factory=dict)  # tokens/s by phase; a third of it is slow
     on_divergence: str = "alert"  # alert | stop
     on_slow: str = "alert"  # alert | stop
     bootstrap: Optional[Bootstrap] = None  # None: the machine has all it needs

@@ -64,6 +64,11 @@ class CheckpointManifest:
     sha256: str = ""  # of this file with this one value left empty: the list that vouches for all is vouched for too
 
 
+def told_checkpoint(manifest: CheckpointManifest) -> str:
+    """As a person knows it: pretrain step 60 of goethe-20260101-000000-abcd."""
+    return f"{manifest.phase} step {manifest.step:,} of {manifest.run_id or manifest.run_name}"
+
+
 @record("pointer", 1)
 @dataclass(frozen=True)
 class Pointer:

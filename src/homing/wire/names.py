@@ -30,6 +30,7 @@ BOOT = "boot.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"  # newer writers keep it here, older ones in the file above
+TURNS = "turns.json"  # what a template writes around what is said, for a trainer that knows no templates
 GENERATION = "generation_config.json"  # how whoever made the weights samples from them, and where it stops
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"  # as peft calls it: what a phase of method lora or qlora has trained

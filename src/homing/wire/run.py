@@ -166,6 +166,7 @@ class PhaseData:
     manifest_sha256: str = ""  # "" while nothing is prepared
     num_train_tokens: int = 0
     num_val_tokens: int = 0
+    question: str = ""  # of chat: the first that a user asks in it
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,7 @@ class Phase:
     rl: Optional[Rl] = None  # of a phase of that kind
     recompute: str = "none"  # none | half | all: blocks whose activations are computed again instead of kept
     offload: str = "none"  # none | optimizer: what lives in the host's memory instead of the card's
+    sample_prompts: List[str] = field(default_factory=list)  # none: those of the run
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,22 @@ def test_the_queue_has_an_end_and_what_waited_is_taken_back(cloud: Cloud, modal:
     assert cloud.billing() == [], "it does not start when a card comes free after all"
 
 
+def test_nobody_waits_in_the_queue_for_a_card_that_would_come_after_the_limit_has_to_land(
+    cloud: Cloud, modal: Modal, tmp_path: Path
+) -> None:
+    """The agent counts from the create call on: a sandbox that begins later would boot, bill for that, and end."""
+    cloud.capacity["T4"] = 0
+    modal.configure({"queue": 30})
+    wanted = order_of(modal, tmp_path, time_limit_s=2.0, started_at=modal._world.now())
+    began = time.monotonic()
+    with pytest.raises(NoOffer, match="had no T4 within") as caught:
+        modal.create(wanted)
+    assert time.monotonic() - began < 15
+    assert "--spend-limit" in caught.value.fix
+    assert "cloud.modal.queue" not in caught.value.fix
+    assert [one.is_running for one in cloud.sandboxes.values()] == [False]
+
+
 def test_what_waits_in_the_queue_is_ours_to_see_and_to_end(cloud: Cloud, modal: Modal, tmp_path: Path) -> None:
     """The launching process was killed while it waited: its mark is all that is known."""
     cloud.capacity["T4"] = 0

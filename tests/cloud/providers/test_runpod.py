@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import email.utils
 import gzip
 import http.server
 import json
@@ -357,6 +358,26 @@ def test_a_pod_whose_disk_was_emptied_is_over_before_the_limit_however_late_it_b
         latest = int(settings["BEGIN_BY"]) - request.order.boot.started_at
         assert latest > 0.3 * min(900, allowed_s)
         assert latest + int(settings["END_WITHIN_S"]) < allowed_s + 2  # whole seconds
+
+
+@pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])
+def test_a_clock_at_home_that_is_wrong_neither_ends_a_new_pod_nor_lets_a_restarted_one_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    """The pod goes by its own clock, which is RunPod's; when it may begin was told by ours."""
+    rig = Rig(tmp_path)
+    real = rig.world.http
+
+    def http(each: HttpRequest) -> HttpResponse:
+        answer = real(each)
+        date = email.utils.formatdate(rig.world.now() + ahead_s, usegmt=True)
+        return dataclasses.replace(answer, headers={**answer.headers, "date": date})
+
+    monkeypatch.setattr(rig.world, "http", http)
+    rig.create()
+    settings = dict(line.split("=", 1) for line in script_of(rig.body()["args"]).splitlines() if "=" in line)
+    latest = int(settings["BEGIN_BY"]) - rig.request.order.boot.started_at
+    assert latest == pytest.approx(1020 + ahead_s, abs=30)
 
 
 def test_the_pod_ends_itself_with_its_own_key_and_no_other_pod(tmp_path: Path) -> None:

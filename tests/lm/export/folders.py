@@ -15,7 +15,7 @@ from torch import Tensor
 
 from homing.hf_config import config_of
 from homing.lm.model import Decoder, count_params
-from homing.lm.model.lora import adapter_config, add_lora, freeze, lora_tensors, merge
+from homing.lm.model.lora import adapter_config, add_lora, freeze, lora_tensors, merge, merged_sha256
 from homing.lm.tokenizer.files import build_tokenizer_json, write_extras
 from homing.lm.tokenizer.specials import SPECIALS
 from homing.lm.tokenizer.train import learn_merges
@@ -110,8 +110,11 @@ def make_adapter(folder: Path, base: Path, kind: str = "qwen2", **lora: Any) -> 
 def make_adapter_on(first: Decoder, folder: Path, base_dir: str) -> Tensor:
     """The checkpoint of a phase of rl with an adapter on top of `first`; returns logits of the two together."""
     make_checkpoint(folder, first.shape.arch, phase="rl")
+    below = json.loads((folder.parent / base_dir / names.ADAPTER_CONFIG).read_text())["homing_base_sha256"]
+    assert first.lora is not None
+    sha256 = merged_sha256(below, first.lora, lora_tensors(first))
     merge(first)
-    sha256 = _adapt(first, Lora(rank=2, alpha=4.0), folder, "rl")
+    _adapt(first, Lora(rank=2, alpha=4.0), folder, "rl")
     seen_from_run = str(Path("checkpoints/rl") / base_dir)
     _write_adapter(first, folder, "rl", {"homing_base_sha256": sha256, "homing_base_dir": seen_from_run})
     ids = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(4))

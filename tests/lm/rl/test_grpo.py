@@ -144,3 +144,18 @@ def test_a_collapse_is_said_once_and_only_when_it_lasts(step: list[Graded], word
     assert len(told) == 1
     assert told[0].startswith("collapsed: warning")
     assert words in told[0]
+
+
+def test_a_phase_without_one_step_to_learn_from_says_so_at_its_end() -> None:
+    told: list[str] = []
+    bad, good = (
+        summary(samples, 2, pass_reward=1.0) for samples in ([graded(0.0)] * 4, [graded(1.0), graded(0.0)] * 2)
+    )
+    for figures in ([bad, bad], [bad, good]):
+        collapse = Collapse(20, lambda kind, text: told.append(f"{kind}: {text}"))
+        for each in figures:
+            collapse.look(each)
+        collapse.look_back()
+    (text,) = told
+    assert text.startswith("learned_nothing: warning: rl has learned nothing: in all 2 steps")
+    assert "(0.000 on average)" in text

@@ -20,7 +20,7 @@ from homing.lm.train.batch import Batch
 from homing.lm.train.loop import train
 from homing.wire import codec, names
 from homing.wire.event import Metric
-from homing.wire.run import Optimizer, Run, Schedule
+from homing.wire.run import Lora, Optimizer, Run, Schedule
 
 RATE = 1e-3
 
@@ -58,11 +58,25 @@ def warm_up(run: Run, folder: Path, num_steps: int) -> None:
     save_file(model.weights_for_disk(), folder / "warm" / names.WEIGHTS)
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run that every method goes on with, its data and its first weights beside it."""
+    folder = tmp_path_factory.mktemp("warm")
+    run = make_learning_run(folder)
+    warm_up(run, folder, num_steps=110)
+    return run
+
+
+ADAPTERS = {"lora": Lora(rank=8, alpha=16.0), "optimizer": Optimizer("adamw", *[8 * RATE] * 4, 0.0)}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_reward_rises_well_above_its_start(tmp_path: Path) -> None:
-    run = make_learning_run(tmp_path)
-    warm_up(run, tmp_path, num_steps=110)
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_reward_rises_well_above_its_start(warm: Run, tmp_path: Path, method: str) -> None:
+    run = warm
+    if method != "full":
+        run = dataclasses.replace(run, phases=[dataclasses.replace(run.phases[0], method=method, **ADAPTERS)])
     train(make_run_dir(tmp_path / "run", run), say=print)
     lines = (tmp_path / "run" / names.METRICS).read_text().splitlines()
     rewards = [codec.loads(Metric, line).more["reward"] for line in lines]

@@ -18,8 +18,9 @@ from small import ADDITION, make_rl_run, small_model
 from tiny import make_run_dir
 
 from homing.errors import RunFailed, UsageError
-from homing.lm.phases.rl import SAMPLES, Reinforce, _stop_ids
+from homing.lm.phases.rl import SAMPLES, Reinforce
 from homing.lm.rl.order import Order
+from homing.lm.rl.prompter import stop_ids_of
 from homing.lm.train.loop import train
 from homing.lm.verify import verify
 from homing.wire import codec, names
@@ -149,9 +150,9 @@ def test_tasks_with_weights_and_a_reward_with_weights_of_its_own_are_learned_fro
 
 def test_whatever_a_family_calls_it_the_end_of_a_turn_or_text_ends_a_sample() -> None:
     llama = {"<|begin_of_text|>": 7, "<|end_of_text|>": 8, "<|eot_id|>": 9, "<|python_tag|>": 10}
-    assert _stop_ids(SimpleNamespace(specials=llama, end_of_text_id=7, stop_ids=[8])) == [7, 8, 9]
+    assert stop_ids_of(SimpleNamespace(specials=llama, end_of_text_id=7, stop_ids=[8])) == [7, 8, 9]
     qwen = {"<|endoftext|>": 3, "<|im_start|>": 4, "<|im_end|>": 5}
-    assert _stop_ids(SimpleNamespace(specials=qwen, end_of_text_id=3, stop_ids=[3])) == [3, 5]
+    assert stop_ids_of(SimpleNamespace(specials=qwen, end_of_text_id=3, stop_ids=[3])) == [3, 5]
 
 
 def with_reward(run: Run) -> Run:
@@ -281,7 +282,6 @@ def test_evaluation_does_not_change_what_training_draws(tmp_path: Path) -> None:
         ({"temperature": 0.0}, "temperature"),
         ({"advantage": "median"}, "advantage"),
         ({"graphs": "yes"}, "graphs"),
-        ({"phase": {"method": "lora"}}, "method"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], word: str) -> None:

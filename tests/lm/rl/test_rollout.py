@@ -12,11 +12,12 @@ from small import make_rl_run, small_model
 
 from homing.errors import RunFailed
 from homing.lm.generate import generate
-from homing.lm.model import Decoder
+from homing.lm.model import Decoder, lora
 from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.draws import BITS, draws, pick_rows
 from homing.lm.rl.rollout import Sampler
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.wire.run import Lora
 
 PROMPTS = [[0, 1, 40, 41, 42, 43], [0, 5, 60], [0, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99], [0, 200]]
 FAMILIES = {
@@ -59,6 +60,57 @@ def test_a_sample_depends_on_its_own_draws_and_not_on_who_is_sampled_with_it(mod
     assert [sample.ids for sample in wanted] == [sample.ids for sample in by_pieces]
     assert [sample.ids for sample in alone] == [sample.ids for sample in wanted[6:9]]
     assert len({tuple(sample.ids) for sample in wanted}) == 12
+
+
+ADAPTERS = {
+    "lora": ("fp32", Lora(rank=4, alpha=8.0)),
+    "dora": ("fp32", Lora(rank=4, alpha=8.0, is_dora=True)),
+    "qlora": ("nf4", Lora(rank=4, alpha=8.0, targets=["q", "v", "down"])),
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_beside_frozen_weights_samples_follow_the_adapters_and_nothing_is_copied(model: Decoder, kind: str) -> None:
+    storage, settings = ADAPTERS[kind]
+    lora.freeze(model, storage)
+    lora.add_lora(model, settings, seed=1)
+    assert all(sampler(model.set_precision(precision))._reader is model for precision in ("bf16", "fp32"))
+    made = sampler(model, temperature=0.0)
+    before = [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))]
+    for turn in (1, 2):  # DoRA's lengths, held in the first, are those of the second
+        with torch.no_grad():
+            for number, tensor in enumerate(lora.lora_tensors(model).values()):
+                tensor += 0.5 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(10 * number + turn))
+        after = [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))]
+        alone = [list(generate(model, prompt, num_tokens=10, temperature=0.0)) for prompt in PROMPTS]
+        assert after == alone != before, "by the adapters as they are now, computed token by token"
+        before = after
+
+
+def test_the_adapters_as_they_were_are_the_frozen_weights_alone_or_a_copy_and_what_learns_is_put_back(
+    model: Decoder,
+) -> None:
+    ids = torch.tensor(PROMPTS[2:3])
+    plain = model(ids).detach()
+    lora.freeze(model, "fp32")
+    lora.add_lora(model, Lora(rank=4, alpha=8.0, targets=["q", "up"]), seed=1)
+    new, learned = lora.adapters_now(model), lora.lora_tensors(model)
+    assert set(new.values()) == {None}
+    for tensor in learned.values():
+        tensor += 0.3
+    with torch.no_grad():
+        moved = model(ids)
+        later = lora.adapters_now(model)
+        with lora.adapters_as(model, new):
+            assert torch.allclose(model(ids), plain, atol=1e-6)
+        assert torch.equal(model(ids), moved)
+        for tensor in learned.values():
+            tensor -= 0.2
+        with lora.adapters_as(model, later):
+            assert torch.equal(model(ids), moved)
+        assert not torch.allclose(model(ids), moved, atol=1e-3)
+    live = lora.lora_tensors(model)
+    assert all(live[name].data_ptr() == learned[name].data_ptr() for name in learned)
 
 
 def test_bf16_samples_come_from_a_lean_copy_that_follows_the_weights(model: Decoder) -> None:
@@ -158,6 +210,26 @@ def test_on_a_card_a_captured_step_gives_what_plain_calls_give(tmp_path: Path, f
                 parameter.neg_()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_on_a_card_a_captured_step_reads_the_adapters_as_they_are_now(tmp_path: Path, kind: str) -> None:
+    storage, settings = ADAPTERS[kind]
+    model = small_model(make_rl_run(tmp_path / "data")).to("cuda")
+    lora.freeze(model, "bf16" if storage == "fp32" else storage)
+    lora.add_lora(model, settings, seed=1)
+    model.set_precision("bf16")
+    plain, captured = sampler(model, graphs="off"), sampler(model, graphs="on")
+    seen = []
+    for turn in range(2):
+        wanted = [sample.ids for sample in plain.sample(PROMPTS, drawn(4, 3))]
+        assert [sample.ids for sample in captured.sample(PROMPTS, drawn(4, 3))] == wanted, turn
+        seen.append(wanted)
+        for tensor in lora.lora_tensors(model).values():
+            tensor += 0.5
+    assert seen[0] != seen[1]
+
+
 class Scripted(torch.nn.Module):
     """Says what it was told to, row by row, whatever it reads: a model with the likeliest token known."""
 
@@ -165,6 +237,7 @@ class Scripted(torch.nn.Module):
         super().__init__()
         self.inner, self.lines, self.said = model, lines, [0] * len(lines)
         self.shape, self.compute_dtype, self.device = model.shape, model.compute_dtype, model.device
+        self.lora = None
         self.model, self.new_cache = model.model, model.new_cache
 
     def forward(self, ids: torch.Tensor, **rest: Any) -> torch.Tensor:

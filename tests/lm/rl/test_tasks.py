@@ -15,7 +15,8 @@ from homing.lm.chat.template import ChatTemplate
 from homing.lm.chat.tokens import ChatTokens
 from homing.lm.generate import ChatTurns
 from homing.lm.rl.order import Order
-from homing.lm.rl.questions import is_held_out, render
+from homing.lm.rl.prompter import Prompter, chatml
+from homing.lm.rl.questions import is_held_out
 from homing.lm.rl.tasks import Asked, open_task
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE
@@ -29,7 +30,8 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def opened(tmp_path: Path, tokenizer: Tokenizer, seed: int = 7, room: int = 400, **task: Any) -> Asked:
-    return open_task(RlTask(**task), 0, seed=seed, tokenizer=tokenizer, data_dir=tmp_path, room=room)
+    prompter = Prompter(tmp_path, tokenizer)
+    return open_task(RlTask(**task), 0, seed=seed, tokenizer=tokenizer, prompter=prompter, data_dir=tmp_path, room=room)
 
 
 def write(path: Path, entries: list[Any]) -> str:
@@ -109,7 +111,7 @@ def test_prompts_may_be_text_messages_or_ids(tmp_path: Path, tokenizer: Tokenize
 
 
 def test_what_a_question_spells_stays_text(tokenizer: Tokenizer) -> None:
-    ids = render(tokenizer, [{"role": "user", "content": "<|im_end|>"}])
+    ids = chatml(tokenizer, [{"role": "user", "content": "<|im_end|>"}])
     assert ids.count(tokenizer.specials["<|im_end|>"]) == 1
 
 
@@ -130,7 +132,7 @@ def test_a_prompt_is_what_the_template_of_the_export_and_of_sft_gives(
 ) -> None:
     template = ChatTemplate(CHAT_TEMPLATE, {"bos_token": "<|endoftext|>"})
     rendered = Renderer(template, ChatTokens(tmp_path / "data")).prompt(messages)
-    assert list(render(tokenizer, messages)) == rendered
+    assert list(chatml(tokenizer, messages)) == rendered
 
 
 def test_every_bad_line_is_named_with_its_number(tmp_path: Path, tokenizer: Tokenizer) -> None:

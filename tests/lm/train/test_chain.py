@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import (
     SPECIALS,
     make_data,
@@ -33,10 +33,12 @@ from homing.lm.chat.order import ChatOrder, ChatSource
 from homing.lm.chat.prepare import prepare_chat
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE
 from homing.lm.train.loop import train
+from homing.lm.verify import verify
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.data import DataManifest
 from homing.wire.event import Metric
-from homing.wire.run import Base, Lora, Optimizer, PhaseData, Run, Schedule
+from homing.wire.run import Base, Lora, Optimizer, PhaseData, Run, RunInput, Schedule
 
 NAME = "My name is Moss."
 ADAM = Optimizer("adamw", 0.01, 0.01, 0.01, 0.01, 0.0)
@@ -192,6 +194,47 @@ def test_an_adapter_is_not_put_beside_other_weights(
         go(tmp_path / "sft", dataclasses.replace(run, phases=[moved]))
 
 
+def test_weights_of_another_tokenizer_are_refused_by_the_trainer_too(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
+) -> None:
+    run = make_chain(data_dir, chat, more_text)
+    go(tmp_path / "first", dataclasses.replace(run, phases=run.phases[:1]))
+    # As a launch sends it: the folder has another name there, and run.json says where it lay at home.
+    start = tmp_path / "data" / "start-sft"
+    shutil.copytree(tmp_path / "first" / names.CHECKPOINTS / "pretrain" / names.step_dir(4), start)
+    sent = RunInput(f"start-sft/{names.WEIGHTS}", f"/home/anna/models/tiny/{names.WEIGHTS}", "")
+    sft = dataclasses.replace(run.phases[2], init_from="../data/start-sft")
+    alone = dataclasses.replace(run, phases=[sft], inputs=[sent])
+    said = go(tmp_path / "second", alone)
+    assert f"Starting from the weights of models/tiny, pretrain step 4 of {run.id}." in said
+
+    tokenizer = json.loads((start / names.TOKENIZER).read_text())
+    (start / names.TOKENIZER).write_text(json.dumps(tokenizer, indent=3))
+    go(tmp_path / "third", alone)  # the same ids in other bytes
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (start / names.TOKENIZER).write_text(json.dumps(tokenizer))
+    with pytest.raises(DataError, match="another tokenizer than the data") as caught:
+        go(tmp_path / "fourth", alone)
+    assert str(start / names.TOKENIZER) in caught.value.why
+    assert str(data_dir / names.TOKENIZER) in caught.value.why
+    opened = dataclasses.replace(run, base=Base("hf:moss/moss@abc", str(start)), phases=run.phases[2:])
+    with pytest.raises(DataError, match="another tokenizer than the data"):
+        go(tmp_path / "fifth", opened)
+
+
+def test_text_of_a_phase_in_the_ids_of_another_tokenizer_is_refused(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
+) -> None:
+    run, folder = make_chain(data_dir, chat, more_text), tmp_path / "text"
+    shutil.copytree(more_text.dir, folder)
+    manifest = codec.loads(DataManifest, (folder / names.MANIFEST).read_bytes())
+    (folder / names.MANIFEST).write_text(codec.dumps(dataclasses.replace(manifest, tokenizer_sha256="0" * 64)))
+    mid = dataclasses.replace(run.phases[1], data=own_data(folder, "text"))
+    with pytest.raises(DataError, match="encoded with another tokenizer"):
+        go(tmp_path / "run", dataclasses.replace(run, phases=[mid]))
+
+
 def test_open_weights_without_text_of_the_run(tmp_path: Path, data_dir: Path, chat: PhaseData) -> None:
     run = make_chain(data_dir, chat, chat)
     go(tmp_path / "first", dataclasses.replace(run, phases=run.phases[:1]))
@@ -265,3 +308,58 @@ def test_samples_of_a_chat_without_the_marks_of_turns_are_said_to_be_plain_once_
     assert [(event["kind"], event["phase"]) for event in events if event["kind"] == "samples_plain"] == [
         ("samples_plain", "sft")
     ]
+
+
+def test_verify_opens_the_weights_and_the_conversations_that_the_chosen_phase_begins_with(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
+) -> None:
+    run = make_chain(data_dir, chat, more_text)
+    whole = verify(run, tmp_path)
+    assert (whole.phase, whole.weights, whole.num_adapter_params) == ("pretrain", "fresh ones", 0)
+    assert whole.left_out == ["mid: it begins with what pretrain makes.", "sft: it begins with what mid makes."]
+    longer = dataclasses.replace(run.phases[0], num_steps=40, schedule=Schedule("wsd", 2, 20, 0.0), save_every=40)
+    go(tmp_path / "first", dataclasses.replace(run, phases=[longer]))
+    start = tmp_path / "first" / names.CHECKPOINTS / "pretrain" / names.step_dir(40)
+
+    sft = dataclasses.replace(run.phases[2], init_from=str(start))
+    report = verify(dataclasses.replace(run, phases=[sft]), tmp_path)
+    assert report.is_ok, report.problems
+    assert report.weights == f"{start.relative_to(tmp_path)}, pretrain step 40 of {run.id}"
+    assert str(chat.dir) in report.batch
+    assert "of which" in report.batch, "what the assistant says alone"
+    assert report.left_out == []
+    fresh = verify(dataclasses.replace(run, phases=run.phases[2:]), tmp_path)
+    assert abs(report.loss - fresh.loss) > 0.02, "not those of fresh weights"
+
+    # The same model beside adapters, as open weights: what learns is counted, and nothing is said to be dead.
+    adapters = dataclasses.replace(run.phases[2], method="lora", lora=Lora(rank=2))
+    opened = dataclasses.replace(run, base=Base("hf:moss/moss@abc", str(start)), phases=[adapters])
+    beside = verify(opened, tmp_path)
+    assert beside.is_ok, beside.problems
+    assert beside.weights == "hf:moss/moss@abc"
+    assert beside.num_adapter_params == 2 * 2 * (32 + 32 + 32 + 16 + 32 + 16 + 32 + 32 + 3 * (32 + 64))
+    assert beside.loss == pytest.approx(report.loss, abs=1e-3), "new adapters change nothing"
+
+    absent = dataclasses.replace(opened, base=Base("hf:moss/moss@abc", str(tmp_path / "papers")))
+    without = verify(absent, tmp_path)
+    assert without.weights == "random ones of that shape"
+    assert without.left_out == ["The weights of hf:moss/moss@abc: they are not here."]
+
+
+def test_verify_says_where_weights_do_not_know_the_data(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
+) -> None:
+    run = make_chain(data_dir, chat, more_text)
+    go(tmp_path / "first", dataclasses.replace(run, phases=run.phases[:1]))
+    start = tmp_path / "first" / names.CHECKPOINTS / "pretrain" / names.step_dir(4)
+    weights = load_file(start / names.WEIGHTS)
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].flip(0).contiguous() * 40
+    base = tmp_path / "base"
+    base.mkdir()
+    for name in ("config.json", names.TOKENIZER):
+        shutil.copyfile(start / name, base / name)
+    save_file(weights, base / names.WEIGHTS)
+    mid = dataclasses.replace(run.phases[1], init_from=str(base))
+    report = verify(dataclasses.replace(run, phases=[mid]), tmp_path)
+    assert report.is_ok, "it may be right"
+    assert "above what guessing gives" in report.notes[0]

@@ -317,9 +317,15 @@ def test_a_final_save_that_fails_is_a_failure(tmp_path: Path, data_dir: Path, mo
         raise RunFailed("It could not be written.", os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(checkpoint, "save", full)
-    with pytest.raises(RunFailed):
-        go(tmp_path, make_run(data_dir, num_steps=2))
+    said: list[str] = []
+    with pytest.raises(RunFailed) as caught:
+        train(make_run_dir(tmp_path, make_run(data_dir, num_steps=2)), say=said.append)
     assert outcome(tmp_path).state == "failed"
+    assert caught.value.what.startswith("The run cannot end: its checkpoint of step 2 could not be written to ")
+    assert caught.value.why == os.strerror(errno.ENOSPC)
+    assert "checkpoint.keep_last" in caught.value.fix
+    assert caught.value.fix.endswith("begins anew, for none was saved before.")
+    assert not [line for line in said if "could not be written" in line], "it is said once, by the error"
 
 
 def test_a_run_that_needs_a_gpu_never_runs_on_the_cpu(

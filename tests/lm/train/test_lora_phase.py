@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from tiny import make_data, make_run, make_run_dir
 
 from homing.errors import IntegrityError
+from homing.lm.generate.load import load_for_use
+from homing.lm.model import lora
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.loop import train
 from homing.wire import codec, names
@@ -137,13 +139,39 @@ def test_an_adapter_on_top_of_an_adapter_is_put_together_with_all_below_it(
     data_dir, base_run = base
     start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
     first = make_run(data_dir, **{"num_steps": 8, "optimizer": ADAM, **LORA, "init_from": str(start)})
-    second = dataclasses.replace(first.phases[0], kind="mid", init_from="")
+    other = Lora(rank=2, alpha=8.0, targets=["q", "down"])
+    second = dataclasses.replace(first.phases[0], kind="mid", init_from="", lora=other)
     go(tmp_path / "a", dataclasses.replace(first, phases=[first.phases[0], second]))
     checkpoints = tmp_path / "a" / names.CHECKPOINTS
     places = {kind: str(checkpoints / kind / names.step_dir(8)) for kind in ("pretrain", "mid")}
     still = {"kind": "mid", "num_steps": 2, "optimizer": STILL}
     go(tmp_path / "b", make_run(data_dir, **still, init_from=places["mid"], init_base=places["pretrain"]))
     assert losses(tmp_path / "b", "mid")[-1][3] == pytest.approx(losses(tmp_path / "a", "mid")[-1][3], abs=1e-3)
+
+
+@pytest.mark.parametrize("method", [LORA, QLORA], ids=["lora", "qlora"])
+def test_a_phase_of_the_same_adapters_goes_on_with_them_beside_the_weights_they_stood_beside(
+    method: dict[str, Any], base: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data_dir, base_run = base
+    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    first = make_run(data_dir, **{"num_steps": 8, "optimizer": ADAM, **method, "init_from": str(start)})
+    no_dropout = Lora(rank=4, alpha=8.0, targets=list(lora.TARGETS))
+    second = dataclasses.replace(
+        first.phases[0], kind="mid", init_from="", num_steps=2, optimizer=STILL, lora=no_dropout
+    )
+    go(tmp_path / "a", dataclasses.replace(first, phases=[first.phases[0], second]))
+    folders = [
+        tmp_path / "a" / names.CHECKPOINTS / kind / names.step_dir(step) for kind, step in (("pretrain", 8), ("mid", 2))
+    ]
+    before, after = (load_file(folder / names.ADAPTER) for folder in folders)
+    assert all(torch.allclose(before[name], after[name], atol=1e-5) for name in before), "no new ones, which begin at 0"
+    assert losses(tmp_path / "a", "mid")[-1][3] == pytest.approx(losses(tmp_path / "a", "pretrain")[-1][3], abs=1e-4)
+    told = [json.loads((folder / names.ADAPTER_CONFIG).read_text()) for folder in folders]
+    assert told[0]["homing_base_sha256"] == told[1]["homing_base_sha256"], "still one adapter of the first weights"
+    assert [paper["homing_base_stage"] for paper in told] == [0, 0]
+    model, _ = load_for_use(folders[1], "cpu", precision="fp32")
+    assert model.lora is None
 
 
 def test_another_base_under_the_same_adapter_is_refused(base: tuple[Path, Path], tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ class Aws:
         running_s = min(_RUNNING_S, request.order.start_within_s)
         late = StartTimeout(
             what=f"{instance_id} was not running within {running_s:.0f} s.",
-            fix=f"Try again: homing launch {request.order.run_name}",
+            fix=f"Try again: {request.order.words.to('launch')}",
         )
         wait_until(lambda: self._is_up(instance_id), timeout_s=running_s, every_s=_LOOK_S, world=self._world,
                    by=request.order.start_by, on_timeout=late)  # fmt: skip

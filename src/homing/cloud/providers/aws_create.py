@@ -193,7 +193,7 @@ class Creation:
         raise CreateFailed(
             what=f"aws did not start {request.offer.name}: it gave no clear answer.",
             why=f"{problem}. Its list was looked at {_LOOKS} times and showed nothing under {request.mark}.",
-            fix=f"Try again: homing launch {request.order.run_name}",
+            fix=f"Try again: {request.order.words.to('launch')}",
         )
 
     def _run_when_known(self, region: str, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class Creation:
         return NoOffer(
             what=f"aws cannot start {request.offer.name} now.",
             why=why,
-            fix=f"Take another: homing plan {request.order.run_name}   ({other}another type, or cloud.aws.regions)",
+            fix=f"Take another: {request.order.words.to('plan')}   ({other}another type, or cloud.aws.regions)",
         )
 
 

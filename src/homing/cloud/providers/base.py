@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from homing.cloud.words import Words
 from homing.errors import HomingError
 from homing.gpus import find_gpu
 from homing.units import format_bytes, format_usd
@@ -119,6 +120,12 @@ class Order:
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # environment of the agent, never written down
     start_within_s: float = math.inf  # so long hand_over may wait: then the limit leaves no time to train
     start_by: float = math.inf  # the same by the clock at home, which goes on while a laptop sleeps
+    typed: str = ""  # the run as a person typed it; with is_resume for the commands in errors alone
+    is_resume: bool = False
+
+    @property
+    def words(self) -> Words:
+        return Words(self.run_name, self.typed, self.is_resume)
 
 
 @dataclass(frozen=True)

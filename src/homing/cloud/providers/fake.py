@@ -311,7 +311,7 @@ def _refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
     return NoOffer(
         what=f"fake cannot start {request.offer.name} now.",
         why=exc.text,
-        fix=f"Take another offer: homing plan {request.order.run_name}",
+        fix=f"Take another offer: {request.order.words.to('plan')}",
     )
 
 

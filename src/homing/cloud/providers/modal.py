@@ -3,7 +3,8 @@
     name       unique among the running sandboxes of our app: create twice is create once, by Modal's own word
     tags       owner, mark, rate and time of the create call: what Modal's own list does not tell
     timeout    in the create call, from the limits; it cannot be changed afterwards, and is a day at most
-    queue      where no GPU is free Modal lets it wait; so long as the run file says, then it is taken back
+    queue      where no GPU is free Modal lets it wait, for nothing; so long as the run file says and the limit leaves
+               time to train, then it is taken back
 
 The account's token stays at home. By the SDK, imported on first use; see modal_api for its calls and their deadlines.
 """
@@ -207,7 +208,9 @@ class Modal:
         return Size(float(self._settings["cores"]), int(self._settings["memory"]))
 
     def _post(self, request: Request, folder: Path) -> dict[str, Any]:
-        began, queue_s = self._world.monotonic(), float(self._settings["queue"])
+        began, told_s = self._world.monotonic(), float(self._settings["queue"])
+        # The agent counts from the create call on: a card that comes after its landing would be rented for nothing.
+        queue_s = min(told_s, modal_box.start_within_s(request.order.boot, self._world.now()))
         wanted = self._wanted(request, folder)
         argv = modal_box.entry_argv(request.argv)
         try:
@@ -221,10 +224,13 @@ class Modal:
             if self._world.monotonic() - began < queue_s:
                 raise
             self._take_back(request)
+            longer = "wait longer: cloud.modal.queue"
+            if queue_s < told_s:
+                longer = "a higher --spend-limit: this one left no more time to wait and to train"
             raise NoOffer(
                 what=f"modal had no {request.offer.name} within {format_duration(queue_s)}.",
                 why="Modal lets a sandbox wait until a GPU is free; it was taken back.",
-                fix=f"Take another card: homing plan {request.order.run_name}   or wait longer: cloud.modal.queue",
+                fix=f"Take another card: {request.order.words.to('plan')}   or {longer}",
             ) from exc
         return {"id": sandbox.object_id, "sandbox": sandbox}
 
@@ -314,5 +320,5 @@ def _refused(exc: Unwelcome, request: Request) -> HomingError:
     return NoOffer(
         what=f"modal cannot start {request.offer.name} now.",
         why=exc.why,
-        fix=f"Take another offer: homing plan {request.order.run_name}   The plan's own limits: modal.com/settings",
+        fix=f"Take another offer: {request.order.words.to('plan')}   The plan's own limits: modal.com/settings",
     )

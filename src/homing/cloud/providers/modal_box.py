@@ -31,7 +31,18 @@ from homing.wire.limit import LAND, PROVIDER, allowed_s, reserve_s
 from homing.wire.orders import EndBilling
 from homing.world import World
 
-__all__ = ["MOUNT", "PYTHON", "entry_argv", "make_image", "parcel", "place", "timeout_s", "told", "volume_of"]
+__all__ = [
+    "MOUNT",
+    "PYTHON",
+    "entry_argv",
+    "make_image",
+    "parcel",
+    "place",
+    "start_within_s",
+    "timeout_s",
+    "told",
+    "volume_of",
+]
 
 MOUNT = f"{ROOT}/store"  # where the Volume lies in a sandbox
 PYTHON = "python3"
@@ -96,6 +107,14 @@ def timeout_s(boot: Boot) -> int:
     allowed = _allowed_s(boot)
     left = allowed - reserve_s(PROVIDER, allowed, boot.stop_grace_s) if math.isfinite(allowed) else math.inf
     return max(_LEAST_S, int(min(left, LIFETIME_S)))
+
+
+def start_within_s(boot: Boot, now: float) -> float:
+    """How long it may still take to begin: until the moment at which it would have to land. By home's clock."""
+    allowed = _allowed_s(boot)
+    if math.isinf(allowed):
+        return allowed
+    return max(1.0, allowed - reserve_s(LAND, allowed, boot.stop_grace_s) - max(0.0, now - boot.started_at))
 
 
 def make_image(door: Door, settings: Mapping[str, Any], store: str) -> Any:

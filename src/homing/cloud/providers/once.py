@@ -56,7 +56,7 @@ class Once:
             raise CreateFailed(
                 what=f"{self.name} did not start {request.offer.name}: asked {TRIES} times, it gave no clear answer.",
                 why=f"Its list was looked at {LOOKS} times in between and showed nothing under {request.mark}.",
-                fix=f"Try again: homing launch {request.order.run_name}",
+                fix=f"Try again: {request.order.words.to('launch')}",
             )
         if num_unsure:
             self._end_twins(request.mark, made)

@@ -77,6 +77,7 @@ _BILL_EVERY_S = 300.0
 _SSH_S = 120.0  # until a pod that was just made shows its address
 _TIMER_S = 300.0  # beyond the start limit: then the pod's own timer ends what nobody took over
 _LATE_S = 120.0  # beyond the start limit, clocks being what they are: who begins after that has been here before
+_SAME_CLOCK_S = 10.0  # an answer's Date has whole seconds and was a while on its way: less is no difference
 _ENVIRONMENT_BYTES = 15 * 10**9  # torch with its CUDA parts, unpacked, and what pip keeps meanwhile
 _LEAST_DISK_GB = 20
 _SPARE = 1.1
@@ -364,7 +365,7 @@ class Runpod:
         """How long the pod's own timer waits for somebody to take over, and until when a first command may begin.
 
         A restart empties the disk, so that one which begins in time may be the second; also its timer, which then
-        starts anew, must be over before the limit.
+        starts anew, must be over before the limit. It goes by the clock there, and ours may be hours away from that.
         """
         boot, start_s = request.order.boot, float(self._settings["start_limit"])
         limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
@@ -372,7 +373,8 @@ class Runpod:
         allowed = allowed_s(rate, limit, before, boot.time_limit_s)
         usable = allowed - reserve_s(DEAD_MAN, allowed) if math.isfinite(allowed) else math.inf
         end_within_s = min(start_s + _TIMER_S, usable / 2)
-        return end_within_s, boot.started_at + min(start_s + _LATE_S, usable - end_within_s)
+        skew_s = self._api.skew_s if abs(self._api.skew_s) > _SAME_CLOCK_S else 0.0
+        return end_within_s, boot.started_at + skew_s + min(start_s + _LATE_S, usable - end_within_s)
 
     def _volume_to_mount(self) -> Volume | None:
         told, volume = self._settings, self._volume()

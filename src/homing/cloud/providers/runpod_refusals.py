@@ -14,19 +14,18 @@ _NO_CAPACITY = ("no longer any instances available", "not enough free gpus")
 
 
 def refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
-    run = request.order.run_name
+    plan = request.order.words.to("plan")
     if exc.status == 400 and any(words in exc.text.lower() for words in _NO_CAPACITY):
         return NoOffer(
             what=f"runpod cannot start {request.offer.name} now.",
             why=exc.text,
-            fix=f"Take another offer: homing plan {run}",
+            fix=f"Take another offer: {plan}",
         )
     told = {
         402: ("RunPod's balance is too low to start anything.", f"Add credit: {CONSOLE}/user/billing"),
         403: (
             f"RunPod does not let this key start {request.offer.name}.",
-            f"Give {KEY_ENV} the right to write pods at {CONSOLE}/user/settings, or take another offer:"
-            f" homing plan {run}",
+            f"Give {KEY_ENV} the right to write pods at {CONSOLE}/user/settings, or take another offer: {plan}",
         ),
         404: ("RunPod does not know what the pod was to be made of.", "Check cloud.runpod.template and .registry"),
         422: ("RunPod does not accept this pod.", "Check cloud.runpod in the run file: homing explain cloud.runpod"),

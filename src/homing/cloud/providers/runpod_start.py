@@ -92,7 +92,7 @@ class Start:
             raise StartTimeout(
                 what=f"{self.id} is gone before it could be reached.",
                 why="RunPod does not know the pod any more: somebody ended it, or it lost its host.",
-                fix=f"Try again: homing launch {self._run}",
+                fix=f"Try again: {self.request.order.words.to('launch')}",
             )
         if not instance.is_running:
             raise StartTimeout(
@@ -103,7 +103,7 @@ class Start:
         if instance.rate_usd_per_hour > offered:
             raise CreateFailed(
                 what=f"runpod started {self.id} at ${instance.rate_usd_per_hour}/h; it had offered ${offered}/h.",
-                fix=f"See the offers of now: homing plan {self._run}",
+                fix=f"See the offers of now: {self.request.order.words.to('plan')}",
                 instance_id=self.id,
             )
 

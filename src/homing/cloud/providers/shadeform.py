@@ -361,7 +361,7 @@ class Shadeform:
         raise CreateFailed(
             what=f"Shadeform started {request.mark} without the guard that was asked for; it is to be destroyed.",
             why=f"Read back: {why}.",
-            fix=f"Try again: homing launch {request.order.run_name}   See {self.page}",
+            fix=f"Try again: {request.order.words.to('launch')}   See {self.page}",
             instance_id=instance_id,
         )
 
@@ -392,7 +392,7 @@ class Shadeform:
                 raise StartTimeout(
                     what=f"Shadeform could not start {request.offer.name}.",
                     why=instance.detail,
-                    fix=f"Take another offer: homing plan {request.order.run_name}   See {self.page}",
+                    fix=f"Take another offer: {request.order.words.to('plan')}   See {self.page}",
                 )
             connection = self.connection(instance_id) if instance.state == "ready" else None
             found.extend([connection] if connection is not None else [])
@@ -403,7 +403,7 @@ class Shadeform:
             why="cloud.shadeform.start_limit is that long."
             if within_s == self._start_s
             else "Its limit leaves no more time for it to start and to train.",
-            fix=f"Take another offer: homing plan {request.order.run_name}   See {self.page}",
+            fix=f"Take another offer: {request.order.words.to('plan')}   See {self.page}",
         )
         wait_until(is_there, timeout_s=within_s, every_s=_LOOK_EVERY_S, world=self._world, by=request.order.start_by,
                    on_timeout=late)  # fmt: skip
@@ -466,7 +466,7 @@ def _refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:
         return NoOffer(
             what=f"Shadeform cannot start {request.offer.name} now.",
             why=exc.text,
-            fix=f"Take another offer: homing plan {request.order.run_name}",
+            fix=f"Take another offer: {request.order.words.to('plan')}",
         )
     if "INSUFFICIENT_FUNDS" in exc.text:
         return Unwelcome(

@@ -8,6 +8,7 @@ fits, or not at all, and each is counted. Without a renderer (no tokenizer yet) 
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class Doctor:
     files: list[FileReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    lengths: dict[str, array[int]] = field(default_factory=dict)  # by side: the context that each needs to be whole
     tell: Callable[[int], None] = lambda num_bytes: None  # how much of the file has been read, now and then
     _seen: dict[str, dict[bytes, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
     _held_out: dict[bytes, str] = field(default_factory=dict)
@@ -149,6 +151,9 @@ class Doctor:
         if self.renderer is not None:
             rows = self.renderer.render_all([conversation for _, conversation, _ in some])
         for (line, conversation, is_cut), row in zip(some, rows, strict=True):
+            if not isinstance(row, Fault) and row:
+                longest = max(len(example.up_to_answer().ids) for example in row)
+                self.lengths.setdefault(report.side, array("L")).append(longest - 1)
             try:
                 examples, shortened = self._fit(row)
             except Fault as fault:

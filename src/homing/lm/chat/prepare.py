@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -28,9 +29,10 @@ from homing.wire.codec import WireError, dumps, loads
 from homing.wire.data import DataManifest, SourceFile, Split
 from homing.wire.names import MANIFEST
 
-__all__ = ["REPORT", "Prepared", "prepare_chat"]
+__all__ = ["MOST", "REPORT", "Prepared", "prepare_chat"]
 
 REPORT = "report.json"
+MOST = 0.9  # so many of the conversations should be learned from whole
 _MOST_FAULTS = 0.5  # of a file's lines: beyond it the file is not what it was taken for
 _TOLD = 200  # findings kept in the report; all are counted
 
@@ -127,16 +129,25 @@ def _write_all(
     num_given = writers["val"].num_conversations  # by validation files, which count to the first source below
     for source, files in zip(order.chat, inputs.chat, strict=True):
         before = {name: writer.num_conversations for name, writer in writers.items()}
+        question = ""
         for file in files:
             for kept in examine(file, "train"):
                 is_val = bool(held_out) and kept.conversation.loose_digest() in held_out
                 _append(writers["val" if is_val else "train"], kept)
+                question = question or _question(kept)
         num = {name: writer.num_conversations - before[name] for name, writer in writers.items()}
         num["val"] += num_given
         num_given = 0
-        sources.append({"path": source.path, "weight": source.weight, "repeat": source.repeat, "num": num})
+        made = {"path": source.path, "weight": source.weight, "repeat": source.repeat, "num": num, "question": question}
+        sources.append(made)
     copies = copies_of(order.chat, [source["num"]["train"] for source in sources])
     return [{**source, "copies": copy} for source, copy in zip(sources, copies, strict=True)]
+
+
+def _question(kept: Kept) -> str:
+    """The first that a user asks, for samples: the model is asked what it learns to answer."""
+    turns = (str(turn["content"]) for turn in kept.conversation.messages if turn["role"] == "user")
+    return next((turn for turn in turns if turn.strip()), "")
 
 
 def _append(writer: ConversationWriter, kept: Kept) -> None:
@@ -218,8 +229,20 @@ def _report(doctor: Doctor, manifest: DataManifest) -> dict[str, Any]:
         "counts": dict(doctor.counts),
         "findings": [asdict(finding) for finding in doctor.told()[:_TOLD]],
         "num_faults": doctor.num_faults,
+        "fit": _fit(doctor, manifest.settings["context"]),
         "rows_per_epoch": manifest.settings["rows_per_epoch"],
         "padding": manifest.settings["padding"],
+    }
+
+
+def _fit(doctor: Doctor, context: int) -> dict[str, Any]:
+    """How many of the conversations are longer than the context, and the one in which nearly all are whole."""
+    needed = sorted(length for lengths in doctor.lengths.values() for length in lengths)
+    return {
+        "num_conversations": len(needed),
+        "num_too_long": sum(length > context for length in needed),
+        "context": context,
+        "context_for_most": needed[math.ceil(MOST * len(needed)) - 1] if needed else 0,
     }
 
 
@@ -244,6 +267,7 @@ def _find_finished(target: Path, settings: dict[str, Any], inputs: ChatInputs) -
         manifest = loads(DataManifest, (target / MANIFEST).read_bytes())
         report = json.loads((target / REPORT).read_bytes())
         stamps = report.pop("stamps")
+        report["fit"]["context_for_most"]  # a report of before it was told is made anew
     except (OSError, WireError, ValueError, KeyError, TypeError):
         return None
     if manifest.settings.get("order") != json.loads(json.dumps(settings)):

@@ -33,11 +33,14 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatTemplate:
-    def __init__(self, source: str, names: dict[str, str], *, path: str = "") -> None:
-        """`names` are the special tokens that a template may ask for: bos_token, eos_token, ..."""
+    def __init__(
+        self, source: str, names: dict[str, str], *, path: str = "", now: datetime.datetime | None = None
+    ) -> None:
+        """`names` are the special tokens that a template may ask for: bos_token, eos_token, ... `now`: the time
+        that it is told; the clock's where none is given."""
         self.source, self.names, self.path = source, names, path
         self.has_generation = _GENERATION.search(source) is not None
-        self._environment = _environment()
+        self._environment = _environment(now or datetime.datetime.now())
         try:
             self._template = self._environment.from_string(source)
         except TemplateSyntaxError as exc:
@@ -77,7 +80,7 @@ class ChatTemplate:
             raise Fault("template", f"the chat template fails on it: {type(exc).__name__}: {exc}") from exc
 
 
-def find_template(folder: Path) -> ChatTemplate | None:
+def find_template(folder: Path, *, now: datetime.datetime | None = None) -> ChatTemplate | None:
     """None where the folder has none. `folder` holds a tokenizer: data, a checkpoint, or somebody's model."""
     config: dict[str, Any] = {}
     path = folder / TOKENIZER_CONFIG
@@ -90,9 +93,9 @@ def find_template(folder: Path) -> ChatTemplate | None:
             raise DataError(f"{path} cannot be read.", why=why, fix="Fetch it again.") from exc
     names = {name: text for name in _NAMES if (text := _token(config.get(name)))}
     if (folder / TEMPLATE).is_file():
-        return ChatTemplate(_read(folder / TEMPLATE), names, path=str(folder / TEMPLATE))
+        return ChatTemplate(_read(folder / TEMPLATE), names, path=str(folder / TEMPLATE), now=now)
     source = _default(config.get("chat_template"))
-    return ChatTemplate(source, names, path=str(path)) if source else None
+    return ChatTemplate(source, names, path=str(path), now=now) if source else None
 
 
 def _read(path: Path) -> str:
@@ -179,14 +182,14 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
+    """`now` once, so that all conversations of one prep have one date."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    began = datetime.datetime.now()  # once, so that all conversations of one prep have one date
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = began.strftime
+    environment.globals["strftime_now"] = now.strftime
     environment.globals["dict"] = _SafeDict()
     environment.globals["namespace"] = _SafeNamespace
     return environment

@@ -25,7 +25,8 @@ from homing.lm.model import Decoder
 from homing.lm.rl.answers import is_right_number, is_right_text
 from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.draws import draws, source
-from homing.lm.rl.questions import is_held_out, render
+from homing.lm.rl.prompter import chatml
+from homing.lm.rl.questions import is_held_out
 from homing.lm.rl.rollout import Sample, Sampler
 from homing.lm.rl.tasks import JUDGES, MAKERS
 from homing.lm.rl.watch import pass_at_k
@@ -171,7 +172,7 @@ def _prompter(folder: Path, tokenizer: Tokenizer) -> _Prompter:
     template = find_template(folder)
     stop_ids = {*tokenizer.stop_ids, tokenizer.end_of_text_id, *_marker(tokenizer)}
     if template is None:
-        return _Prompter("ChatML", lambda text: [*render(tokenizer, [_user(text)])], sorted(stop_ids))
+        return _Prompter("ChatML", lambda text: [*chatml(tokenizer, [_user(text)])], sorted(stop_ids))
     renderer = Renderer(template, ChatTokens(folder))
     end_id = renderer.end_id()
     stops = sorted(stop_ids | ({end_id} if end_id is not None else set()))

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from homing.errors import UsageError
+from homing.install import pip_install
 from homing.lm.export.folder import write_tokenizer
 from homing.lm.export.opened import Opened
 from homing.lm.export.whole import write_json
@@ -61,7 +62,7 @@ def open_with_peft(base: Path) -> Any:
         raise UsageError(
             what="An adapter is proven by peft, which is not installed.",
             why="Without it nobody has seen that the folder opens.",
-            fix="pip install peft",
+            fix=pip_install("export"),
         ) from exc
     from transformers import AutoModelForCausalLM
 

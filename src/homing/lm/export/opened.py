@@ -55,10 +55,10 @@ class Opened:
     @property
     def was_taught_turns(self) -> bool:
         """Whether its last phase of ours asked it in turns: then a reader needs the template that wrote them. rl asks
-        so where the tokenizer has the marks; else its questions are bare ids."""
+        so where there is one, or the tokenizer has the marks of ChatML; else its questions are bare ids."""
         phases = self.card.run.phases if self.card.run is not None else []
         of_chat = [phase.kind for phase in phases if phase.data is not None and phase.data.kind == "chat"]
-        asks = self.card.phase == "rl" and IM_START in self.tokenizer.specials
+        asks = self.card.phase == "rl" and (self.template is not None or IM_START in self.tokenizer.specials)
         return asks or self.card.phase == "sft" or self.card.phase in of_chat
 
     @property

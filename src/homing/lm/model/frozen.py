@@ -112,6 +112,14 @@ class Adapter(nn.Module):
         self.magnitude: nn.Parameter | None = None
         self.scale, self.dropout, self.clock = 1.0, 0.0, clock
         self.salt = torch.tensor(salt, dtype=torch.int64, device="cpu")  # no buffer: it stays on the CPU
+        self.lengths: Tensor | None = None  # of DoRA, as of when they were held
+        self.is_held = False
+
+    @torch.no_grad()
+    def hold_lengths(self, weight: FrozenWeight) -> None:
+        found = row_norms(weight, self)
+        self.lengths = found if self.lengths is None else self.lengths.copy_(found)
+        self.is_held = True
 
 
 class FrozenLinear(nn.Module):
@@ -183,7 +191,8 @@ def _as_dora(
         if adapter is None or adapter.magnitude is None:
             factors.append(torch.ones(weight.shape[0], device=y.device))
         else:
-            factors.append(adapter.magnitude / row_norms(weight, adapter))
+            lengths = adapter.lengths if adapter.is_held else None
+            factors.append(adapter.magnitude / (row_norms(weight, adapter) if lengths is None else lengths))
     y = y * torch.cat(factors).to(y.dtype)
     return y if biases[0] is None else y + torch.cat([bias for bias in biases if bias is not None]).to(y.dtype)
 

@@ -8,6 +8,8 @@
     model.weights_for_disk() / load_weights(tensors)     of such a model: the adapter alone, under peft's names
     adapter_config(settings, base)                       adapter_config.json as peft reads it
     merge(model)                                         adapters into their weights: a plain Decoder again
+    adapters_now(model) / adapters_as(model, then)       the adapters as they are, and the model with them once more
+    lengths_held(model)                                  DoRA's lengths computed once, while nothing learns
 
 How a phase of method lora or qlora is set up:
 
@@ -26,9 +28,12 @@ another base on resume. Only the `stock` family takes adapters.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,15 +51,20 @@ if TYPE_CHECKING:
 __all__ = [
     "TARGETS",
     "adapter_config",
+    "adapters_as",
+    "adapters_now",
     "add_lora",
     "begin_step",
     "check_base",
     "describe",
     "freeze",
+    "is_same",
+    "lengths_held",
     "load_adapter",
     "load_base",
     "lora_tensors",
     "merge",
+    "merged_sha256",
     "num_adapter_params",
     "storage_for",
 ]
@@ -119,11 +129,11 @@ def load_base(
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def freeze(model: Decoder, storage: str) -> str:
-    """A Decoder in memory, frozen where it is; each matrix is stored anew and let go before the next."""
+def freeze(model: Decoder, storage: str, device: torch.device | None = None) -> str:
+    """A Decoder in memory, frozen where it is or on `device`; each matrix is stored anew and let go before the next."""
     left = dict(model.named_parameters())
     pairs = ((name, model.cut_padding(name, left.pop(name).detach())) for name in list(left))
-    return load_base(model, pairs, storage=storage, device=model.device)
+    return load_base(model, pairs, storage=storage, device=device or model.device)
 
 
 def check_base(found_sha256: str, base_sha256: str) -> None:
@@ -134,6 +144,14 @@ def check_base(found_sha256: str, base_sha256: str) -> None:
             f"is {base_sha256[:16]}...",
             fix="Put model.from back to the weights the run began with, or begin anew: homing train RUN --fresh",
         )
+
+
+def merged_sha256(base_sha256: str, settings: Lora, adapter: Mapping[str, Tensor]) -> str:
+    """What names a base that is other weights with an adapter put into them: what went in, and not the sums, whose last
+    bits are another machine's own."""
+    listed = [f"{name} {_tensor_sha256(adapter[name])}" for name in sorted(adapter)]
+    how = replace(settings, dropout=0.0, targets=_expand(settings.targets))
+    return hashlib.sha256("\n".join([base_sha256, repr(how), *listed]).encode()).hexdigest()
 
 
 def _store(model: Decoder, name: str, tensor: Tensor, storage: str, device: torch.device) -> None:
@@ -190,6 +208,51 @@ def add_lora(model: Decoder, settings: Lora, seed: int) -> None:
             adapter.magnitude = nn.Parameter(row_norms(layer.weight, adapter))  # of W itself, as B is zero
         layer.adapter = adapter
     model.lora, model.dropout_clock = settings, clock
+
+
+def is_same(one: Lora, other: Lora) -> bool:
+    """Whether an adapter of the one is an adapter of the other. Dropout is how it learns, not what it is."""
+    left, right = (replace(settings, dropout=0.0, targets=_expand(settings.targets)) for settings in (one, other))
+    return left == right
+
+
+def adapters_now(model: Decoder) -> dict[str, Adapter | None]:
+    """Of each layer that has one, a copy as it is now; None where it adds nothing yet, as when it was just added."""
+    return {
+        name: copy.deepcopy(adapter).requires_grad_(False) if bool(adapter.lora_B.any()) else None
+        for name, layer in _adapted_layers(model)
+        if (adapter := layer.adapter) is not None
+    }
+
+
+@contextlib.contextmanager
+def adapters_as(model: Decoder, then: Mapping[str, Adapter | None]) -> Iterator[None]:
+    """The model with the adapters that `adapters_now` gave: with none of them it is the frozen weights alone. For
+    forwards without gradients; what learns is not touched."""
+    layers = _adapted_layers(model)
+    live = [layer.adapter for _, layer in layers]
+    try:
+        for name, layer in layers:
+            layer.adapter = then[name]
+        yield
+    finally:
+        for (_, layer), adapter in zip(layers, live, strict=True):
+            layer.adapter = adapter
+
+
+@contextlib.contextmanager
+def lengths_held(model: Decoder) -> Iterator[None]:
+    """While nothing learns, DoRA's lengths stay the same: computed once, and not in every forward. Always in the same
+    memory, where a captured step finds them again."""
+    layers = [layer for _, layer in _adapted_layers(model)]
+    held = [(layer, adapter) for layer in layers if (adapter := layer.adapter) and adapter.magnitude is not None]
+    try:
+        for layer, adapter in held:
+            adapter.hold_lengths(layer.weight)
+        yield
+    finally:
+        for _, adapter in held:
+            adapter.is_held = False
 
 
 def begin_step(model: Decoder, step: int, first_row: int = 0) -> None:
@@ -326,6 +389,10 @@ def _targets(model: Decoder, targets: Iterable[str]) -> list[tuple[str, FrozenLi
         for target in _expand(targets):
             found.append((f"model.layers.{number}.{TARGETS[target]}", _frozen_layer(model, number, target)))
     return found
+
+
+def _adapted_layers(model: Decoder) -> list[tuple[str, FrozenLinear]]:
+    return [] if model.lora is None else _targets(model, model.lora.targets)
 
 
 def _frozen_layer(model: Decoder, number: int, target: str) -> FrozenLinear:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from homing.errors import UsageError
+from homing.errors import DataError, UsageError
 from homing.lm.evals.bits_per_byte import Evaluation, evaluate
 from homing.lm.model import Decoder
 from homing.lm.phases.text_rows import TextRows
@@ -41,6 +41,12 @@ class Pretrain:
         self._num_eval_tokens = phase.eval_tokens
         self.rows_per_step = phase.batch_tokens // context
         manifest = read_manifest(data_dir)
+        if run.data.tokenizer_sha256 and manifest.tokenizer_sha256 != run.data.tokenizer_sha256:
+            raise DataError(
+                what=f"The text in {data_dir} was encoded with another tokenizer.",
+                why=f"sha256 {manifest.tokenizer_sha256[:12]}..., and the run has {run.data.tokenizer_sha256[:12]}...",
+                fix="homing prep RUN makes it anew.",
+            )
         self._stream = PackedStream(open_split(data_dir, manifest, "train"), seed=run.seed)
         held_out = manifest.splits.get("val")
         # One token has no token before it to be predicted from.

@@ -17,10 +17,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from homing.errors import IntegrityError, UsageError
 from homing.lm.evals.bits_per_byte import Evaluation
-from homing.lm.model import Decoder
+from homing.lm.model import Decoder, lora
+from homing.lm.model.frozen import Adapter
 from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.draws import draws
 from homing.lm.rl.experience import Experience, log_probs, rows_of
@@ -28,20 +30,19 @@ from homing.lm.rl.grpo import Policy, advantages, token_weights
 from homing.lm.rl.judging import Judging
 from homing.lm.rl.lean import lean_copy
 from homing.lm.rl.order import Order
+from homing.lm.rl.prompter import Prompter
 from homing.lm.rl.questions import Question
 from homing.lm.rl.rollout import Sampler
 from homing.lm.rl.settings import check_settings
 from homing.lm.rl.tasks import open_task
 from homing.lm.rl.watch import Collapse, Graded, pass_at_k, summary
-from homing.lm.tokenizer import Tokenizer, load_tokenizer
-from homing.lm.tokenizer.specials import IM_END
+from homing.lm.tokenizer import load_tokenizer
 from homing.lm.train.batch import Batch
 from homing.wire import names
 from homing.wire.run import Phase, Run
 
 __all__ = ["Reinforce"]
 
-_TURN_ENDS = (IM_END, "<|eot_id|>")  # ours and Qwen's, Llama 3's
 SAMPLES = "samples.safetensors"  # in a checkpoint made between two updates on one set of samples
 
 
@@ -49,10 +50,13 @@ class Reinforce:
     def __init__(self, run: Run, phase: Phase, data_dir: Path) -> None:
         self.rl = check_settings(phase, run.model.context)
         self.seed, self.context, self.data_dir = run.seed, run.model.context, data_dir
+        self.last_rollout = (phase.num_steps - 1) // self.rl.updates_per_rollout
         self.tokenizer = load_tokenizer(data_dir / names.TOKENIZER)
-        room = self.context - self.rl.max_new_tokens
+        prompter, room = Prompter(data_dir, self.tokenizer), self.context - self.rl.max_new_tokens
         self.tasks = [
-            open_task(task, number, seed=run.seed, tokenizer=self.tokenizer, data_dir=data_dir, room=room)
+            open_task(
+                task, number, seed=run.seed, tokenizer=self.tokenizer, prompter=prompter, data_dir=data_dir, room=room
+            )
             for number, task in enumerate(self.rl.tasks)
         ]
         kinds = [task.kind for task in self.rl.tasks]
@@ -60,11 +64,12 @@ class Reinforce:
             if kinds.count(asked.name) > 1:  # arithmetic_1, arithmetic_2: each has figures of its own
                 asked.name += f"_{number + 1}"
         self.order = Order([task.weight for task in self.rl.tasks], seed=run.seed)
-        self.stop_ids = _stop_ids(self.tokenizer)
+        self.stop_ids = prompter.stop_ids
         self.rows_per_step = self.rl.prompts_per_step * self.rl.samples_per_prompt
         self.held_out = self._held_out()
         self.can_evaluate = bool(self.held_out)
-        self.start: Decoder | None = None
+        self.start: Decoder | None = None  # where all weights learn
+        self.start_adapters: dict[str, Adapter | None] = {}  # where the others stand still
         self.experience: Experience | None = None  # that the next update may share
         self.notices: list[tuple[str, str]] = []
         self._sampler: Sampler | None = None
@@ -116,8 +121,21 @@ class Reinforce:
 
     def keep_start(self, model: Decoder) -> None:
         """Called with the weights that the phase begins with, also when it is then resumed from later ones."""
-        if self.rl.kl:
+        if self.rl.kl and model.lora is not None:
+            self.start_adapters = lora.adapters_now(model)
+        elif self.rl.kl:
             self.start = lean_copy(model, torch.float32)
+
+    def start_log_probs(self, model: Decoder, experience: Experience) -> Tensor | None:
+        """Of the targets, by the weights that the phase began with; None where nothing pulls towards them. Frozen ones
+        need no second copy: they are read with the adapters as they were, which is with none where they are new."""
+        if self.start is not None:
+            return log_probs(self.start, experience)
+        if not self.rl.kl:
+            return None
+        assert self.start_adapters, "keep_start comes first"
+        with lora.adapters_as(model, self.start_adapters):
+            return log_probs(model, experience)
 
     def papers(self) -> dict[str, bytes]:
         return {} if self.experience is None else {SAMPLES: self.experience.to_bytes()}
@@ -182,12 +200,6 @@ class Reinforce:
         )
 
 
-def _stop_ids(tokenizer: Tokenizer) -> list[int]:
-    """What ends a sample: the end of a turn or of a text, by whichever names the family has for them."""
-    turns = [tokenizer.specials[end] for end in _TURN_ENDS if end in tokenizer.specials]
-    return sorted({tokenizer.end_of_text_id, *tokenizer.stop_ids, *turns})
-
-
 class RlBatches:
     """One batch for each update. Samples are made when the first update on them is asked for, by the weights it has."""
 
@@ -220,10 +232,10 @@ class RlBatches:
             experience, figures = self._sample(number)
         else:
             experience, figures = self._kept(number), {}
-        is_reused, start = rl.updates_per_rollout > 1, work.start
-        now_RT = log_probs(self._model, experience) if is_reused or start is not None else None
+        is_reused = rl.updates_per_rollout > 1
+        now_RT = log_probs(self._model, experience) if is_reused or rl.kl else None
         if update == 0:
-            start_RT = None if start is None else log_probs(start, experience)
+            start_RT = work.start_log_probs(self._model, experience)
             experience = replace(experience, sampled_RT=now_RT if is_reused else None, start_RT=start_RT)
         weights_RT, of_weights = token_weights(
             experience.advantage_R.unsqueeze(1).expand_as(experience.targets_RT), experience.is_learned_RT,
@@ -261,6 +273,8 @@ class RlBatches:
         ]
         figures = summary(self._gathered(graded), repeats, pass_reward=rl.pass_reward)
         self._collapse.look(figures)
+        if number == work.last_rollout and not rl.kl:  # a pull moves the weights by itself
+            self._collapse.look_back()
         figures |= {"sampling_s": sampled_s, "judging_s": time.perf_counter() - begun}
         experience = rows_of(
             number, [question.ids for _, question in per_sample], samples,

@@ -27,7 +27,7 @@ from homing.lm.prep.order import (
 )
 from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.prep.publish import find_finished, publish
-from homing.lm.prep.scan import Scan, Scanner, scan_warnings
+from homing.lm.prep.scan import Scan, Scanner, marker_note, scan_warnings
 from homing.lm.prep.work import Work, disk_full, open_work, write_whole
 from homing.lm.shards.write import ShardWriter, dtype_for
 from homing.lm.text.documents import Cuts
@@ -108,6 +108,8 @@ def _make(job: _Job) -> DataManifest:
             encoder = beside.submit(_load_encoder, job)
         for warning in scan_warnings(scan, job.order, has_validation=bool(job.inputs.validation)):
             job.report(Progress("scan", warning=warning))
+        if job.order.specials != "one" and (note := marker_note(scan)):
+            job.report(Progress("scan", note=note))
         splits = splits or _encode(job, scan, encoder.result)
     _check_unchanged(job.inputs, work)
     return _manifest(job, scan, splits)

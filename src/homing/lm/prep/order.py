@@ -57,6 +57,7 @@ class Progress:
     eta_s: float | None = None  # of this stage
     is_tokenizer_given: bool = False  # so its size and sample are not to be chosen
     warning: str = ""
+    note: str = ""  # worth knowing, and nothing to mend
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,12 @@ from homing.lm.prep.order import Inputs, PrepOrder
 from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.text.documents import Cuts, unmarked_bytes_for
 from homing.lm.text.split import HASH_SPACE, SmallCorpus, choose_threshold
+from homing.units import counted
 
-__all__ = ["Scan", "Scanner", "scan_warnings"]
+__all__ = ["Scan", "Scanner", "marker_note", "scan_warnings"]
+
+
+_MOST_NAMED = 20  # of the files that were cut
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Scanner:
             unmarked_bytes=self._cuts.unmarked_bytes,
             num_plain_files=self._cuts.num_plain_files,
             num_marked_files=self._cuts.num_marked_files,
-            files_cut=self._cuts.files_cut[:20],
+            files_cut=self._cuts.files_cut[:_MOST_NAMED],
         )
 
     def pieces(self) -> Iterator[Piece]:
@@ -98,18 +102,28 @@ class Scanner:
             yield piece
 
 
+def marker_note(scan: Scan) -> str:
+    """Where no text has the marker: what is a document then. Ordinary text has none, and loses nothing by it."""
+    if not scan.num_plain_files or scan.num_marked_files:
+        return ""
+    if not scan.files_cut:
+        return "<|endoftext|> never occurs in the text: each file is one document."
+    num_cut = len(scan.files_cut)
+    many = f"{num_cut} or more large files were" if num_cut == _MOST_NAMED else (
+        f"{counted(num_cut, 'large file')} {'was' if num_cut == 1 else 'were'}"
+    )  # fmt: skip
+    others = "; other files are one document each" if scan.num_plain_files > num_cut else ""
+    return (
+        f"<|endoftext|> never occurs in the text: {many} cut at paragraph borders into documents of about"
+        f" {scan.unmarked_bytes // 1024} KiB{others}."
+    )
+
+
 def scan_warnings(scan: Scan, order: PrepOrder, *, has_validation: bool) -> list[str]:
     warnings = []
-    if scan.num_plain_files and not scan.num_marked_files:
-        warnings.append(
-            "<|endoftext|> never occurs in the text. "
-            + (
-                f"{len(scan.files_cut)}{'+' * (len(scan.files_cut) == 20)} large file(s) were cut at paragraph borders "
-                f"into documents of about {scan.unmarked_bytes // 1024} KiB; other files are one document each."
-                if scan.files_cut
-                else "Each file is one document."
-            )
-        )
+    # `specials: one` is the form in which this marker, and no other, stands between documents (cs336's).
+    if order.specials == "one" and (missing := marker_note(scan)):
+        warnings.append(missing)
     if order.val_fraction and not has_validation and not scan.threshold:
         warnings.append("There is only one document, so none is held out for validation.")
     if has_validation and not scan.num_val_documents:

@@ -12,7 +12,8 @@ The keys of `phases[i].rl` (a phase of kind `rl`; method full), and of run.json 
     tasks                -        1 or more            what is asked; a list of the task keys below
     prompts_per_step     16       1 to 4096            questions in one step
     samples_per_prompt   16       2 to 1024            answers to each: the group that an answer is compared with
-    answer_tokens       256      1 to context - 8     an answer longer than this is cut off and counts as truncated
+    answer_tokens        256      1 to context - 8     an answer longer than this is cut off and counts as truncated;
+                                                       half the context where that is less than 256
     temperature          1.0      over 0 to 5          of sampling; 1 samples what the loss computes
     top_k                0        0 or more            sample among the likeliest k tokens only; 0: among all
     advantage            std      std | mean           reward minus the group's mean, divided by its deviation (std,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from homing.errors import DataError
+from homing.lm.rl.prompter import Prompter
 from homing.lm.tokenizer import Tokenizer
-from homing.lm.tokenizer.specials import IM_END, IM_START
 from homing.questions import NO_LINES, Entry, read_entries, told
 
-__all__ = ["Question", "is_held_out", "read_questions", "render"]
+__all__ = ["Question", "is_held_out", "read_questions"]
 
 _HELD_OUT_OF = 10  # one question of so many
 
@@ -29,23 +28,9 @@ def is_held_out(text: str) -> bool:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % _HELD_OUT_OF == 0
 
 
-def render(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-    """The turns as ChatML, and the opening of the assistant's. Whose template is another gives `ids` instead."""
-    missing = [name for name in (IM_START, IM_END) if name not in tokenizer.specials]
-    if missing:
-        raise DataError(
-            what="This tokenizer cannot ask in turns.",
-            why=f"It has no {' and no '.join(missing)}.",
-            fix="Prepare with tokenizer.specials: standard, or give prompts as ids.",
-        )
-    start, end = tokenizer.specials[IM_START], tokenizer.specials[IM_END]
-    ids = [tokenizer.end_of_text_id]
-    for message in messages:
-        ids += [start, *tokenizer.encode(f"{message['role']}\n{message['content']}"), end, *tokenizer.encode("\n")]
-    return (*ids, start, *tokenizer.encode("assistant\n"))
-
-
-def read_questions(path: Path, kind: str, tokenizer: Tokenizer, *, sha256: str, needs_answers: bool) -> list[Question]:
+def read_questions(
+    path: Path, kind: str, tokenizer: Tokenizer, prompter: Prompter, *, sha256: str, needs_answers: bool
+) -> list[Question]:
     try:
         data = path.read_bytes()
     except OSError as exc:
@@ -67,10 +52,10 @@ def read_questions(path: Path, kind: str, tokenizer: Tokenizer, *, sha256: str, 
             why="\n".join(told(problems)),
             fix="Give a file with questions." if problems == [NO_LINES] else "Mend these lines or take them out.",
         )
-    return [_question(entry, tokenizer) for entry in entries]
+    return [_question(entry, tokenizer, prompter) for entry in entries]
 
 
-def _question(entry: Entry, tokenizer: Tokenizer) -> Question:
+def _question(entry: Entry, tokenizer: Tokenizer, prompter: Prompter) -> Question:
     if entry.ids:
         return Question(tokenizer.decode(list(entry.ids)), entry.ids, entry.answer)
-    return Question(entry.messages[-1]["content"], render(tokenizer, entry.messages), entry.answer)
+    return Question(entry.messages[-1]["content"], prompter.ids(entry.messages), entry.answer)

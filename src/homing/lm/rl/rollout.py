@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from homing.errors import RunFailed
-from homing.lm.model import Decoder
+from homing.lm.model import Decoder, lora
 from homing.lm.model.layers import look_up
 from homing.lm.model.row_cache import RowCache
 from homing.lm.model.swift import SwiftStack
@@ -55,7 +55,10 @@ class Sampler:
         tell: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:  # fmt: skip
         self.model, self._tell = model, tell
-        self._reader = model if model.compute_dtype == torch.float32 else lean_copy(model, model.compute_dtype)
+        # Frozen weights are stored as they are computed with, or smaller: they are read where they lie, with the
+        # adapters as they are now. Put into a copy in bf16, much of what an adapter adds would be rounded away.
+        is_read_itself = model.compute_dtype == torch.float32 or model.lora is not None
+        self._reader = model if is_read_itself else lean_copy(model, model.compute_dtype)
         self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
         self._calculator = calculator
         self._num_new, self._temperature, self._top_k = max_new_tokens, temperature, top_k
@@ -72,6 +75,13 @@ class Sampler:
             copy_weights(self.model, self._reader)
         repeats = len(draws_BN) // len(prompts)
         assert repeats * len(prompts) == len(draws_BN), "as many samples of each prompt"
+        with lora.lengths_held(self.model):
+            return self._in_parts(prompts, draws_BN, may_call, repeats)
+
+    def _in_parts(
+        self, prompts: Sequence[Sequence[int]], draws_BN: NDArray[np.int64], may_call: Sequence[bool] | None,
+        repeats: int,
+    ) -> list[Sample]:  # fmt: skip
         samples: list[Sample] = []
         while len(samples) < len(draws_BN):
             done = len(samples) // repeats

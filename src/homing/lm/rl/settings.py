@@ -36,8 +36,6 @@ def check_settings(phase: Phase, context: int) -> Rl:
         "graphs must be auto, on or off": rl.graphs not in ("auto", "on", "off"),
         "collapse_steps must be 2 or more": rl.collapse_steps < 2,
         "reward_timeout and reward_memory must be over 0": min(rl.reward_timeout_s, rl.reward_memory_bytes) <= 0,
-        # Its reference would be the frozen weights, and its copies would have to carry adapters.
-        f"rl trains by method: full, not {phase.method}": phase.method != "full",
     }
     problems = [text for text, is_wrong in wrong.items() if is_wrong]
     if problems:

@@ -17,7 +17,8 @@ from homing.lm.rl.answers import is_right_letters, is_right_number, is_right_tex
 from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.draws import source
 from homing.lm.rl.generated import arithmetic, spelling
-from homing.lm.rl.questions import Question, is_held_out, read_questions, render
+from homing.lm.rl.prompter import Prompter
+from homing.lm.rl.questions import Question, is_held_out, read_questions
 from homing.lm.tokenizer import Tokenizer
 from homing.wire.run import RlTask
 
@@ -38,9 +39,11 @@ class Asked:
     """One task. `room`: the longest prompt, in tokens; longer ones are left out, and counted in `num_too_long`."""
 
     def __init__(
-        self, task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, data_dir: Path, room: int
-    ) -> None:
+        self, task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, prompter: Prompter, data_dir: Path,
+        room: int,
+    ) -> None:  # fmt: skip
         self.task, self._number, self._seed, self._tokenizer = task, number, seed, tokenizer
+        self._prompter = prompter
         self.name = task.kind
         self.has_calculator = _has_calculator(task, tokenizer)
         self.num_too_long = 0
@@ -84,7 +87,7 @@ class Asked:
                 break
         else:
             raise AssertionError(f"no {split} question of {self.task.kind} in {_MOST_TRIES} tries")
-        ids = render(self._tokenizer, [{"role": "user", "content": text}])
+        ids = self._prompter.ids([{"role": "user", "content": text}])
         if len(ids) > self._room:
             raise DataError(
                 what=f"A question of {self.task.kind} does not fit the context.",
@@ -116,13 +119,17 @@ class Asked:
     def _fitting(self, name: str, sha256: str) -> list[Question]:
         path = Path(name) if Path(name).is_absolute() else self._data_dir / name
         needs_answers = not self.task.reward
-        found = read_questions(path, self.task.kind, self._tokenizer, sha256=sha256, needs_answers=needs_answers)
+        found = read_questions(
+            path, self.task.kind, self._tokenizer, self._prompter, sha256=sha256, needs_answers=needs_answers
+        )
         fitting = [question for question in found if len(question.ids) <= self._room]
         self.num_too_long += len(found) - len(fitting)
         return fitting
 
 
-def open_task(task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, data_dir: Path, room: int) -> Asked:
+def open_task(
+    task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, prompter: Prompter, data_dir: Path, room: int
+) -> Asked:
     problems = []
     if task.kind not in KINDS:
         problems.append(f"there is no task {task.kind!r}; known: {', '.join(KINDS)}")
@@ -140,7 +147,7 @@ def open_task(task: RlTask, number: int, *, seed: int, tokenizer: Tokenizer, dat
             why="\n".join(problems),
             fix=f"Change tasks[{number}] in the phase's rl.",
         )
-    return Asked(task, number, seed=seed, tokenizer=tokenizer, data_dir=data_dir, room=room)
+    return Asked(task, number, seed=seed, tokenizer=tokenizer, prompter=prompter, data_dir=data_dir, room=room)
 
 
 def _has_calculator(task: RlTask, tokenizer: Tokenizer) -> bool:

@@ -2,6 +2,7 @@
 
 collapse   for `collapse_steps` steps in a row: every group has equal rewards, or nearly every sample is empty, or
            nearly every one is cut off, or the entropy is next to nothing. Said once each time it begins.
+nothing    at the end: no step had anything to learn from, so the weights are as they were
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ __all__ = ["Collapse", "Graded", "pass_at_k", "summary"]
 
 _NEARLY_ALL = 0.95
 _NO_ENTROPY = 0.01  # nats a token
+_EQUAL = "all rewards of a prompt are equal, so nothing is learned"
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,15 @@ class Collapse:
     def __init__(self, steps: int, tell: Callable[[str, str], None]) -> None:
         self._steps, self._tell = steps, tell
         self._in_a_row: dict[str, int] = {}
+        self._num_steps = self._num_equal = 0
+        self._rewards: list[float] = []
 
     def look(self, figures: dict[str, float]) -> None:
+        self._num_steps += 1
+        self._num_equal += figures["equal_groups"] >= 1.0
+        self._rewards.append(figures["reward"])
         signs = {
-            "all rewards of a prompt are equal, so nothing is learned": figures["equal_groups"] >= 1.0,
+            _EQUAL: figures["equal_groups"] >= 1.0,
             "nearly every sample is empty": figures["empty"] >= _NEARLY_ALL,
             "nearly every sample is cut off at answer_tokens": figures["truncated"] >= _NEARLY_ALL,
             "the entropy is next to nothing: samples hardly differ": figures["entropy"] < _NO_ENTROPY,
@@ -82,11 +89,20 @@ class Collapse:
             if count == self._steps:
                 self._tell("collapsed", f"warning: rl has collapsed: for {count} steps {sign}. {_ADVICE[sign]}")
 
+    def look_back(self) -> None:
+        """After the last step: a run that ends well and was for nothing is said to have been."""
+        if self._num_equal < self._num_steps:
+            return
+        every = "the one step" if self._num_steps == 1 else f"all {self._num_steps:,} steps"
+        self._tell(
+            "learned_nothing",
+            f"warning: rl has learned nothing: in {every} all answers to a question had the same reward"
+            f" ({_mean(self._rewards):.3f} on average). {_ADVICE[_EQUAL]}",
+        )
+
 
 _ADVICE = {
-    "all rewards of a prompt are equal, so nothing is learned": (
-        "Take easier or harder tasks, more samples_per_prompt, or a start that gets some answers right."
-    ),
+    _EQUAL: ("Take easier or harder tasks, more samples_per_prompt, or a start that gets some answers right."),
     "nearly every sample is empty": "Lower the rate, add kl, or look whether a reward pays for silence.",
     "nearly every sample is cut off at answer_tokens": (
         "Raise answer_tokens, or start from a model that ends its turns (sft)."

@@ -125,8 +125,8 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
         raise RunFailed(
             what=f"The checkpoint of step {state.step:,} could not be written to {phase_dir}.",
-            why=str(exc),
-            fix="Free disk space there, or lower keep_last or save_every of the phase.",
+            why=getattr(exc, "strerror", None) or str(exc),
+            fix="Free disk space there, or keep fewer of them: checkpoint.keep_last.",
         ) from exc
     return folder
 
@@ -276,7 +276,7 @@ def _need_space(phase_dir: Path, tensors: list[torch.Tensor]) -> None:
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _SPARE_BYTES
     free = shutil.disk_usage(phase_dir).free
     if free < needed:
-        raise OSError(errno.ENOSPC, f"it needs {format_bytes(needed)} and {format_bytes(free)} are free")
+        raise OSError(errno.ENOSPC, f"It needs {format_bytes(needed)} and {format_bytes(free)} are free.")
 
 
 def _sync_and_hash(path: Path) -> FileHash:

@@ -28,7 +28,7 @@ from homing.lm.evals.samples import lacks_turns, sample_texts, write_samples
 from homing.lm.model import lora
 from homing.lm.train import checkpoint
 from homing.lm.train.batch import Batch
-from homing.lm.train.build import build
+from homing.lm.train.build import build, told_start
 from homing.lm.train.checkpoint import TrainState
 from homing.lm.train.control import Hopeless, Stop, Wishes
 from homing.lm.train.engine import Engine
@@ -234,7 +234,9 @@ class _Phase:
         self.built = built = build(self.s, self.phase, self.previous)
         self.work, self.model, self.optimizer = built.work, built.model, built.optimizer
         if built.start:
-            self._event("weights_loaded", f"Starting from the weights of {built.start}.", aloud=True)
+            self._event(
+                "weights_loaded", f"Starting from the weights of {told_start(self.s, built.start)}.", aloud=True
+            )
         if self.model.lora is not None:
             self._event("adapters_added", lora.describe(self.model), aloud=True)
         if built.optimizer.place.is_away:
@@ -405,9 +407,9 @@ class _Phase:
             self._event("samples_plain", text, aloud=True)
         try:
             with self.s.journal.still("sampling", "sampling", phase=self.phase.kind):
-                texts = sample_texts(
-                    self.model, self.s.tokenizer, self.s.run.sampling, seed=self.s.run.seed + step, is_chat=is_chat
-                )
+                sampling = self.s.run.sampling
+                asked = dataclasses.replace(sampling, prompts=self.phase.sample_prompts or sampling.prompts)
+                texts = sample_texts(self.model, self.s.tokenizer, asked, seed=self.s.run.seed + step, is_chat=is_chat)
             path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
         except (HomingError, OSError, RuntimeError) as error:
             self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", aloud=True)

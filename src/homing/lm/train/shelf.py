@@ -166,15 +166,12 @@ class Shelf:
         with self.s.journal.still("saving", "saving", phase=self.phase.kind):
             saving.join()
         if saving.folder is None:
-            self.tell("save_failed", f"warning: {saving.error}", aloud=True, step=saving.step)
+            # One that the run's end hangs on is told by whoever ends the run.
+            self.tell("save_failed", f"warning: {saving.error}", aloud=not saving.is_needed, step=saving.step)
             if not isinstance(saving.error, RunFailed | OSError):
                 raise saving.error or AssertionError("a save ended without a word")
             if saving.is_needed:
-                raise RunFailed(
-                    what=f"The run cannot end: the checkpoint of step {saving.step:,} could not be saved.",
-                    why=str(saving.error),
-                    fix=f"Free disk space under {self.dir}; the same command goes on from the checkpoint before.",
-                ) from saving.error
+                raise self._cannot_end(saving.step, saving.error) from saving.error
             return
         self._damaged = []
         self.took_s = saving.took_s
@@ -182,6 +179,15 @@ class Shelf:
         told = {"folder": saving.folder.name, "is_final": saving.is_final}
         self.tell("checkpoint_saved", text, aloud=True, step=saving.step, **told)
         gc.collect()  # the collector is off between saves
+
+    def _cannot_end(self, step: int, error: RunFailed | OSError) -> RunFailed:
+        last = max(checkpoint.list_steps(self.dir), default=None)
+        after = f"goes on from step {last:,}" if last is not None else "begins anew, for none was saved before"
+        return RunFailed(
+            what=f"The run cannot end: its checkpoint of step {step:,} could not be written to {self.dir}.",
+            why=error.why if isinstance(error, RunFailed) else str(error),
+            fix=f"Free disk space there, or keep fewer (checkpoint.keep_last); the same command then {after}.",
+        )
 
     def __enter__(self) -> Shelf:
         return self

@@ -1,0 +1,117 @@
+"""RUN, as a person types it, to one run of the ledger.
+
+    id              that very run
+    NAME            the newest run of that name which was begun in this folder; else the newest of that name
+    NAME of a file  the run that ./runs/NAME.yaml describes, which may give it another name; a path likewise
+    (left out)      the newest of all
+
+Names are known to the whole home, and a run of another folder may have the name of a run file here. Verbs that bring
+it here or change it refuse that one unless it is named by its id; the others say whose it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from homing.cli import talk
+from homing.cli.trained_here import Trained, trained_here
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
+from homing.config import run_files, typed_name
+from homing.config.paths import RUN_SUFFIXES
+from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
+from homing.errors import UsageError
+from homing.wire import names
+
+__all__ = ["find_run", "is_stranger", "name_here"]
+
+
+def find_run(home: Home, typed: str | None, *, own_for: str = "") -> RunRow:
+    """`own_for`: the command that is only for a run of this folder, such as "fetch {}"."""
+    rows = home.ledger.runs()
+    if typed is not None and (named := home.ledger.run(typed)) is not None:
+        return named
+    file = _file(typed)
+    name = _name(typed, file, rows)
+    called = [row for row in rows if name is None or row.name == name]
+    if not called:
+        raise _unknown(home, typed, name, file)
+    own = [row for row in called if begun_elsewhere(row.id) is None] if name is not None else []
+    own.sort(key=lambda row: is_still_theirs(row.id))  # stable: the newest stays first
+    if not own:
+        _check_stranger(called[0], own_for)
+        return called[0]
+    live = next((row for row in called if row.is_live and row not in own), None)
+    if live is not None and not own[0].is_live:
+        talk.say(f"{own[0].id} is meant. {live.id}, begun in {begun_elsewhere(live.id)}, is live: its id names it.")
+    return own[0]
+
+
+def name_here(row: RunRow) -> str:
+    """What a person types in this folder to mean this run: its name, or its id where the name means another."""
+    return row.id if is_stranger(row) else row.name
+
+
+def is_stranger(row: RunRow) -> bool:
+    """A run of another folder that has the name of a run file here."""
+    return begun_elsewhere(row.id) is not None and file_called(row.name) is not None
+
+
+def _file(typed: str | None) -> Path | None:
+    if typed is None:
+        return None
+    return Path(typed) if typed.endswith(RUN_SUFFIXES) or "/" in typed else run_files().get(typed)
+
+
+def _name(typed: str | None, file: Path | None, rows: list[RunRow]) -> str | None:
+    """A name that a run has is that run's, whatever a file of that name says."""
+    if file is None or typed in {row.name for row in rows}:
+        return typed
+    return name_meant(file)
+
+
+def _check_stranger(row: RunRow, own_for: str) -> None:
+    theirs = begun_elsewhere(row.id)
+    if theirs is None:
+        return
+    file = file_called(row.name)
+    if file is None:  # nothing else here has that name, so it is the one that is meant
+        if own_for:
+            talk.say(f"{row.id} was begun in {theirs}.")
+        return
+    if own_for:
+        raise UsageError(
+            what=f"{row.id} was begun in {theirs}; this is {Path.cwd()}.",
+            why=f"{file} describes another run of that name, which has not been launched yet.",
+            fix=f"If you mean that one, as after moving its folder, name it by its id:"
+            f" homing {own_for.format(row.id)}   This one: homing plan {typed_name(file)}",
+        )
+    talk.say(f"warning: {row.id} was begun in {theirs}; {file} here has not been launched yet.")
+
+
+def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None) -> UsageError:
+    found = trained_here(home, {row.id for row in home.ledger.runs()})
+    trained = [each for each in found if name in (None, each.name, each.run)]
+    if trained:
+        return _trained(home, trained[0])
+    if file is not None and file.is_file():
+        return UsageError(
+            what=f"{typed} has not been launched yet.",
+            why=f"There is its run file, {file}, and no run of it.",
+            fix=f"Nothing of it bills. What it would cost, and how to begin: homing plan {typed_name(file)}",
+        )
+    try:
+        home.ledger.find(name)
+    except UsageError as exc:
+        return exc
+    raise AssertionError(name)
+
+
+def _trained(home: Home, run: Trained) -> UsageError:
+    folder = home.run_dir(run.run)
+    at = f", {run.phase} {run.steps}" if run.steps else ""
+    return UsageError(
+        what=f"{run.name} was trained on this computer and not launched: {run.run}, {run.state}{at}.",
+        why=f"Nothing of it bills. It lies in {folder}; its log is {folder / names.METRICS}.",
+        fix=f"Try it: homing generate {run.run}   Train again: homing train {run.name}   All runs: homing runs",
+    )

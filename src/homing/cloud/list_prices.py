@@ -1,0 +1,110 @@
+"""What a run would take on cards that nobody was asked for: before there is an account, or at a rate of one's own.
+
+    Run -> cards that hold it -> speed of each, measured or modelled -> hours x a dated list price, or one's own rate
+
+A row is no offer and has none in it, so nothing here can be launched. Asks nobody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+
+from homing.cloud import meter
+from homing.cloud.accounts import ACCOUNTS
+from homing.cloud.home import Home
+from homing.cloud.plan import needs_of
+from homing.cloud.prices import TABLE, Price
+from homing.cloud.providers.aws_guide import TYPES
+from homing.cloud.providers.base import Offer, lack
+from homing.cloud.speed import estimate
+from homing.cloud.timing import timing_of
+from homing.errors import NoOffer
+from homing.gpus import GPUS, find_gpu
+from homing.units import format_bytes
+from homing.wire.run import Run
+
+__all__ = ["Listed", "is_without_key", "list_prices"]
+
+_OWN = "your own rate"
+_NOT_IN_IT = {"modal": "without cores and memory, which come on top"}
+
+
+@dataclass(frozen=True)
+class Listed:
+    provider: str  # "": of nobody, at one's own rate
+    card: str
+    num_gpus: int
+    tokens_per_s: float
+    seconds: float  # from create to gone, as planned
+    speed_source: str  # measured or modelled
+    speed_text: str
+    rate_usd_per_hour: Decimal | None  # of all its cards; None: no list price ships with homing
+    rate_text: str  # which list of which day
+
+    @property
+    def cost_usd(self) -> Decimal | None:
+        return None if self.rate_usd_per_hour is None else meter.cost(self.rate_usd_per_hour, self.seconds)
+
+
+def is_without_key(run: Run, home: Home) -> bool:
+    """Whether all that the run names are clouds, and for none of them there is a key here."""
+    env, world = home.world.environment(), home.world
+    known = [ACCOUNTS.get(name) for name in run.cloud.providers]
+    return all(account is not None and not account.is_set(env, world) for account in known)
+
+
+def list_prices(run: Run, home: Home, own_rate: Decimal | None = None) -> list[Listed]:
+    """Least dollars first, then least hours. One's own rate is that of any card."""
+    needs = dataclasses.replace(needs_of(run), disk_bytes=0, max_rate_usd_per_hour=None)
+    rows = []
+    for offer, price in _own(run, own_rate) if own_rate is not None else _listed(run):
+        if lack(offer, needs):
+            continue
+        speed = estimate(run, offer, home, may_probe=False)
+        seconds = timing_of(run, offer, speed, home).whole_s(run)
+        rate = offer.rate_usd_per_hour if price else None
+        rows.append(
+            Listed(
+                offer.provider, offer.device, offer.num_gpus, speed.tokens_per_s, seconds, speed.source, speed.text,
+                rate, price,
+            )
+        )  # fmt: skip
+    if not rows:
+        raise NoOffer(
+            what=f"No card that is listed holds {run.name}.",
+            why=f"It takes {format_bytes(needs.memory_bytes)} on {run.cloud.num_gpus} x {run.cloud.gpu or 'any card'}.",
+            fix="Change cloud.gpu or cloud.num_gpus, or make the model smaller; see: homing verify",
+        )
+    return sorted(rows, key=lambda row: (row.cost_usd is None, row.cost_usd or Decimal(0), row.seconds))
+
+
+def _own(run: Run, rate: Decimal) -> Iterator[tuple[Offer, str]]:
+    yield from ((_on("", card, run.cloud.num_gpus, rate), _OWN) for card in GPUS)
+
+
+def _listed(run: Run) -> Iterator[tuple[Offer, str]]:
+    """Of the clouds that the run names. One without a list has hours only."""
+    for provider in run.cloud.providers:
+        prices = [price for price in TABLE if price.provider == provider]
+        if not prices:
+            yield from ((_on(provider, card, run.cloud.num_gpus, Decimal(0)), "") for card in GPUS)
+        for price in prices:
+            card, num_gpus = _cards(price, run.cloud.num_gpus)
+            if (gpu := find_gpu(card)) is None or num_gpus != run.cloud.num_gpus:
+                continue
+            rate = price.usd_per_hour if provider == "aws" else price.usd_per_hour * num_gpus
+            told = f"list price of {price.date}"
+            yield _on(provider, gpu.name, num_gpus, rate), ", ".join(filter(None, [told, _NOT_IN_IT.get(provider)]))
+
+
+def _cards(price: Price, num_gpus: int) -> tuple[str, int]:
+    """A type of EC2 is a whole machine, and those outside its guide are left out; the others rent by the card."""
+    return TYPES.get(price.name, ("", 0, 0, 0))[:2] if price.provider == "aws" else (price.name, num_gpus)
+
+
+def _on(provider: str, card: str, num_gpus: int, rate: Decimal) -> Offer:
+    """To ask for a speed with; it never leaves this module."""
+    return Offer(provider, card, card, num_gpus, 0, GPUS[card].memory_gib * 2**30, rate)

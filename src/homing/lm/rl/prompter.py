@@ -1,0 +1,126 @@
+"""How a question is put: in the turns of the model's own chat template, or in ChatML where it has none of its own.
+
+    messages -> what the template writes around them (turns.json) -> ids, up to where the answer begins
+
+Knows no templates: `homing prep` takes the one beside the tokenizer apart (`lm.chat.take_apart`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from homing.errors import DataError
+from homing.lm.tokenizer import Tokenizer
+from homing.lm.tokenizer.specials import CHAT_TEMPLATE, IM_END, IM_START
+from homing.wire import codec, names
+from homing.wire.turns import Turns
+
+__all__ = ["Prompter", "chatml", "in_turns", "stop_ids_of", "template_sha256"]
+
+_TURN_ENDS = (IM_END, "<|eot_id|>")  # ours and Qwen's, Llama 3's
+
+
+class Prompter:
+    """`folder` holds the tokenizer and what lies beside it."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+        self._folder, self._tokenizer = folder, tokenizer
+        self._template = _template_in(folder)
+        self._turns = _turns_in(folder)
+        ends = [self._turns.end_id] if self._turns and self._turns.end_id is not None else []
+        self.stop_ids = sorted({*stop_ids_of(tokenizer), *ends})
+
+    def ids(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """Up to where the answer begins."""
+        if self._template in ("", CHAT_TEMPLATE):
+            return chatml(self._tokenizer, messages)
+        if self._turns is None or self._turns.template_sha256 != template_sha256(self._template):
+            raise DataError(
+                what="These weights have a chat template of their own, and nothing says how it asks.",
+                why=f"{names.TURNS} is not in {self._folder}, or is of another template.",
+                fix="homing prep RUN   It says so where a template cannot be taken apart; then give prompts as ids.",
+            )
+        return in_turns(self._turns, self._tokenizer, messages)
+
+
+def in_turns(turns: Turns, tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    """What is said becomes no special token, whatever it spells; with what the template writes around it up to the next
+    marker it is encoded in one, as every inference engine does it."""
+    roles = [message["role"] for message in messages]
+    begin = turns.begin_system if roles[0] == "system" else turns.begin
+    joins = [getattr(turns, f"{left}_{right}", None) for left, right in itertools.pairwise(roles)]
+    between = [piece for piece in (begin, *joins, turns.end) if piece is not None]
+    if len(between) <= len(roles) or roles[-1] != "user":
+        raise DataError(
+            what=f"The question {messages[-1]['content'][:60]!r} cannot be asked.",
+            why=f"The model's chat template does not write turns of {', '.join(roles)}.",
+            fix="Take it out, write its messages as the template has them, or give it as ids.",
+        )
+    ids: list[int] = []
+    text = ""
+    # Two names of markers may begin alike: the longest counts.
+    names_of = sorted(turns.markers, key=len, reverse=True)
+    marker = re.compile(f"({'|'.join(map(re.escape, names_of))})" if names_of else r"((?!))")
+    for message, before in zip([*messages, None], between, strict=True):
+        for piece in marker.split(before):
+            if piece in turns.markers:
+                ids += [*(tokenizer.encode(text) if text else []), turns.markers[piece]]
+                text = ""
+            else:
+                text += piece
+        if message is not None:
+            text += message["content"].strip() if turns.is_trimmed else message["content"]
+    return (*ids, *(tokenizer.encode(text) if text else []))
+
+
+def template_sha256(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def stop_ids_of(tokenizer: Tokenizer) -> list[int]:
+    """What ends a sample: the end of a turn or of a text, by whichever names the family has for them."""
+    turns = [tokenizer.specials[end] for end in _TURN_ENDS if end in tokenizer.specials]
+    return sorted({tokenizer.end_of_text_id, *tokenizer.stop_ids, *turns})
+
+
+def chatml(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+    missing = [name for name in (IM_START, IM_END) if name not in tokenizer.specials]
+    if missing:
+        raise DataError(
+            what="This tokenizer cannot ask in turns.",
+            why=f"It has no {' and no '.join(missing)}, and no chat template lies beside it.",
+            fix="Prepare with tokenizer.specials: standard, or give prompts as ids.",
+        )
+    start, end = tokenizer.specials[IM_START], tokenizer.specials[IM_END]
+    ids = [tokenizer.end_of_text_id]
+    for message in messages:
+        ids += [start, *tokenizer.encode(f"{message['role']}\n{message['content']}"), end, *tokenizer.encode("\n")]
+    return (*ids, start, *tokenizer.encode("assistant\n"))
+
+
+def _template_in(folder: Path) -> str:
+    """Its text, as it lies there; "" where there is none. In a file of its own where there is one, which wins."""
+    if (folder / names.CHAT_TEMPLATE).is_file():
+        return (folder / names.CHAT_TEMPLATE).read_text(encoding="utf-8")
+    try:
+        found = json.loads((folder / names.TOKENIZER_CONFIG).read_bytes()).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    if isinstance(found, list):  # several by name; the one called default is meant
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}.get("default")
+    return found if isinstance(found, str) else ""
+
+
+def _turns_in(folder: Path) -> Turns | None:
+    path = folder / names.TURNS
+    if not path.is_file():
+        return None
+    try:
+        return codec.loads(Turns, path.read_bytes())
+    except ValueError as exc:
+        raise DataError(f"{path} cannot be read.", why=str(exc), fix="homing prep RUN makes it anew.") from exc

@@ -1,0 +1,189 @@
+"""Whose run a name means: names are known to the whole home, run files belong to a folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import RUN_FILE, Homing, clear, lay_out, typing
+from tests.cloud.rig import make_data
+
+from homing.cli.train import _newest_unfinished as newest_unfinished
+from homing.config.projects import PROJECT_NOTE, project_note
+from homing.wire import names
+
+
+@pytest.fixture
+def w(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return lay_out(tmp_path, monkeypatch, steps=6, step_s=0.02)
+
+
+@pytest.fixture
+def cli(
+    w: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Homing]:
+    yield typing(capsys, monkeypatch)
+    clear(homing_home)
+
+
+def another_folder(tmp_path: Path) -> Path:
+    """The same run file, word for word, on other text."""
+    folder = tmp_path / "x"
+    (folder / "runs").mkdir(parents=True)
+    (folder / "runs/moss.yaml").write_text(RUN_FILE)
+    (folder / "moss.txt").write_text("lichen grows on bark\n")
+    make_data(folder / "data/moss")
+    manifest = folder / "data/moss" / names.MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "made_by": "other text"}))
+    return folder
+
+
+def launched(cli: Homing) -> str:
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--json")
+    assert said.code == 0, said.err
+    assert cli("watch", "moss").code == 0
+    return str(said.json["run"])
+
+
+def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_folders_own(
+    cli: Homing, w: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = launched(cli)
+    x = another_folder(tmp_path)
+    monkeypatch.chdir(x)
+    for argv in (("fetch", "moss"), ("stop", "moss"), ("limit", "moss", "--spend", "3"), ("fetch",)):
+        refused = cli(*argv)
+        assert refused.code == 2, argv
+        assert f"{theirs} was begun in {w}; this is {x}." in refused.err
+        assert (
+            f"homing {argv[0]} {theirs}{' --spend 3' * (argv[0] == 'limit')}   This one: homing plan moss"
+            in refused.err
+        )
+    assert not Path("models").exists()
+    assert f"name it by its id: homing fetch {theirs}" in cli("chat", "moss").err
+    again = cli("launch", "moss", "--resume", "--spend-limit", "1", "--yes")
+    assert again.code == 2
+    assert f"homing launch {theirs} --resume" in again.err
+    for verb in ("status", "watch", "logs"):
+        told = cli(verb, "moss")
+        assert told.code == 0
+        assert f"warning: {theirs} was begun in {w}; runs/moss.yaml here has not been launched yet." in told.err
+
+    by_id = cli("fetch", theirs)
+    assert by_id.out == f"models/{theirs}\n", "never under the name of this folder's own run"
+    assert "models/moss is for the run moss of this folder" in by_id.err
+    assert f"homing destroy {theirs}" in by_id.err
+    assert "--phase sft" not in by_id.err, "moss means another run here"
+    assert f"Fetch it: homing fetch {theirs}" in cli("watch", theirs).err
+
+    own = launched(cli)
+    assert own != theirs
+    assert cli("fetch", "moss", "--json").json["run"] == own
+    monkeypatch.chdir(w)
+    assert cli("status", "moss", "--json").json["run"] == theirs, "older than the other folder's, and this one's"
+    assert cli("fetch", "moss").out == "models/moss\n"
+
+
+def test_a_phase_does_not_start_from_another_folders_model_of_the_same_name(
+    cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = launched(cli)
+    cli("fetch", "moss")
+    mine = Path("models/moss").absolute()
+    sft = "\n  - {kind: mid, steps: 4, batch_tokens: 128, data: {text: [moss.txt]}}\ntrain:"
+    x = another_folder(tmp_path)
+    for folder in (mine.parents[1], x):
+        (folder / "runs/moss.yaml").write_text(RUN_FILE.replace("\ntrain:", sft))
+    own = cli("plan", "moss", "--set", "train.only=mid", "--resolved")
+    assert "starts from" not in own.err
+    shutil.copytree(mine, x / "models/moss")  # as an older homing fetched it
+    monkeypatch.chdir(x)
+    refused = cli("launch", "moss", "--phase", "mid", "--spend-limit", "1", "--yes")
+    assert refused.code == 2
+    assert f"{x}/models/moss is of another moss, begun in {mine.parents[1]}." in refused.err
+    assert f"--set phases.1.init_from={x}/models/moss" in refused.err
+    assert theirs
+
+
+def test_a_folder_that_was_moved_stays_its_own_and_one_without_a_run_file_has_no_other(
+    cli: Homing, w: Path, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launched(cli)
+    moved = w.rename(tmp_path / "moved")
+    monkeypatch.chdir(moved)
+    said = cli("fetch", "moss")
+    assert said.out == "models/moss\n"
+    assert "begun in" not in said.err
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    monkeypatch.chdir(bare)
+    said = cli("fetch", "moss")
+    assert said.out == "models/moss\n"
+    assert f"{run} was begun in {w}." in said.err
+    monkeypatch.chdir(another_folder(tmp_path))
+    assert cli("fetch", "moss").code == 2
+    (homing_home / "runs" / run / "project.json").unlink()
+    assert cli("fetch", "moss").code == 0, "of an older run nobody knows where it was begun"
+
+
+def test_a_copy_of_a_folder_may_use_its_run_and_each_has_its_own_from_then_on(
+    cli: Homing, w: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = launched(cli)
+    copy = Path(shutil.copytree(w, tmp_path / "copy"))
+    monkeypatch.chdir(copy)
+    assert cli("fetch", "moss", "--json").json["run"] == first
+    second = launched(cli)
+    assert cli("status", "moss", "--json").json["run"] == second
+    monkeypatch.chdir(w)
+    assert cli("status", "moss", "--json").json["run"] == first
+
+
+def test_an_unfinished_run_of_another_folder_is_not_gone_on_with(
+    tmp_path: Path, homing_home: Path, w: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = homing_home / "runs"
+    for run_id, folder in (("moss-20260101-120000-aaaa", w), ("moss-20260201-120000-bbbb", tmp_path)):
+        (runs / run_id).mkdir(parents=True)
+        (runs / run_id / names.TRAINER_LOCK).touch()
+        (runs / run_id / PROJECT_NOTE).write_bytes(project_note(str(folder)))
+    assert newest_unfinished(runs, "moss") == runs / "moss-20260101-120000-aaaa"
+    monkeypatch.chdir(tmp_path)
+    assert newest_unfinished(runs, "moss") == runs / "moss-20260201-120000-bbbb"
+
+
+def test_a_copied_run_file_that_kept_the_name_is_refused_and_a_renamed_one_means_its_run(cli: Homing, w: Path) -> None:
+    launched(cli)
+    shutil.copy("runs/moss.yaml", "runs/gg.yaml")
+    for argv in (("launch", "gg", "--spend-limit", "1", "--yes"), ("status", "gg"), ("train", "gg"), ("chat", "gg")):
+        refused = cli(*argv)
+        assert refused.code == 2, argv
+        assert "runs/gg.yaml and runs/moss.yaml are both the run moss." in refused.err
+        assert "Write into runs/gg.yaml: name: gg" in refused.err
+    planned = cli("plan", "gg")
+    assert "warning: runs/gg.yaml is the run moss, and so is runs/moss.yaml; give it name: gg." in planned.err
+    dry = cli("launch", "gg", "--set", "name=gg", "--set", "data.dir=data/moss", "--spend-limit", "1", "--dry-run")
+    assert dry.code == 0, dry.err
+    assert cli("status", "moss").code == 0
+    Path("runs/moss.yaml").unlink()
+    assert cli("status", "gg", "--json").json["name"] == "moss"
+    assert "warning: runs/gg.yaml is the run moss, as its name: says." in cli("plan", "gg").err
+
+
+def test_a_run_that_was_trained_here_is_named_with_its_folder_and_its_log(cli: Homing, homing_home: Path) -> None:
+    folder = homing_home / "runs/moss-20260101-120000-abcd"
+    folder.mkdir(parents=True)
+    (folder / names.TRAINER_LOCK).touch()
+    (folder / names.RUN).write_text("{}")
+    shutil.copy("runs/moss.yaml", "runs/q.yaml")
+    Path("runs/q.yaml").write_text(RUN_FILE.replace("name: moss", f"name: {folder.name}"))
+    for verb in ("status", "watch", "logs"):
+        for typed in (folder.name, "q"):
+            said = cli(verb, typed)
+            assert said.code == 2
+            assert f"was trained on this computer and not launched: {folder.name}, unfinished." in said.err
+            assert f"It lies in {folder}; its log is {folder / names.METRICS}." in said.err
+    assert "moss has not been launched yet" in cli("status", "moss").err
