@@ -12,6 +12,7 @@ from tests.doubles.hub import READ, STRANGER, WRITE, File, Hub
 from tests.doubles.s3_servers import free_port
 
 from homing.errors import StoreError, UsageError
+from homing.install import pip_install
 from homing.store import NotInStore, Store, open_store
 from homing.world import World
 
@@ -229,4 +230,4 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError) as caught:
         open_store("hf:me/x", World()).list("")
-    assert "homing[hub]" in caught.value.fix
+    assert pip_install("hub") in caught.value.fix
