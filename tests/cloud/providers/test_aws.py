@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.owners import owner_for
 from tests.contracts.providers import ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
 from tests.doubles.aws import AwsDouble, NoMachines, Settings, Strike
@@ -22,7 +23,7 @@ from homing.cloud.providers.base import Instance, Needs, Offer, Provider, Reques
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.world import Completed, HttpRequest, HttpResponse, World
 
-OWNER = "abc123"
+OWNER = owner_for(__name__)
 MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
 SECRET_KEY = "canary/of+the/account"
 SETTINGS: dict[str, Any] = {"ssh_from": "203.0.113.7", "instance_types": ["g5.xlarge", "g6.xlarge"]}

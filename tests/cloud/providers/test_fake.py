@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.rest_faults import RestFaults
 from tests.doubles.fake_world import KEY, FakeWorld
@@ -22,7 +23,7 @@ from homing.errors import HomingError, NoOffer, ProviderRefused, ProviderSilent,
 from homing.wire.boot import EndBilling
 from homing.world import HttpRequest, World
 
-OWNER = "abc123"
+OWNER = owner_for(__name__)
 MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.owners import owner_for
 from tests.contracts.providers import ProviderContract
 
 from homing.cloud.mark import make_mark
@@ -31,7 +32,7 @@ from homing.wire import names
 from homing.world import HttpRequest, World
 
 WORLD = World()
-OWNER = "abc123"
+OWNER = owner_for(__name__)
 MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
 
 

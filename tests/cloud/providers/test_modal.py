@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from grpclib import Status
 from tests.cloud.rig import make_run
+from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
 from tests.doubles import modal as modal_double
@@ -34,7 +35,7 @@ from homing.wire.limit import LAND, allowed_s, reserve_s
 from homing.world import World
 
 REPLACE = {"/opt/homing": "{box}/root"}
-OWNER = "abc123"
+OWNER = owner_for(__name__)
 MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
 
 

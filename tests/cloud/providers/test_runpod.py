@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
 from tests.contracts.rest_faults import RestFaults
@@ -37,7 +38,7 @@ from homing.config.clouds.runpod import IMAGE, RunpodCloud
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
-OWNER = "abc123"
+OWNER = owner_for(__name__)
 MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
 
 
@@ -741,7 +742,7 @@ def test_a_volume_is_made_once_mounted_listed_with_its_price_and_outlives_the_po
     rig = Rig(tmp_path, **told)
     made = rig.create()
     (volume,) = rig.cloud.volumes.values()
-    assert (volume["name"], volume["size"], volume["type"]) == ("homing-abc123-transformer-shared", 1000, "STANDARD")
+    assert (volume["name"], volume["size"], volume["type"]) == (f"homing-{OWNER}-transformer-shared", 1000, "STANDARD")
     pod = next(json.loads(r.body) for r in rig.world.requests if r.method == "POST" and r.url.endswith("/pods"))
     assert pod["mounts"] == {"network": [{"volumeId": volume["id"], "path": "/workspace"}]}
     assert pod["dataCenterIds"] == ["EU-RO-1"]

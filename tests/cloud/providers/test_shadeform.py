@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
 from tests.contracts.rest_faults import RestFaults
@@ -27,7 +28,7 @@ from homing.cloud.providers.shadeform_offers import choose_os
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.world import Completed, HttpRequest, HttpResponse, World
 
-OWNER = "abc123"
+OWNER = owner_for(__name__)
 MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
 DAY = 1_790_000_000.0
 
