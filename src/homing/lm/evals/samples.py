@@ -14,25 +14,20 @@ from pathlib import Path
 from homing.lm.generate import ChatTurns, complete, generate, text_pieces
 from homing.lm.model import Decoder
 from homing.lm.tokenizer import Tokenizer
-from homing.lm.tokenizer.specials import IM_END, IM_START
+from homing.lm.tokenizer.specials import lacks_turns
 from homing.wire import names
 from homing.wire.run import Sampling
 
-__all__ = ["lacks_turns", "sample_texts", "write_samples"]
+__all__ = ["sample_texts", "write_samples"]
 
 _GREETING = "Hello! Who are you?"  # where the run file names no prompt
-
-
-def lacks_turns(tokenizer: Tokenizer) -> list[str]:
-    """The marks of a turn that the tokenizer does not have."""
-    return [mark for mark in (IM_START, IM_END) if mark not in tokenizer.specials]
 
 
 def sample_texts(
     model: Decoder, tokenizer: Tokenizer, sampling: Sampling, *, seed: int, is_chat: bool = False
 ) -> list[tuple[str, str]]:
     """(prompt, what the model made of it); with no prompts, one text from the start of a document, or one answer."""
-    is_turn = is_chat and not lacks_turns(tokenizer)
+    is_turn = is_chat and not lacks_turns(tokenizer.specials)
     texts = []
     for number, prompt in enumerate(sampling.prompts or [_GREETING if is_turn else ""]):
         pieces = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number)

@@ -14,7 +14,7 @@ from homing.errors import DataError
 from homing.lm.generate.sample import generate
 from homing.lm.model import Decoder
 from homing.lm.tokenizer import Tokenizer
-from homing.lm.tokenizer.specials import IM_END, IM_START
+from homing.lm.tokenizer.specials import IM_END, IM_START, lacks_turns
 
 __all__ = ["ChatTurns", "complete", "text_pieces"]
 
@@ -65,7 +65,7 @@ class ChatTurns:
     """A conversation as token ids, grown turn by turn."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        missing = [name for name in (IM_START, IM_END) if name not in tokenizer.specials]
+        missing = lacks_turns(tokenizer.specials)
         if missing:
             raise DataError(
                 what="This model cannot be talked to in turns.",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from homing.errors import DataError
 from homing.lm.tokenizer import Tokenizer
-from homing.lm.tokenizer.specials import CHAT_TEMPLATE, IM_END, IM_START
+from homing.lm.tokenizer.specials import CHAT_TEMPLATE, IM_END, IM_START, lacks_turns
 from homing.wire import codec, names
 from homing.wire.turns import Turns
 
@@ -89,7 +89,7 @@ def stop_ids_of(tokenizer: Tokenizer) -> list[int]:
 
 
 def chatml(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-    missing = [name for name in (IM_START, IM_END) if name not in tokenizer.specials]
+    missing = lacks_turns(tokenizer.specials)
     if missing:
         raise DataError(
             what="This tokenizer cannot ask in turns.",
@@ -107,10 +107,13 @@ def _template_in(folder: Path) -> str:
     """Its text, as it lies there; "" where there is none. In a file of its own where there is one, which wins."""
     if (folder / names.CHAT_TEMPLATE).is_file():
         return (folder / names.CHAT_TEMPLATE).read_text(encoding="utf-8")
-    try:
-        found = json.loads((folder / names.TOKENIZER_CONFIG).read_bytes()).get("chat_template")
-    except (OSError, ValueError, AttributeError):
+    path = folder / names.TOKENIZER_CONFIG
+    if not path.is_file():
         return ""
+    try:
+        found = json.loads(path.read_bytes()).get("chat_template")
+    except (OSError, ValueError, AttributeError) as exc:
+        raise DataError(f"{path} cannot be read.", why=str(exc), fix="homing prep RUN makes it anew.") from exc
     if isinstance(found, list):  # several by name; the one called default is meant
         found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}.get("default")
     return found if isinstance(found, str) else ""

@@ -7,9 +7,11 @@ puts these ids into a stream.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from homing.errors import DataError
 
-__all__ = ["CHAT_TEMPLATE", "END_OF_TEXT", "IM_END", "IM_START", "PAD", "SPECIALS", "specials_named"]
+__all__ = ["CHAT_TEMPLATE", "END_OF_TEXT", "IM_END", "IM_START", "PAD", "SPECIALS", "lacks_turns", "specials_named"]
 
 END_OF_TEXT = "<|endoftext|>"  # before each document
 IM_START = "<|im_start|>"
@@ -68,3 +70,8 @@ def specials_named(name: str) -> list[str]:
             fix="Set tokenizer specials to one of these.",
         )
     return SPECIALS[name]
+
+
+def lacks_turns(specials: Container[str]) -> list[str]:
+    """The marks of a turn that are not among these."""
+    return [mark for mark in (IM_START, IM_END) if mark not in specials]

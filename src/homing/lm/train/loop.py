@@ -24,8 +24,9 @@ import torch
 from homing.errors import HomingError
 from homing.lm.device import peak_flops
 from homing.lm.evals.bits_per_byte import Evaluation
-from homing.lm.evals.samples import lacks_turns, sample_texts, write_samples
+from homing.lm.evals.samples import sample_texts, write_samples
 from homing.lm.model import lora
+from homing.lm.tokenizer.specials import lacks_turns
 from homing.lm.train import checkpoint
 from homing.lm.train.batch import Batch
 from homing.lm.train.build import build, told_start
@@ -397,7 +398,7 @@ class _Phase:
         """Samples are for people; failing to make them is told and never ends a run."""
         step, begun = self.state.step, time.monotonic()
         is_chat = self.phase.kind == "rl" or (self.phase.data is not None and self.phase.data.kind == "chat")
-        missing = lacks_turns(self.s.tokenizer) if is_chat else []
+        missing = lacks_turns(self.s.tokenizer.specials) if is_chat else []
         if missing and not self.is_told_plain:
             self.is_told_plain = True
             text = (
