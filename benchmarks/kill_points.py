@@ -7,9 +7,9 @@ Simulated: launch, watch, recovery, landing and destroy, each process in them, i
 have changed anything, on the fake cloud and on the four clouds' doubles. Real: kill -9 of real processes, on these and
 on `local` and over SSH on loopback, at points spread over a launch and at random moments of the instance's life.
 
-Passes with 0 leaked, 0 doubled, nothing hidden, and every run recoverable. The parts may be run one by one: each is
-laid into the proof beside the others, with its own commit and date, and the proof passes when every part is there and
-did.
+Passes with 0 leaked, 0 doubled, nothing hidden, no receipt below the bill, and every run recoverable. The parts may be
+run one by one: each is laid into the proof beside the others, with its own commit and date, and the proof passes when
+every part is there and did.
 """
 
 from __future__ import annotations

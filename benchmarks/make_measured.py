@@ -1,8 +1,9 @@
-"""The table of measured speeds that ships with the package, from the results beside this script.
+"""The table of measured figures that ships with the package, from the results beside this script.
 
     PYTHONPATH=src python benchmarks/make_measured.py          after a benchmark on a card has left a new result
 
-    engine.json  lora.json  rl.json  persona.json  gpu-first-run.json   ->   src/homing/cloud/measured.json
+    engine.json  lora.json  rl.json  persona.json  gpu-first-run.json   speeds    ->   src/homing/cloud/measured.json
+    quality.json   how well each recipe learned by time, the mean of its seeds    ->
 
 Those that are not there are left out. `homing plan` reads the table, and a test compares it with what this makes.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from homing.cloud.measured import FILE, SamplingRow, StepRow, Table
+from homing.cloud.measured import FILE, LearnedRow, SamplingRow, StepRow, Table
 from homing.config.derive import sizes
 from homing.config.load import load_run, preset_dir
 from homing.gpus import find_gpu
@@ -33,7 +35,7 @@ LORA = Lora(rank=16, alpha=32.0, targets=["all"])
 RL_CARD = "NVIDIA H200"
 RL_COMPARED = {"samples": 2, "num_new": 64}  # of each prompt, with graphs and without
 
-Rows = Iterator[StepRow | SamplingRow]
+Rows = Iterator[StepRow | SamplingRow | LearnedRow]
 LEAST_WINDOWS = 3
 
 
@@ -48,6 +50,7 @@ def make_table(results: Path) -> str:
     table = Table(
         tuple(row for row in rows if isinstance(row, StepRow)),
         tuple(row for row in rows if isinstance(row, SamplingRow)),
+        tuple(row for row in rows if isinstance(row, LearnedRow)),
     )
     document = {"schema": "homing.measured/1", **dataclasses.asdict(table)}
     return json.dumps(document, indent=1) + "\n"
@@ -107,6 +110,17 @@ def of_first_run(result: dict[str, Any]) -> Rows:
     yield StepRow("gpu-first-run.json", card_of(result["machine"]["card"]), round(figures["tokens_per_s"]), shape)
 
 
+def of_quality(result: dict[str, Any]) -> Rows:
+    """A mean over the seeds that had the same seconds, card and text; runs by tokens are no figure per dollar."""
+    seeds: dict[tuple[str, str, float, int], list[float]] = {}
+    for row in result["figures"]["rows"]:
+        if row["asked_s"]:
+            where = (card_of(row["device"]), row["run"], row["asked_s"], row["corpus_tokens"])
+            seeds.setdefault(where, []).append(row["val_bits_per_byte"])
+    for where, bits in sorted(seeds.items()):
+        yield LearnedRow("quality.json", *where, bits_per_byte=round(statistics.fmean(bits), 5), num_seeds=len(bits))
+
+
 # Later ones are looked at first: the engine alone is measured most carefully.
 READERS: dict[str, Callable[[dict[str, Any]], Rows]] = {
     "gpu-first-run.json": of_first_run,
@@ -114,6 +128,7 @@ READERS: dict[str, Callable[[dict[str, Any]], Rows]] = {
     "rl.json": of_rl,
     "lora.json": of_lora,
     "engine.json": of_engine,
+    "quality.json": of_quality,
 }
 
 

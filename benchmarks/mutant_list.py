@@ -110,9 +110,23 @@ MUTANTS = [
     Mutant(
         "lines-of-others-written",
         f"{_CLOUD}/reconcile.py",
-        "        if mark in others:\n",
+        "        if shown_mark(mark) in others:\n",
         "        if False:\n",
         ("tests/cloud/test_survey.py",),
+    ),
+    Mutant(
+        "gone-by-another-accounts-key",
+        f"{_CLOUD}/reconcile.py",
+        "        check_account(home, provider, line)\n",
+        "        pass\n",
+        ("tests/cloud/providers/test_fake.py::test_what_the_key_of_another_account_does_not_show_is_not_gone",),
+    ),
+    Mutant(
+        "ended-by-another-accounts-key",
+        f"{_CLOUD}/destroy.py",
+        "        check_account(home, provider, line)\n",
+        "        pass\n",
+        ("tests/cloud/providers/test_fake.py::test_what_the_key_of_another_account_does_not_show_is_not_gone",),
     ),
     Mutant(
         "destroy-believes-the-call",
@@ -136,14 +150,28 @@ MUTANTS = [
     ),
     Mutant(
         "cheaper-of-both",
-        f"{_CLOUD}/reconcile.py",
-        "spend_usd=max(ours, seen, theirs), note=note)",
-        "spend_usd=min(ours, theirs), note=note)",
+        f"{_CLOUD}/receipt.py",
+        "    spend = max(ours, seen, theirs)\n",
+        "    spend = min(ours, theirs)\n",
         ("tests/cloud/test_survey.py",),
     ),
     Mutant(
-        "clock-takes-dollars-back",
+        "what-nobody-saw-is-free",
+        f"{_CLOUD}/receipt.py",
+        "    if instance is None and (provider is None or isinstance(provider, Remembering)):\n",
+        "    if instance is None:\n",
+        ("tests/cloud/test_receipt.py",),
+    ),
+    Mutant(
+        "twins-cost-once",
         f"{_CLOUD}/reconcile.py",
+        "            note_twin(home, lines.get(shown_mark(mark)), instance)\n",
+        "            pass\n",
+        ("tests/cloud/test_receipt.py",),
+    ),
+    Mutant(
+        "clock-takes-dollars-back",
+        f"{_CLOUD}/receipt.py",
         "    if before is not None:\n        spend = max(",
         "    if before == ():\n        spend = max(",
         ("tests/sim/test_modal.py::test_a_home_whose_clock_is_set_back_forgets_no_dollar_of_a_sandbox_that_has_ended",),
@@ -151,8 +179,8 @@ MUTANTS = [
     Mutant(
         "attempts-by-time",
         f"{_CLOUD}/ledger.py",
-        "WHERE run_id = ? ORDER BY attempt, rowid",
-        "WHERE run_id = ? ORDER BY intent_at, rowid",
+        "WHERE run_id = ? ORDER BY attempt, ",
+        "WHERE run_id = ? ORDER BY intent_at, ",
         ("tests/cloud/test_ledger.py",),
     ),
     Mutant(

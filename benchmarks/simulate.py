@@ -10,8 +10,8 @@ cloud, the ledger and the store; at the end the person tidies up with the real v
 
 `--provider` plays them with the real adapter of one of the four clouds against its double; each has a proof of its own.
 
-Passes with 0 leaked, 0 doubled, never "gone" while billed, no wait without a deadline, and 0 over the limit in every
-schedule where one armed guard lived.
+Passes with 0 leaked, 0 doubled, never "gone" while billed, no wait without a deadline, no receipt below the bill, and 0
+over the limit in every schedule where one armed guard lived.
 """
 
 from __future__ import annotations

@@ -268,6 +268,7 @@ def test_a_card_far_slower_than_it_should_be_goes_back_and_its_figures_are_told(
 def test_a_probe_without_a_good_figure_fails(boot: Boot, answer: str | int) -> None:
     slow = with_(boot, probe_argv=["probe-it"], probe_floor={"matmul_tflops": 300.0})
     assert bootstrap.run(slow, Machine(probe_it=answer)) == 1
+    assert problem(boot).startswith("Stage probe failed"), "and not for anything else"
 
 
 def test_a_good_probe_is_an_event_with_its_figures(boot: Boot) -> None:

@@ -1,19 +1,29 @@
-"""How right the time to the end is that a run tells after its first 20 steps.
+"""How right the time to the end is that a run tells after its first 20 steps, for five shapes on a card.
 
-    PYTHONPATH=src python benchmarks/gpu/hours.py RUN_DIR... [--out FILE]
+    1. at home       PYTHONPATH=src python benchmarks/gpu/hours.py --write-runs .carry/hours --seconds-each 120
+    2. on the card   PYTHONPATH=src python benchmarks/gpu/hours.py --runs .carry/hours [NAME...] [--out FILE]
+    3. at home       the file of --out, where one was asked for, as benchmarks/results/hours.json
 
-Trains each run (a folder with run.json, as `homing train` makes it) and compares, for its first phase, the time that
-was still to come by what the run itself told then (`eta_s` of its metrics) with the time that it then took. Passes when
-every run is within a fifth.
+At home because a run is resolved by the run file's own rules, which need packages that a card's machine may lack. The
+folder holds NAME/run.json for 6x384, 12x768-6heads, 12x768-12heads, 12x768-swift and 20x1280, each as long as an H200
+is expected to need for so many seconds; evaluations, saves and samples come as any run of that length has them. On the
+card the data are the text that it has (`corpus`), and a run takes a minute more than its seconds: names do some of them
+in one command and the others in the next. Each row is kept as it comes, beside those that are there already.
+
+A row: what was still to come by what the run itself told at its first line of step 20 or later (`eta_s`), and what then
+passed until its phase was done, with the last evaluation, save and sample. Passes when every one is within a fifth.
+--quick: one toy on any machine, nothing kept; passes when something was told and the run came to its end.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,44 +31,162 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _result import RESULTS, write_result
+from corpus import ROOTS, prepare
 
+from _result import RESULTS, write_result
+from homing.lm.shards.read import file_sha256
+from homing.wire import codec, names
+from homing.wire.run import Data, Run
+
+WORK = Path("/tmp/homing-hours")
+VOCAB, MOST_BYTES = 32768, 100_000_000
 JUDGED_STEPS = 20
 MOST_OFF = 0.20
+CARD = "H200"
+SHAPES = {
+    "6x384": {"model.depth": "6"},
+    "12x768-6heads": {"model.depth": "12"},
+    "12x768-12heads": {"model.depth": "12", "model.heads": "12", "model.head_size": "64"},
+    "12x768-swift": {"model.depth": "12", "model.family": "swift"},
+    "20x1280": {"model.depth": "20"},
+}
+TOY = {"model.depth": "2", "model.context": "128", "tokenizer.vocab_size": "512", "phases.0.batch_tokens": "1024",
+       "train.log_every": "10", "sample.tokens": "8"}  # fmt: skip
+TOY_TOKENS = 60 * 1024
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_dirs", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("names", nargs="*", help="of the runs to do; all of the folder where none is named")
+    parser.add_argument("--write-runs", type=Path, metavar="DIR")
+    parser.add_argument("--seconds-each", type=float, default=120.0, help="of training, with --write-runs")
+    parser.add_argument("--runs", type=Path, metavar="DIR")
+    parser.add_argument("--out", type=Path, help="a copy of the result, after each run")
+    parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    rows = {}
-    for run_dir in arguments.run_dirs:
-        subprocess.run([sys.executable, "-m", "homing.lm.train", str(run_dir)], check=True)
-        rows[run_dir.name] = row = compare(run_dir)
-        print(
-            f"{run_dir.name:<16} told {row['told_s']:.1f} s, took {row['took_s']:.1f} s: {row['off']:+.1%}", flush=True
-        )
+    if arguments.quick:
+        with tempfile.TemporaryDirectory(prefix="homing-hours-") as folder:
+            return quick(Path(folder))
+    if arguments.write_runs:
+        write_runs(arguments.write_runs, arguments.seconds_each)
+        return 0
+    if not arguments.runs:
+        parser.error("give --write-runs DIR at home, or --runs DIR on the card")
+    unknown = [name for name in arguments.names if not (arguments.runs / name / names.RUN).is_file()]
+    if unknown:
+        parser.error(f"{arguments.runs} holds no run {', '.join(unknown)}")
+    if not torch.cuda.is_available():
+        print("FAIL no CUDA device")
+        return 1
+    return measure(arguments.runs, arguments.names, arguments.out)
+
+
+def measure(runs: Path, chosen: list[str], out: Path | None) -> int:
+    device, rows = torch.cuda.get_device_name(), kept_rows(torch.cuda.get_device_name())
+    prepare(WORK / "data", ROOTS, vocab_size=VOCAB, most_bytes=MOST_BYTES)
+    for name in chosen or sorted(path.parent.name for path in runs.glob(f"*/{names.RUN}")):
+        rows[name] = row = trained(runs / name, WORK / "runs" / name, WORK / "data", needs_gpu=True)
+        print(f"{name:<16} told {row['told_s']:.1f} s, took {row['took_s']:.1f} s: {row['off']:+.1%}", flush=True)
+        worst = max(abs(each["off"]) for each in rows.values())
+        write_result("hours", {"device": device, "runs": rows, "worst": worst}, passed=worst <= MOST_OFF)
+        if out:
+            shutil.copyfile(RESULTS / "hours.json", out)
     worst = max((abs(row["off"]) for row in rows.values()), default=1.0)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    write_result("hours", {"device": device, "runs": rows, "worst": worst}, passed=worst <= MOST_OFF)
-    if arguments.out:
-        shutil.copyfile(RESULTS / "hours.json", arguments.out)
     print(f"{'PASS' if worst <= MOST_OFF else 'FAIL'} at most {worst:.1%} off in {len(rows)} runs")
     return 0 if worst <= MOST_OFF else 1
 
 
+def kept_rows(device: str) -> dict[str, Any]:
+    """Of this very card: with another all begin anew."""
+    path = RESULTS / "hours.json"
+    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.exists() else {}
+    return dict(figures["runs"]) if figures.get("device") == device else {}
+
+
+def trained(source: Path, run_dir: Path, data: Path, *, needs_gpu: bool) -> dict[str, Any]:
+    """From its beginning, whatever an earlier try left; what it wrote goes again, for checkpoints are large."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir(parents=True)
+    run = with_data(codec.loads(Run, (source / names.RUN).read_bytes()), data)
+    run = dataclasses.replace(run, train=dataclasses.replace(run.train, needs_gpu=needs_gpu))
+    (run_dir / names.RUN).write_text(codec.dumps(run, indent=1), encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "homing.lm.train", str(run_dir)], check=True)
+    row = compare(run_dir)
+    shutil.rmtree(run_dir)
+    return row
+
+
+def with_data(run: Run, folder: Path) -> Run:
+    """The run on data that were made after it was resolved."""
+    splits = prepare(folder, vocab_size=run.model.vocab_size, most_bytes=0).splits  # there already
+    data = Data(
+        dir=str(folder), manifest_sha256=file_sha256(folder / names.MANIFEST),
+        tokenizer_sha256=file_sha256(folder / names.TOKENIZER),
+        num_train_tokens=splits["train"].num_tokens, num_val_tokens=splits["val"].num_tokens,
+    )  # fmt: skip
+    return dataclasses.replace(run, data=data)
+
+
 def compare(run_dir: Path) -> dict[str, Any]:
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    lines = [line for line in lines if line["phase"] == lines[0]["phase"]]
+    lines = read_lines(run_dir / names.METRICS)
     judged = next(line for line in lines if line["step"] >= JUDGED_STEPS and line["eta_s"])
-    told_s = judged["eta_s"]
-    took_s = lines[-1]["t"] - judged["t"]
+    done = next(event for event in read_lines(run_dir / names.EVENTS) if event["kind"] == "phase_done")
     assert lines[-1]["step"] == judged["num_steps"], "it did not come to its end"
+    told_s, took_s = judged["eta_s"], done["t"] - judged["t"]
     return {
         "told_s": told_s, "took_s": took_s, "off": told_s / took_s - 1.0, "steps": judged["num_steps"],
         "judged_at": judged["step"], "tokens_per_s": judged["tokens_per_s"],
     }  # fmt: skip
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# -- at home -----------------------------------------------------------------------------------------------------------
+
+
+def write_runs(folder: Path, seconds: float) -> None:
+    from homing.cloud.measured import load_table, tokens_per_s
+    from homing.gpus import GPUS
+
+    for name, sets in SHAPES.items():
+        first = resolved(sets, num_tokens=2**27)
+        rate = tokens_per_s(load_table(), GPUS[CARD], first, first.phases[0])
+        run = resolved(sets, num_tokens=round(rate * seconds))
+        write_run(folder / name, run)
+        steps, saves = run.phases[0].num_steps, run.phases[0].save_every
+        print(f"{name:<16} {steps:,} steps, a save every {saves:,}: {seconds:.0f} s at {rate:,.0f} tok/s")
+
+
+def write_run(folder: Path, run: Run) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names.RUN).write_text(codec.dumps(run, indent=1), encoding="utf-8")
+
+
+def resolved(sets: dict[str, str], num_tokens: int) -> Run:
+    from homing.config import load_run
+
+    with tempfile.TemporaryDirectory(prefix="homing-hours-") as folder:
+        file, text = Path(folder) / "hours.yaml", Path(folder) / "text.txt"
+        text.write_text("Nothing of this is read.\n", encoding="utf-8")
+        file.write_text(
+            f"name: hours\ndata: {{text: [{text}]}}\ntokenizer: {{vocab_size: {VOCAB}}}\n"
+            f"phases: [{{kind: pretrain, tokens: {num_tokens}}}]\n",
+            encoding="utf-8",
+        )
+        run: Run = load_run(str(file), [f"{key}={value}" for key, value in sets.items()]).run
+        return run
+
+
+def quick(folder: Path) -> int:
+    here = Path(__file__).resolve().parents[2]
+    prepare(folder / "data", (f"{here}/docs", f"{here}/src"), vocab_size=512, most_bytes=300_000)
+    write_run(folder / "toy", resolved(TOY, num_tokens=TOY_TOKENS))
+    row = trained(folder / "toy", folder / "run", folder / "data", needs_gpu=False)
+    passed = row["told_s"] > 0 and row["took_s"] > 0 and row["judged_at"] == JUDGED_STEPS
+    print(f"{'PASS' if passed else 'FAIL'} one toy, told {row['told_s']:.1f} s, took {row['took_s']:.1f} s")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

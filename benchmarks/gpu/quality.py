@@ -239,7 +239,7 @@ def ours(model: Decoder, base: Run, data: Path, device: torch.device, changed: d
     kept: dict[str, Any] = {}
 
     def begin(seed: int) -> None:
-        model.init_weights(seed)
+        model.init_weights(seed, spec.kind)
         scale_weights(model, factors)
         kept["optimizer"] = build_optimizer(model, spec)
         kept["optimizer"].compile_steps(is_on=device.type == "cuda")

@@ -10,6 +10,7 @@
     ├── NoOffer                 3   nobody can start such a machine now
     ├── ProviderRefused         4   key, quota or request refused
     │   ├── ProviderSilent      4   no answer, or none that says anything: what bills may bill on
+    │   ├── OtherAccount        4   the key here is of another account than the one that rented it
     │   ├── CreateFailed        4   carries instance_id if something was created
     │   └── StartTimeout        4   created, never became ready
     │       └── NeverCame       4   the machine itself did not come, before any program of ours ran on it
@@ -41,6 +42,7 @@ __all__ = [
     "NeverCame",
     "NoOffer",
     "NotOwner",
+    "OtherAccount",
     "ProviderRefused",
     "ProviderSilent",
     "RunFailed",
@@ -145,6 +147,10 @@ class ProviderSilent(ProviderRefused):
     def __init__(self, what: str, why: str = "", fix: str = "", *, doubt: str = "") -> None:
         super().__init__(what, f"{why} {doubt}".strip(), fix)
         self.reason = why
+
+
+class OtherAccount(ProviderRefused):
+    """What its key does not show may bill on: never "gone"."""
 
 
 class CreateFailed(ProviderRefused):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from homing.agent.folder import Folder
 from homing.agent.supervise import CHILD_ENV, Agent
 from homing.store.lease import lease_key
 from homing.wire import codec, names
-from homing.wire.boot import EndBilling
+from homing.wire.boot import EndBilling, Input
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.control import Heartbeat, Request
 from homing.wire.event import Outcome
@@ -279,6 +280,23 @@ def test_inputs_that_cannot_be_fetched_are_tried_again_until_the_limit(instance:
     (tmp_path / "away").rename(tmp_path / "store")
     assert agent.wait(60) == 0
     check_ended_well(instance)
+
+
+@pytest.mark.slow
+def test_an_input_that_the_store_does_not_have_ends_the_run_as_failed_with_its_log_in_the_store(
+    instance: Instance,
+) -> None:
+    gone = hashlib.sha256(b"shard").hexdigest()
+    instance.change(inputs=[*instance.boot.inputs, Input(f"objects/{gone}", "data/train-00000.bin", 5, gone)])
+    assert instance.run() == names.EXIT_FAILED
+    check_ended_well(instance)
+    outcome = instance.in_store(Outcome, names.OUTCOME)
+    assert (outcome.state, outcome.is_final) == ("failed", True)
+    assert f"data/train-00000.bin cannot be had: objects/{gone} is not in" in outcome.reason
+    assert "try 3 of 3" in outcome.log_tail, "the log that tells it, not the trainer's, which never began"
+    assert f"objects/{gone}" in instance.store.read(f"runs/{instance.boot.run_id}/logs/sync.log").decode()
+    assert instance.kinds().count("input_missing") == 1
+    assert not instance.steps_in_store()
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cloud.rig import Said, homing, look_more_often, make_data, trainer_argv
@@ -41,6 +42,20 @@ def lay_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, steps: int, step
 
 def typing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Homing:
     return lambda *argv: homing(capsys, monkeypatch, *argv)
+
+
+def cli_with(*, steps: int) -> Any:
+    """A fixture, as `cli = cli_with(steps=12)` in a test file: `homing` in such a folder, and nothing left after it."""
+
+    @pytest.fixture
+    def cli(
+        tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> Iterator[Homing]:
+        lay_out(tmp_path, monkeypatch, steps=steps, step_s=0.02)
+        yield typing(capsys, monkeypatch)
+        clear(homing_home)
+
+    return cli
 
 
 def clear(home_path: Path) -> None:

@@ -152,6 +152,7 @@ def test_what_is_not_there_is_said_without_a_traceback(homing: Homing, name: str
     for verb in ("check", "show"):
         code, _, err = homing("data", verb, name)
         assert code == 2
+        assert name in err
         assert "Traceback" not in err
 
 

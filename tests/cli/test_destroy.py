@@ -11,11 +11,13 @@ import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 from tests.doubles.fake_world import KEY, FakeWorld
 
-from homing.cli.destroy import _destroy_things
+from homing.cli.control import usd
+from homing.cli.destroy import _by_thing, _destroy_made, _destroy_named, _show
 from homing.cloud.home import Home
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.providers.base import Resource
 from homing.cloud.providers.fake_cloud import KEY_HEADER
-from homing.errors import IntegrityError
+from homing.errors import IntegrityError, StillBilling, UsageError
 from homing.world import HttpRequest, World
 
 
@@ -62,6 +64,9 @@ def test_it_never_guesses(cli: Homing) -> None:
     assert cli("destroy").code == 2
     assert cli("destroy", "moss", "--all").code == 2
     assert cli("destroy", "nobody").code == 2
+    refused = cli("destroy", "moss", "--kept")
+    assert refused.code == 2
+    assert "--kept goes with --all" in refused.err
 
 
 @pytest.mark.slow
@@ -126,18 +131,57 @@ class TestThings:
         monkeypatch.setattr(provider, "list_resources", listed)
 
     def test_all_of_it_goes_after_asking_for_what_is_kept(self, home: Home) -> None:
-        assert _destroy_things(home, yes=True) == []
+        assert _destroy_made(home, kept=True, yes=True) == []
         assert home.provider("fake").list_resources() == []
+
+    def test_what_is_kept_survives_all_with_yes_and_is_told_with_its_rate_and_what_ends_it(
+        self, home: Home, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (left,) = _destroy_made(home, kept=False, yes=True)
+        assert left.kind == "kept"
+        assert [each.mark for each in home.provider("fake").list_resources()] == [left.mark]
+        _show(home, [], [], [left])
+        said = capsys.readouterr().err
+        assert left.rate_usd_per_hour > 0
+        rate = usd(left.rate_usd_per_hour)
+        assert f"Stays: fake volume {left.id}, kept by wish, {rate}/h. To end it: homing destroy {left.id}" in said
+        assert "nothing bills" not in said
+
+    def test_one_thing_goes_by_its_id_and_a_word_that_a_run_has_means_the_run(self, home: Home) -> None:
+        (volume,) = [each for each in home.provider("fake").list_resources() if each.is_kept]
+        assert _by_thing(home, "no-such-thing") == []
+        run = RunRow(volume.id, "moss", "launching", 1.0, "file:x", "0" * 64)
+        found = _by_thing(home, volume.id)
+        assert [(each.id, each.kind) for each in found] == [(volume.id, "kept")]
+        home.ledger.intend(run, LedgerLine("m", run.id, "moss", 1, "fake", "cpu", "1", "1", intent_at=1.0))
+        assert _by_thing(home, volume.id) == []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(home.provider("fake"), "destroy_resource", lambda resource: None)
+            with pytest.raises(StillBilling, match="is still there") as caught:
+                _destroy_named(home, found, yes=True)
+        assert caught.value.fix == f"homing destroy {volume.id}"
+        _destroy_named(home, found, yes=True)
+        assert volume.id not in [each.id for each in home.provider("fake").list_resources()]
+
+    def test_what_a_living_instance_uses_is_refused_with_what_ends_that(self, home: Home) -> None:
+        mark = f"homing-{home.owner}-old-1"
+        run = RunRow("old", "old", "launching", 1.0, "file:x", "0" * 64)
+        home.ledger.intend(run, LedgerLine(mark, "old", "old", 1, "fake", "cpu", "1", "1", intent_at=1.0))
+        home.ledger.begin_create(mark, home.world.now())
+        (volume,) = [each for each in home.provider("fake").list_resources() if each.mark == mark]
+        with pytest.raises(UsageError, match="is in use") as caught:
+            _by_thing(home, volume.id)
+        assert caught.value.fix.startswith("homing destroy old ")
 
     def test_what_a_person_keeps_stays_and_is_told(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("homing.cli.talk.ask", lambda question, yes: False)
-        (left,) = _destroy_things(home, yes=False)
+        (left,) = _destroy_made(home, kept=True, yes=False)
         assert left.kind == "kept"
         assert [each.mark for each in home.provider("fake").list_resources()] == [left.mark]
 
     def test_what_does_not_go_is_told(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(home.provider("fake"), "destroy_resource", lambda resource: None)
-        assert len(_destroy_things(home, yes=True)) == 2
+        assert len(_destroy_made(home, kept=True, yes=True)) == 2
 
 
 @pytest.mark.slow

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from homing.cli import dotenv
+from homing.cli.call import call
+from homing.cli.main import VERBS
 from homing.errors import UsageError
 
 
@@ -51,9 +51,12 @@ def test_one_that_is_no_text_is_refused(tmp_path: Path) -> None:
         dotenv.load(tmp_path)
 
 
-def test_every_verb_reads_it_from_the_folder_it_is_called_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_reads_it_from_the_folder_it_is_called_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    """Read first, whatever the verb needs beside it: here it cannot be read."""
     (tmp_path / dotenv.FILE).write_bytes(b"KEY=\xff\xfe\n")
-    argv = [sys.executable, "-m", "homing.cli", "runs"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert ".env cannot be read" in done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert call([verb]) == 2
+    assert ".env cannot be read" in capsys.readouterr().err

@@ -266,3 +266,32 @@ def test_a_best_checkpoint_that_is_not_the_last_is_opened_with_the_reason(
     find_model(str(tmp_path / "a/checkpoints/rl/step-00000002"))
     find_model(str(run_with(tmp_path / "b", best=12)))
     assert capsys.readouterr().err == "", "a choice of the person's own, or the last: nothing to explain"
+
+
+def test_without_a_name_the_newest_of_this_folder_is_taken_and_told(
+    tmp_path: Path, homing_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = run_with(homing_home / "runs" / "moss-20260101-120000-aaaa")
+    begun_in(own, tmp_path)
+    theirs = run_with(homing_home / "runs" / "fern-20260201-120000-bbbb")
+    begun_in(theirs, tmp_path / "there")
+    os.utime(own, (1, 1))
+    os.utime(theirs, (9, 9))
+    assert own in find_model(None).parents, "older than the other folder's, and this one's"
+    assert f"{own}: the newest model of this folder." in capsys.readouterr().err
+    fetched = weights(Path("models/moss"))
+    os.utime(fetched, (2, 2))
+    assert find_model(None) == fetched
+
+
+def test_without_a_name_a_folder_without_a_model_is_told_of_those_elsewhere(tmp_path: Path, homing_home: Path) -> None:
+    for number in range(7):
+        run = run_with(homing_home / "runs" / f"moss-2026010{number}-120000-aaaa")
+        begun_in(run, tmp_path / f"there{number}")
+        os.utime(run, (number, number))
+    with pytest.raises(DataError, match="There is no trained model of this folder") as caught:
+        find_model(None)
+    assert caught.value.why.startswith(f"Of other folders: moss-20260106-120000-aaaa ({tmp_path / 'there6'}), moss-")
+    assert caught.value.why.count("moss-") == 5
+    assert caught.value.fix.endswith(": moss-20260106-120000-aaaa")
+    assert run in find_model(run.name).parents, "by its id from anywhere"

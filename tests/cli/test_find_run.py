@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import RUN_FILE, Homing, clear, lay_out, typing
-from tests.cloud.rig import make_data
+from tests.cloud.rig import make_data, trainer_argv
 
 from homing.cli.train import _newest_unfinished as newest_unfinished
+from homing.cloud.home import Home
 from homing.config.projects import PROJECT_NOTE, project_note
 from homing.wire import names
+from homing.world import World
 
 
 @pytest.fixture
@@ -54,7 +56,13 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
     theirs = launched(cli)
     x = another_folder(tmp_path)
     monkeypatch.chdir(x)
-    for argv in (("fetch", "moss"), ("stop", "moss"), ("limit", "moss", "--spend", "3"), ("fetch",)):
+    for argv in (
+        ("fetch", "moss"),
+        ("stop", "moss"),
+        ("limit", "moss", "--spend", "3"),
+        ("fetch",),
+        ("destroy", "moss", "--yes"),
+    ):
         refused = cli(*argv)
         assert refused.code == 2, argv
         assert f"{theirs} was begun in {w}; this is {x}." in refused.err
@@ -127,6 +135,56 @@ def test_a_folder_that_was_moved_stays_its_own_and_one_without_a_run_file_has_no
     assert cli("fetch", "moss").code == 2
     (homing_home / "runs" / run / "project.json").unlink()
     assert cli("fetch", "moss").code == 0, "of an older run nobody knows where it was begun"
+
+
+@pytest.mark.parametrize("has_run_file", [True, False], ids=["run file", "bare"])
+def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_from_anywhere(
+    w: Path,
+    homing_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    has_run_file: bool,
+) -> None:
+    monkeypatch.setattr(
+        "homing.cloud.boot.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=100_000, step_s=0.02),
+    )
+    cli = typing(capsys, monkeypatch)
+    try:
+        theirs = str(cli("launch", "moss", "--spend-limit", "1", "--yes", "--json").json["run"])
+        bare = tmp_path / "bare"
+        bare.mkdir()
+        monkeypatch.chdir(another_folder(tmp_path) if has_run_file else bare)
+        for argv in (
+            ("destroy", "moss", "--yes"),
+            ("destroy", "moss", "--stored", "--yes"),
+            ("stop", "moss"),
+            ("limit", "moss", "--spend", "3"),
+            ("launch", "moss", "--resume", "--spend-limit", "1", "--yes"),
+        ):
+            refused = cli(*argv)
+            assert refused.code == 2, argv
+            assert f"{theirs} was begun in {w}; this is {Path.cwd()}." in refused.err
+            assert f"homing {argv[0]} {theirs}" in refused.err, "the very command"
+        if not has_run_file:
+            assert "A name means a run of this folder, and none here is called moss." in refused.err
+        (line,) = Home(homing_home, World()).ledger.lines(theirs)
+        assert line.destroyed_at is None, "nobody ended it"
+        assert f"Stop it: homing stop {theirs}" in cli("status", theirs).err, "what is said to type is what works"
+        if has_run_file:
+            taken = cli("launch", "moss", "--spend-limit", "1", "--yes")
+            assert f"homing destroy {theirs}" in taken.err, "its name is taken, and its id ends it"
+        assert cli("destroy", theirs, "--yes").code == 0
+        (line,) = Home(homing_home, World()).ledger.lines(theirs)
+        assert line.destroyed_at is not None
+        refused = cli("destroy", "moss")
+        assert refused.code == 2, "also when it has ended: nobody is told that another one is gone"
+        assert f"homing destroy {theirs}" in refused.err
+        monkeypatch.chdir(w)
+        assert "nothing bills" in cli("destroy", "moss").err
+    finally:
+        clear(homing_home)
 
 
 def test_a_copy_of_a_folder_may_use_its_run_and_each_has_its_own_from_then_on(

@@ -6,32 +6,24 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cli.control_rig import Homing, cli_with
 from tests.cloud.rig import marked_now
 
 from homing.cli.control import usd
 from homing.cloud.doctor_balance import Balance
 from homing.cloud.home import Home
-from homing.config import load_run
+from homing.config import load_run, mark_smoke
 from homing.hf_config import config_of
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.world import World
 
-
-@pytest.fixture
-def cli(
-    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Homing]:
-    lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
-    yield typing(capsys, monkeypatch)
-    clear(homing_home)
+cli = cli_with(steps=100_000)
 
 
 def test_without_a_spend_limit_it_exits_2_also_with_yes(cli: Homing) -> None:
@@ -149,6 +141,21 @@ def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypat
     said = cli("launch", "moss", "--spend-limit", "1")
     assert said.code == 2
     assert "smoke profile has not passed" in said.err
+
+
+def test_a_big_run_whose_smoke_profile_failed_is_refused_also_with_yes(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.cli.launch.needs_smoke_first", lambda run: True)
+    file = Path("runs/moss.yaml")
+    mark_smoke(file, is_passed=False)
+    said = cli("launch", "moss", "--spend-limit", "1", "--yes")
+    assert said.code == 2
+    assert "failed, so the big run is not started" in said.err
+    assert "homing launch moss --smoke" in said.err
+    assert cli("runs", "--json").json["runs"] == []
+    file.write_text(file.read_text() + "# mended\n")
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0, "another file has not been tried yet"
 
 
 @pytest.mark.parametrize("name", ["Moss!", "../x", ""])

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cli.control_rig import Homing, cli_with
 
 from homing.cloud.home import Home
+from homing.cloud.ledger import AT_MOST, LedgerLine, RunRow
+from homing.cloud.mark import make_mark
 from homing.world import World
 
-
-@pytest.fixture
-def cli(
-    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Homing]:
-    lay_out(tmp_path, monkeypatch, steps=4, step_s=0.02)
-    yield typing(capsys, monkeypatch)
-    clear(homing_home)
+cli = cli_with(steps=4)
 
 
 def test_the_receipt_and_the_total_are_there_after_the_run(cli: Homing) -> None:
@@ -37,6 +31,25 @@ def test_the_receipt_and_the_total_are_there_after_the_run(cli: Homing) -> None:
     assert cli("ledger", "fern").code == 2
 
 
+def test_dollars_that_are_an_upper_bound_are_told_as_one_by_every_verb_that_shows_them(
+    cli: Homing, homing_home: Path
+) -> None:
+    home = Home(homing_home, World())
+    mark = make_mark(home.owner, "moss-1", 1)
+    line = LedgerLine(mark, "moss-1", "moss", 1, "local", "this-computer", "3.6", "12", 1.0)
+    home.ledger.intend(RunRow("moss-1", "moss", "failed", 1.0, "file:/nowhere", "f" * 64, "12"), line)
+    home.ledger.close(mark, at=901.0, spend_usd=Decimal("0.90"), note=f"{AT_MOST}never seen at the provider")
+    said = cli("ledger", "moss-1")
+    assert said.out.count("at most $0.90") == 2, "the line and the total"
+    assert "nobody saw" in said.err
+    assert "at most $0.90" in cli("runs").out
+    assert "at most $0.90" in cli("status", "moss-1").out
+    document = cli("ledger", "--json").json
+    assert (document["is_at_most"], document["lines"][0]["is_at_most"]) == (True, True)
+    (run,) = cli("runs", "--json").json["runs"]
+    assert run["is_at_most"]
+
+
 @pytest.mark.slow
 def test_our_count_and_the_providers_stand_side_by_side_with_the_difference(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
@@ -47,7 +60,7 @@ def test_our_count_and_the_providers_stand_side_by_side_with_the_difference(cli:
     assert "warning" not in said.err
     (line,) = cli("ledger", "--json").json["lines"]
     difference = Decimal(line["spend_usd"]) - Decimal(line["provider_usd"])
-    assert abs(Decimal(line["difference_usd"])) <= Decimal("0.01") + abs(difference)
+    assert abs(Decimal(line["difference_usd"]) - difference) <= Decimal("0.01")
 
 
 @pytest.mark.slow

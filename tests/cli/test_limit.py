@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_an_ended_run_is_told_how_to_go_on(say: Homing) -> None:
     assert say("destroy", "moss", "--yes").code == 0
     said = say("limit", "moss", "--spend", "3")
     assert said.code == 2
-    assert "homing launch moss --resume --spend-limit 3.00" in said.err
+    assert re.search(r"homing launch moss-\S+ --resume --spend-limit 3\.00", said.err)
 
 
 @pytest.mark.parametrize("typed", ["0.12", "$3"])

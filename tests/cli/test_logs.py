@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cli.control_rig import Homing, cli_with
 
-
-@pytest.fixture
-def cli(
-    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Homing]:
-    lay_out(tmp_path, monkeypatch, steps=6, step_s=0.02)
-    yield typing(capsys, monkeypatch)
-    clear(homing_home)
+cli = cli_with(steps=6)
 
 
 def test_the_trainers_log_is_followed_to_the_end_and_the_others_can_be_read(cli: Homing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from tests.cli.control_rig import Homing, clear, lay_out, typing
 from tests.doubles.shop import Shop, offer, open_shops
 
 from homing.cloud.home import Home
+from homing.cloud.measured import LearnedRow, load_table
 from homing.cloud.meter import cost
 from homing.cloud.prices import find_price
 from homing.world import World
@@ -103,6 +105,33 @@ def test_two_offers_are_compared_and_the_cheapest_to_finish_is_recommended(
     assert Decimal(other["more_usd"]) == Decimal(other["cost_usd"]) - Decimal(best["cost_usd"])
     assert [part["name"] for part in best["phases"]] == ["boot and start", "pretrain", "home"]
     assert document["left_out"][0]["why"].startswith("has 1 B")
+
+
+def family_row(said: str) -> str:
+    return " ".join(next(line for line in said.splitlines() if line.startswith("family")).split())
+
+
+def learned(monkeypatch: pytest.MonkeyPatch, *rows: LearnedRow) -> None:
+    table = dataclasses.replace(load_table(), learned=rows)
+    monkeypatch.setattr("homing.cli.plan.load_table", lambda: table)
+
+
+def test_what_the_family_gives_up_is_one_row_and_without_a_measurement_it_has_no_figure(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = LearnedRow("quality.json", "H200", "stock", 300.0, 1000, 0.61234, 3)
+    swift = LearnedRow("quality.json", "H200", "swift", 80.0, 1000, 0.57, 2)
+    learned(monkeypatch, stock, swift)  # not after the same seconds
+    row = family_row(cli("plan", "moss").out)
+    assert row == "family stock: opens in transformers, vLLM, llama.cpp and Ollama"
+    learned(monkeypatch, stock, dataclasses.replace(swift, seconds=300.0))
+    said = cli("plan", "moss", "--json").json["family"]
+    assert said.endswith("0.612 bits per byte after 5m00s of one H200, with swift 0.570 (seeds: 3 and 2)")
+    file = Path("runs/moss.yaml")
+    file.write_text(file.read_text().replace("arch: llama", "family: swift").replace("tied: true", "tied: false"))
+    said = cli("plan", "moss", "--json").json["family"]
+    assert said.startswith("swift: opens in homing, and in transformers with its own modelling file; no GGUF")
+    assert said.endswith("0.570 bits per byte after 5m00s of one H200, with stock 0.612 (seeds: 2 and 3)")
 
 
 def test_the_limit_it_names_is_not_below_its_own_worst_case(cli: Homing) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from homing.cli import prep_report, talk
 from homing.cli.new import command as make_run_file
 from homing.cli.prep import command
 from homing.config import load_run
-from homing.errors import DataError, HomingError, RunFileError, UsageError
+from homing.errors import DataError, HomingError, RunFileError, StoreError, UsageError
 from homing.lm.prep import Progress
 from homing.lm.tokenizer import load_tokenizer
 from homing.lm.verify import verify
@@ -288,10 +289,51 @@ def test_the_smoke_profile_prepares_beside_the_real_one(capsys: pytest.CaptureFi
     assert "homing verify tiny-cat --smoke" in capsys.readouterr().err
 
 
+def test_text_in_a_store_is_brought_by_its_hash_and_a_missing_one_stops_it(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "store").mkdir()
+    (here / "a.txt").rename(here / "store" / "a.txt")
+    address = f"file:{here}/store/a.txt"
+    (here / "runs/tiny-cat.yaml").write_text(RUN_FILE.replace("[a.txt]", f"['{address}']"), encoding="utf-8")
+    command("tiny-cat")
+    assert f"Brought {address}" in capsys.readouterr().err
+    assert load_run("tiny-cat").is_prepared
+    command("tiny-cat")
+    said = capsys.readouterr()
+    assert "Brought" not in said.err
+    assert "Nothing has changed" in said.out
+    (here / "store" / "a.txt").unlink()
+    with pytest.raises(StoreError, match=r"a\.txt is not in"):
+        command("tiny-cat")
+
+
+@pytest.mark.parametrize("how", ["run", "flags"])
+def test_a_part_of_the_text_is_prepared_when_asked(capsys: pytest.CaptureFixture[str], how: str) -> None:
+    if how == "run":
+        command("tiny-cat", take="2kB", sets=["tokenizer.vocab_size=290"])
+    else:
+        command(text=["a.txt"], out="data/tiny-cat", vocab_size="290", take="2kB")
+    said = capsys.readouterr()
+    assert re.search(r"Note: 2\.\d+ kB of text are taken, from every file its share of 4\.\d+ kB", said.err)
+    assert json.loads(Path("data/tiny-cat/manifest.json").read_text())["settings"]["take_bytes"] == 2000
+
+
+def test_the_smoke_profile_takes_little_of_much_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homing.config.smoke._TAKE_BYTES", 3000)
+    command("tiny-cat", is_smoke=True, vocab_size="290")
+    assert "Note: 3." in capsys.readouterr().err
+    # What is then verified and trained is the same profile, and finds it prepared.
+    assert load_run("tiny-cat", ["tokenizer.vocab_size=290"], is_smoke=True).is_prepared
+
+
 @pytest.mark.parametrize(
     "flags",
     [
         {"text": ["gone.txt"], "out": "data/x"},
+        {"text": ["a.txt"], "out": "data/x", "take": "some"},
         {"text": ["a.txt"]},
         {"text": ["a.txt"], "out": "data/x", "vocab_size": "many"},
         {"text": ["a.txt"], "out": "data/x", "vocab_size": "100"},

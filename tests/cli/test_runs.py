@@ -28,6 +28,21 @@ def test_with_nothing_there_nothing_bills(cli: Homing) -> None:
     assert "Nothing bills." in said.err
 
 
+def test_a_home_that_knows_of_no_launch_says_so_and_one_that_forgot_some_says_which(
+    cli: Homing, homing_home: Path
+) -> None:
+    for _ in range(2):  # the first look makes an owner and a ledger, and both are empty words
+        assert f"Nothing was ever launched from this home, {homing_home}" in cli("runs").err
+    folder = homing_home / "runs/moss-20260101-120000-aaaa"
+    folder.mkdir(parents=True)
+    (folder / "launch.json").write_text("{}")
+    said = cli("runs")
+    assert "warning: The ledger does not know 1 run launched from here." in said.err
+    assert f"homing adopt STORE {folder.name}" in said.err
+    assert "Nothing was ever launched" not in said.err
+    assert cli("runs", "--json").json["problems"]
+
+
 def test_every_run_is_listed_with_its_instance_and_dollars(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     said = cli("runs")

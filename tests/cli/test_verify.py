@@ -132,6 +132,26 @@ def test_every_missing_and_empty_file_is_listed_at_once(
         assert words in said
 
 
+def test_shards_of_another_folder_are_used_and_those_that_its_manifest_does_not_list_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    place = put_data(folder).rename(folder / "brought")
+    own = ("verify", "--no-run", "--set", f"data.dir={place}")
+    assert homing(monkeypatch, *own) == 0
+    said = capsys.readouterr().err
+    assert "2 shards: all there." in said
+    assert "warning: nothing is learned from" not in said
+    for name in ("train-00007.bin", "train-00007.idx", "more.bin", "val-9.bin"):
+        (place / name).write_bytes(b"1234")
+    (place / "notes.txt").write_text("no shard")
+    assert homing(monkeypatch, *own) == 0
+    said = capsys.readouterr().err
+    assert f"nothing is learned from more.bin, train-00007.bin, train-00007.idx and 1 more in {place}" in said
+    assert homing(monkeypatch, *own, "--json") == 0
+    listed = ["more.bin", "train-00007.bin", "train-00007.idx", "val-9.bin"]
+    assert json.loads(capsys.readouterr().out)["data"]["unlisted"] == listed
+
+
 def test_hashes_are_checked_when_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:

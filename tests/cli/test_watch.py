@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cli.control_rig import Homing, cli_with
 from tests.cloud.rig import TRAINER, trainer_argv
 
 from homing.cli import talk
 from homing.cli.watch import _show
 from homing.cloud.watch import Report
 
-
-@pytest.fixture
-def cli(
-    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Homing]:
-    lay_out(tmp_path, monkeypatch, steps=12, step_s=0.02)
-    yield typing(capsys, monkeypatch)
-    clear(homing_home)
+cli = cli_with(steps=12)
 
 
 def test_it_prints_lines_with_money_until_the_end_and_names_the_next_verbs(cli: Homing) -> None:
@@ -50,6 +42,21 @@ def test_a_failed_run_exits_1(cli: Homing, tmp_path: Path, monkeypatch: pytest.M
     assert said.code == 1
     assert "failed: The loss is not finite." in said.out
     assert "homing logs moss" in said.err
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_is_not_offered_to_be_fetched(
+    cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "homing.cloud.boot.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=9, step_s=600.0),
+    )
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    assert cli("destroy", "moss", "--yes").code == 0
+    said = cli("watch", "moss").err
+    assert "No checkpoint came to the store." in said
+    assert "homing fetch" not in said
+    assert cli("fetch", "moss").code != 0
 
 
 def test_a_stopped_run_of_several_phases_says_in_which_and_what_all_of_them_would_take(
@@ -117,15 +124,22 @@ def test_with_no_run_yet_it_says_so_and_where_the_sum_is_told(cli: Homing) -> No
 
 
 @pytest.mark.slow
-def test_a_smoke_run_that_came_through_is_noted(cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_a_smoke_run_ended_is_noted(cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.cloud.rig import make_data
 
-    from homing.config import has_smoke_passed
+    from homing.config import has_smoke_failed, has_smoke_passed
 
     make_data(Path("data/moss-smoke"))
     assert cli("launch", "moss", "--smoke", "--spend-limit", "1", "--yes").code == 0
     assert cli("watch", "moss-smoke").code == 0
     assert has_smoke_passed(Path("runs/moss.yaml"))
+    monkeypatch.setattr(
+        "homing.cloud.boot.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=9, step_s=0.0, how="fail"),
+    )
+    assert cli("launch", "moss", "--smoke", "--spend-limit", "1", "--yes").code == 0
+    assert cli("watch", "moss-smoke").code == 1
+    assert has_smoke_failed(Path("runs/moss.yaml"))
 
 
 @pytest.mark.slow

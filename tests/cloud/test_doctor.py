@@ -17,6 +17,7 @@ import pytest
 from tests.cloud.rig import make_run
 from tests.doubles.fake_world import KEY, FakeWorld
 
+from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.checks import Check, fault
 from homing.cloud.doctor import CHECKS, examine
 from homing.cloud.doctor_balance import Balance
@@ -435,9 +436,14 @@ def test_a_provider_that_hangs_is_a_finding_and_not_the_end(case: Case) -> None:
     assert "did not answer" in case.findings()["fake.key"].text
 
 
-def test_every_fault_of_an_account_links_to_its_page(case: Case) -> None:
-    case.examined.named = ("shadeform",)
-    assert case.findings()["shadeform.key"].page.startswith("https://platform.shadeform.ai")
+@pytest.mark.parametrize("name", ["aws", "modal", "runpod", "shadeform"])
+def test_every_fault_of_an_account_links_to_its_page(case: Case, name: str) -> None:
+    account = ACCOUNTS[name]
+    case.examined.named = (name,)
+    case.world.env |= {"HOME": "/nowhere", **dict.fromkeys(account.keys, "")}
+    found = {which: check for which, check in case.findings().items() if which.startswith(f"{name}.")}
+    assert f"{name}.key" in found
+    assert {check.page for check in found.values()} <= {account.key_page, account.usage_page}
 
 
 def test_the_disk_is_measured_against_the_run_that_is_named(case: Case) -> None:

@@ -415,7 +415,7 @@ def test_of_two_machines_under_one_mark_the_one_in_the_ledger_stays(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = begin(home, tmp_path)
-    real_list, real_destroy, twins = Local.list_owned, Local.destroy, ["late"]
+    real_list, real_destroy, real_describe, twins = Local.list_owned, Local.destroy, Local.describe, ["late"]
 
     def list_owned(self: Local) -> list[Any]:
         found = real_list(self)
@@ -424,12 +424,21 @@ def test_of_two_machines_under_one_mark_the_one_in_the_ledger_stays(
     def destroy(self: Local, instance_id: str) -> None:
         twins.remove(instance_id) if instance_id in twins else real_destroy(self, instance_id)
 
+    def describe(self: Local, instance_id: str) -> Any:
+        if instance_id != "late":
+            return real_describe(self, instance_id)
+        state = "ready" if twins else "gone"
+        return dataclasses.replace(real_describe(self, done.instance.id), id=instance_id, state=state)
+
     monkeypatch.setattr(Local, "list_owned", list_owned)
     monkeypatch.setattr(Local, "destroy", destroy)
+    monkeypatch.setattr(Local, "describe", describe)
     made = guard_pass(home)
     assert "both bill" in made.problems[0]
     assert "late is ended" in made.done[0]
-    assert home.ledger.lines()[-1].instance_id == done.instance.id
+    twin, line = home.ledger.lines(done.run.id)
+    assert (twin.is_twin, twin.destroyed_at is None, Decimal(twin.spend_usd) > 0) == (True, False, True)
+    assert (line.instance_id, line.destroyed_at) == (done.instance.id, None)
     assert guard_pass(home).problems == []
     assert marked_now(home)
 

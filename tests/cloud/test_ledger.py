@@ -10,12 +10,13 @@ import threading
 import time
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from homing.cloud.ledger import Ledger, LedgerLine, RunRow
+from homing.cloud.ledger import _TABLES, Ledger, LedgerLine, RunRow
 from homing.errors import HomingError, IntegrityError, UsageError
-from homing.world import World
+from homing.world import Database, World
 
 
 @pytest.fixture
@@ -196,3 +197,44 @@ def test_many_processes_may_open_a_new_ledger_at_once(tmp_path: Path) -> None:
     time.sleep(1.0)
     (tmp_path / "go").touch()
     assert [client.communicate(timeout=60)[1] for client in clients] == [""] * 6
+
+
+def without_accounts(path: Path) -> None:
+    """As a homing made it that knew of no accounts."""
+    path.parent.mkdir(parents=True)
+    connection = sqlite3.connect(path)
+    for sql in _TABLES:
+        connection.execute(sql.replace(", account TEXT", ""))
+    connection.execute("INSERT INTO meta VALUES ('schema_version', '1')")
+    names = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "account"]
+    values = [getattr(line(row()), name) for name in names]
+    connection.execute(f"INSERT INTO lines ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})", values)
+    connection.commit()
+    connection.close()
+
+
+def test_a_ledger_from_before_accounts_gets_their_column_and_knows_none(ledger: Ledger) -> None:
+    without_accounts(ledger._path)
+    assert ledger.lines() == [line(row())]
+    assert ledger.account(line(row()).mark) is None
+    ledger.update(line(row()).mark, account="team")
+    assert Ledger(ledger._path, World()).lines()[0].account == "team"
+
+
+def test_two_processes_that_open_an_old_ledger_at_once_both_go_on(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_accounts(ledger._path)
+    real = Database.execute
+
+    def second(self: Database, *statements: Any) -> Any:
+        if "ALTER" in statements[0][0]:
+            real(self, *statements)  # by another process, a moment before
+        return real(self, *statements)
+
+    monkeypatch.setattr(Database, "execute", second)
+    assert ledger.lines() == [line(row())]
+
+
+def test_a_line_that_is_not_there_has_no_account(ledger: Ledger) -> None:
+    assert ledger.account("homing-abc123-never-1") is None

@@ -16,7 +16,7 @@ from tests.cloud.rig import make_run
 
 from homing.cloud import measured
 from homing.cloud.home import Home
-from homing.cloud.measured import Table, load_table, rl_eval_s, rl_step_s, tokens_per_s
+from homing.cloud.measured import LearnedRow, Table, load_table, rl_eval_s, rl_step_s, tokens_per_s
 from homing.cloud.providers.base import Offer
 from homing.cloud.speed import estimate
 from homing.cloud.timing import timing_of
@@ -94,6 +94,28 @@ def test_every_result_with_a_speed_of_a_card_is_read_where_it_is_there(tmp_path:
         ("engine.json d12-fp8", "H200", 571_062),
     ]
     assert [row["is_nf4"] for row in steps] == [False, True, False, False]
+
+
+def test_how_well_recipes_learned_is_the_mean_of_the_seeds_that_had_the_same_time_and_text(tmp_path: Path) -> None:
+    def row(run: str, seed: int, bits: float, **changes: Any) -> dict[str, Any]:
+        told = {"asked_s": 300.0, "asked_tokens": 0, "corpus_tokens": 1000, "device": "NVIDIA H200"}
+        return {"run": run, "seed": seed, "val_bits_per_byte": bits, **told, **changes}
+
+    rows = [
+        row("swift", 0, 0.50), row("swift", 1, 0.52), row("stock", 0, 0.60), row("swift lr=0.02", 0, 0.4),
+        row("swift", 0, 0.45, corpus_tokens=2000), row("stock", 0, 0.7, asked_s=80.0),
+        row("swift", 0, 0.8, asked_s=80.0), row("stock", 0, 0.9, asked_s=0.0, asked_tokens=5000),
+    ]  # fmt: skip
+    (tmp_path / "quality.json").write_text(json.dumps({"figures": {"rows": rows}}))
+    made = json.loads(script().make_table(tmp_path))["learned"]
+    table = Table((), (), tuple(LearnedRow(**row) for row in made))
+    assert len(table.learned) == 6, "those by tokens are no figure of time"
+    pair = table.learned_by("stock", "swift")
+    assert pair is not None
+    assert [(row.recipe, row.seconds, row.bits_per_byte, row.num_seeds) for row in pair] == [
+        ("stock", 300.0, 0.60, 1), ("swift", 300.0, 0.51, 2)
+    ]  # fmt: skip
+    assert table.without("quality.json").learned_by("stock", "swift") is None
 
 
 def test_the_same_shape_on_the_same_card_is_measured_and_everything_else_is_modelled(

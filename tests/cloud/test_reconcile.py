@@ -109,7 +109,7 @@ def test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over(hom
     ready = make_draft(home, tmp_path)
     from homing.cloud.papers import line_of, row_of
 
-    home.ledger.intend(row_of(ready, home), line_of(ready, home))
+    home.ledger.intend(row_of(ready, home), line_of(ready, home, None))
     home.ledger.begin_create(ready.mark, home.world.now())
     (tmp_path / "store").mkdir()
     refresh(home)
@@ -193,7 +193,7 @@ def test_a_goodbye_is_not_believed_of_a_machine_that_was_seen_alive_after_it(
     lists = iter([shown, shown])  # in the first try it is still there
     monkeypatch.setattr(provider, "list_owned", lambda: next(lists, []))
     said = dataclasses.replace(done.heartbeat, state="ended")
-    monkeypatch.setattr("homing.cloud.reconcile._last_beat", lambda home, line: said)
+    monkeypatch.setattr("homing.cloud.receipt.last_beat", lambda home, line: said)
     destroy_lines(later, later.ledger.lines())
     (line,) = home.ledger.lines()
     assert Decimal(line.spend_usd) >= cost(Decimal(line.rate_usd_per_hour), 3 * 86400)
@@ -211,11 +211,30 @@ def test_a_clock_at_home_that_was_set_back_takes_back_nothing_that_the_agent_has
     assert Decimal(home.ledger.lines()[0].spend_usd) > counted
 
 
+class AsForgetfulAsAllClouds:
+    """No provider is one of these."""
+
+
+def test_a_machine_whose_id_was_never_written_down_costs_what_a_provider_that_keeps_all_remembers(
+    home: Home, tmp_path: Path
+) -> None:
+    launch(make_draft(home, tmp_path, steps=3), home)
+    wait_until_gone(home)
+    (line,) = home.ledger.lines()
+    home.ledger.update(line.mark, instance_id=None)
+    assert refresh(Home(home.path, DaysLater())) == []
+    kept = home.provider("local").describe(line.mark)
+    (line,) = home.ledger.lines()
+    assert (line.destroyed_at, line.is_at_most) == (kept.ended_at, False)
+    assert Decimal(line.spend_usd) >= (kept.spend_usd or 0) > 0
+
+
 @pytest.mark.parametrize("is_destroyed", [False, True])
 def test_a_machine_whose_id_was_never_written_down_costs_what_its_agent_counted(
-    home: Home, tmp_path: Path, is_destroyed: bool
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_destroyed: bool
 ) -> None:
     """A launch killed between the create call and the ledger: it trains, ends itself, and nobody saw it alive."""
+    monkeypatch.setattr("homing.cloud.receipt.Remembering", AsForgetfulAsAllClouds)
     launch(make_draft(home, tmp_path, steps=3), home)
     wait_until_gone(home)
     home.ledger.update(home.ledger.lines()[0].mark, instance_id=None)

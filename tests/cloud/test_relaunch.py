@@ -1,16 +1,23 @@
-"""What a guard may not do when nobody is there to be asked. Its whole work is in test_guard."""
+"""What a guard may not do where nobody can be asked or nothing would be won. Its whole work is in test_guard."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import pytest
-from tests.cloud.rig import make_run
+from tests.cloud.rig import make_draft, make_run
 from tests.doubles.shop import offer
 
+from homing.cloud.guard import guard_pass
+from homing.cloud.home import Home
+from homing.cloud.launch import launch
 from homing.cloud.ledger import LedgerLine
+from homing.cloud.providers.base import Instance, Request
+from homing.cloud.providers.local import Local
 from homing.cloud.relaunch import _refuse_dear
+from homing.cloud.watch import watch
 from homing.errors import UsageError
 from homing.wire.run import Limits
 
@@ -27,3 +34,28 @@ def test_a_far_dearer_hour_is_not_taken_by_a_guard_unless_the_person_allowed_it(
     _refuse_dear(dear, dataclasses.replace(run, limits=Limits(rate_usd_per_hour="40.00")), [line("2.49")])
     _refuse_dear(dear, run, [line("35.00")])  # it was as dear before, and a person said yes to that
     _refuse_dear(offer(rate="3.29"), run, [line("2.49")])
+
+
+def test_a_run_whose_input_is_gone_from_the_store_fails_once_and_its_resume_brings_it_back(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, removed = Local.create, list[Path]()
+
+    def create_after_a_cleaning(self: Local, request: Request) -> Instance:
+        if not removed:
+            digest = hashlib.sha256((tmp_path / "data/train-00000.bin").read_bytes()).hexdigest()
+            removed.append(tmp_path / "store/objects" / digest)
+            removed[0].unlink()
+        return create(self, request)
+
+    monkeypatch.setattr(Local, "create", create_after_a_cleaning)
+    done = launch(make_draft(home, tmp_path), home)
+    last = list(watch(home, done.run, every_s=1))[-1]
+    assert last.text.startswith("failed: data/train-00000.bin cannot be had: objects/")
+    guard_pass(home)
+    (line,) = home.ledger.lines(done.run.id)
+    assert (line.state, line.billing) == ("gone", "no"), "nothing more was rented for it"
+    again = launch(make_draft(home, tmp_path, resume=True), home)
+    assert again.run.id == done.run.id
+    assert list(watch(home, again.run, every_s=1))[-1].text.startswith("done")
+    assert removed[0].exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,14 @@ def test_the_login_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) 
     assert first.private_path.stat().st_mode & 0o777 == 0o600
     assert first.public_line.startswith("ssh-ed25519 AAAA")
     assert "PRIVATE KEY" in first.private_path.read_text()
+
+
+def test_a_key_that_was_lost_is_made_anew(tmp_path: Path) -> None:
+    first = login_key(tmp_path, World())
+    shutil.rmtree(tmp_path / "keys")
+    again = login_key(tmp_path, World())
+    assert again.public_line != first.public_line
+    assert again.private_path.stat().st_mode & 0o777 == 0o600
 
 
 def test_each_instance_has_a_host_key_of_its_own_that_stays(tmp_path: Path) -> None:

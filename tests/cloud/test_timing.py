@@ -18,6 +18,7 @@ from homing.cloud.providers.base import Needs, Offer
 from homing.cloud.speed import Speed, remember
 from homing.cloud.timing import Timing, Trip, checkpoint_bytes, measure_trip, pushing, timing_of
 from homing.errors import UsageError
+from homing.units import format_duration
 from homing.wire.event import Event, Outcome
 from homing.wire.limit import END, LAND, reserve_s
 from homing.wire.run import Limits, Run
@@ -94,6 +95,21 @@ def test_what_is_assumed_says_so_and_what_was_measured_replaces_it(home: Home, r
     assert measured.least_s(run) < assumed.least_s(run)
     elsewhere = dataclasses.replace(run, store="s3://bucket/x")
     assert "assumed" in timing_of(elsewhere, offer, speed, home).text, "another store is another way home"
+
+
+def test_the_way_home_is_one_figure_in_the_words_and_in_the_table(home: Home, run: Run) -> None:
+    run = dataclasses.replace(run, id="moss-1")
+    (offer,) = home.provider("local").offers(Needs())
+    trip = Trip(arrive_s=2.0, start_s=3.0, home_s=40.0, push_bytes_per_s=1e6)
+    assumed = timing_of(run, offer, Speed(5000.0, "assumed", ""), home)
+    remember(run, offer.device, 0, 5000.0, home, provider="local", trip=dataclasses.asdict(trip))
+    measured = timing_of(run, offer, Speed(5000.0, "measured", ""), home)
+    for timing, home_s in ((assumed, 20.0), (measured, 40.0)):
+        way_s = dict(timing.parts(run))["home"]
+        assert way_s == home_s + 2 * timing.push_s
+        assert f" {format_duration(way_s)} to come home" in timing.text
+    assert measured.home_reserve_s == 60.0, "a limit keeps half as much again, for another day"
+    assert measured.least_s(run) > dataclasses.replace(measured, home_doubt=1.0).least_s(run)
 
 
 def test_a_card_has_to_compile_first_and_its_store_is_a_network_away(home: Home, run: Run) -> None:

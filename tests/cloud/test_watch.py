@@ -201,20 +201,21 @@ def test_a_line_of_the_phase_before_is_not_laid_over_the_newer_heartbeat(home: H
 
 
 def test_watch_tells_steps_events_samples_and_the_end(home: Home, tmp_path: Path) -> None:
-    done = launch(make_draft(home, tmp_path, steps=30, step_s=0.02), home)
+    # As many samples as a watch tells of the past: it may begin when all of them are there.
+    done = launch(make_draft(home, tmp_path, steps=25, step_s=0.02), home)
     reports = list(watch(home, done.run, every_s=1))
     kinds = [report.kind for report in reports]
     assert {"line", "event", "sample", "end"} <= set(kinds)
     assert kinds[-1] == "end"
     assert reports[-1].text == "done: All steps are done."
-    assert [report.text for report in reports if report.kind == "sample"] == ["once upon a time"] * 6
+    assert [report.text for report in reports if report.kind == "sample"] == ["once upon a time"] * 5
     events = [report.text for report in reports if report.kind == "event"]
     assert not any("once upon" in text for text in events)  # a sample is shown once, as a sample
     last = [report.text for report in reports if report.kind == "line"][-1]
-    assert last.startswith("step 30/30 | loss 0.167 | 6.4k tok/s | mfu 41% | $")
+    assert last.startswith("step 25/25 | loss 0.200 | 6.4k tok/s | mfu 41% | $")
     beats = [report.data["heartbeat"] for report in reports if report.kind == "line" and report.data["heartbeat"]]
     trained = [beat for beat in beats if beat["step"]]
-    assert [beat["eta_s"] for beat in trained] == [pytest.approx(2.0 * (30 - beat["step"]) * 0.02) for beat in trained]
+    assert [beat["eta_s"] for beat in trained] == [pytest.approx(2.0 * (25 - beat["step"]) * 0.02) for beat in trained]
     assert json.loads((home.path / "speed.json").read_text())["measured"][0]["tokens_per_s"] == 6400.0
 
 
@@ -381,3 +382,29 @@ class TestTail:
         good = json.dumps({"t": 1.0, "source": "agent", "kind": "k", "text": "t"})
         store.put_bytes("events", f"{good}\nnot json\n{good}\n".encode())
         assert len(tail.documents(Event)) == 2
+
+
+def test_the_last_step_is_told_once_also_when_its_dollars_have_changed_meanwhile(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = launch(make_draft(home, tmp_path), home)
+    assert list(watch(home, done.run, every_s=1))[-1].kind == "end"
+    dollars = iter(Decimal(n) for n in range(1, 9))
+    monkeypatch.setattr(
+        "homing.cloud.watch.look", lambda home, run: dataclasses.replace(look(home, run), spend_usd=next(dollars))
+    )
+
+    def told(watching: _Watch, *, is_new: bool = False) -> list[str]:
+        reports = list(watching._poll())
+        if is_new:
+            path = tmp_path / "store" / run_key(done.run.id, names.METRICS)
+            metric = Metric(0.0, "pretrain", 13, 12, 832, loss=0.3)
+            path.write_text(path.read_text() + codec.dumps(metric) + "\n")
+        reports += watching._last_words()
+        return [report.text for report in reports if report.kind == "line"]
+
+    (line,) = told(_Watch(home, done.run, 1.0))
+    assert line.startswith("step 12/12 | ")
+    earlier, later = told(_Watch(home, done.run, 1.0), is_new=True)
+    assert earlier.startswith("step 12/12 | ")
+    assert later.startswith("step 13/12 | loss 0.300 | ")

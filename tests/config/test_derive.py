@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from homing.config.derive import BYTES_PER_TOKEN_RANGE, bytes_per_token, parameter_table, sizes
-from homing.config.dial import batch_for_steps, batch_for_tokens, batch_scale, shape_of_depth
+from homing.config.dial import batch_for_steps, batch_for_tokens, batch_scale, muon_rates, shape_of_depth
 from homing.config.load import load_run, preset_dir
 from homing.wire.run import Model
 
@@ -57,6 +57,33 @@ def test_the_batch_rule_starts_at_its_reference_and_stays_in_whole_rows() -> Non
     assert batch_for_steps(1000, 128, 2048) % 128 == 0
     assert batch_scale(2**19) == 1.0
     assert batch_scale(2**17) == 0.5
+
+
+def test_short_runs_take_small_batches_and_both_rules_meet_at_the_reference() -> None:
+    assert [batch_for_tokens(tokens, 2048, 32768) for tokens in (21e6, 160e6, 1.32e9)] == [2**15, 2**17, 2**19]
+    assert [batch_for_steps(steps, 2048, 32768) for steps in (500, 1200, 2500)] == [2**15, 2**17, 2**19]
+    sizes = [batch_for_tokens(million * 1e6, 2048, 32768) for million in range(5, 20_000, 50)]
+    assert sizes == sorted(sizes)
+
+
+def test_muons_rate_is_what_the_sweeps_found() -> None:
+    model = shape(width=768)
+    found = {
+        (batch, steps): muon_rates(model, "pretrain", batch, steps)["lr"]
+        for batch, steps in ((2**16, 320), (2**16, 1281), (2**17, 1273), (2**19, 2520), (2**11, 100_000), (2**21, 1))
+    }
+    assert [round(rate, 3) for rate in found.values()] == [0.028, 0.018, 0.020, 0.020, 0.01, 0.03]
+    assert muon_rates(model, "pretrain", 2**19, 0) == muon_rates(model, "pretrain", 2**19, 2520)
+
+
+def test_only_later_phases_scale_all_their_rates_with_the_batch() -> None:
+    small, large = (muon_rates(shape(width=768), "pretrain", batch, 1000) for batch in (2**17, 2**19))
+    assert {name for name in small if small[name] != large[name]} == {"lr"}
+    tiny = muon_rates(shape(width=768), "pretrain", 2**12, 1000)
+    assert tiny["lr_embedding"] == pytest.approx(large["lr_embedding"] / 4)
+    small, large = (muon_rates(shape(width=768), "sft", batch, 1000) for batch in (2**17, 2**19))
+    assert all(small[name] == pytest.approx(large[name] / 2) for name in small)
+    assert large["lr"] == pytest.approx(0.1 * 0.02)
 
 
 @pytest.mark.parametrize(

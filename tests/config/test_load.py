@@ -8,9 +8,10 @@ import pytest
 
 from homing.config import (
     Loaded,
+    has_smoke_failed,
     has_smoke_passed,
     load_run,
-    mark_smoke_passed,
+    mark_smoke,
     needs_smoke_first,
     preset_dir,
 )
@@ -276,6 +277,18 @@ def test_fewer_steps_than_the_warmup_of_the_file_set_it_aside_aloud(load: Load) 
     assert load(text, "phases.0.steps=21").run.phases[0].schedule.warmup_steps == 20
 
 
+def test_a_smoke_takes_little_of_the_text_and_plan_counts_with_that(load: Load, folder: Path) -> None:
+    (folder / "much.txt").write_bytes(b"a " * 15_000_000)
+    text = BASE + "data: {text: [much.txt]}\n"
+    assert load(text).prep.take_bytes == 0
+    small = load(text, is_smoke=True)
+    assert small.prep.take_bytes == 20_000_000
+    assert any("estimated from 20.00 MB of text" in warning for warning in small.warnings)
+    own = load(text, "data.take=2MB")
+    assert any("estimated from 2.00 MB of text" in warning for warning in own.warnings)
+    assert load(text, "data.take=2MB", is_smoke=True).prep.take_bytes == 2_000_000, "less stays less"
+
+
 def test_a_smoke_of_the_dial_and_of_an_existing_tokenizer_works_too(load: Load, folder: Path) -> None:
     place = put_data(folder, name="other", vocab_size=777)
     text = f"name: base\nmodel: {{depth: 20}}\ntokenizer: {{file: {place / 'tokenizer.json'}}}\n"
@@ -290,10 +303,13 @@ def test_big_runs_ask_for_a_smoke_first_and_remember_that_it_passed(load: Load, 
     assert needs_smoke_first(load_run(str(preset_dir() / "1b.yaml")).run)
     file = folder / "runs" / "base.yaml"
     assert not has_smoke_passed(file)
-    mark_smoke_passed(file, {"loss": 1.0})
-    assert has_smoke_passed(file)
+    assert not has_smoke_failed(file)
+    mark_smoke(file, is_passed=False)
+    assert (has_smoke_passed(file), has_smoke_failed(file)) == (False, True)
+    mark_smoke(file, is_passed=True, figures={"loss": 1.0})
+    assert (has_smoke_passed(file), has_smoke_failed(file)) == (True, False), "the last one counts"
     file.write_text(BASE + "# changed\n")
-    assert not has_smoke_passed(file)
+    assert (has_smoke_passed(file), has_smoke_failed(file)) == (False, False)
 
 
 def test_stores_and_cards_are_spelled_out(load: Load, folder: Path, homing_home: Path) -> None:
@@ -328,15 +344,17 @@ def test_toml_and_json_say_the_same_as_yaml(load: Load) -> None:
     assert yaml.phases == toml.phases == json.phases
 
 
-DIAL = "name: base\nmodel: {depth: 2}\ntokenizer: {vocab_size: 2048}\ndata: {text: [a.txt]}\nphases:\n  - {steps: 30}\n"
+DIAL = (
+    "name: base\nmodel: {depth: 2}\ntokenizer: {vocab_size: 2048}\ndata: {text: [a.txt]}\nphases:\n  - {steps: 300}\n"
+)
 
 
 def test_a_derived_batch_does_not_read_a_small_text_over_and_over(load: Load, folder: Path) -> None:
-    (folder / "a.txt").write_bytes(b"moss " * 16_000)
+    (folder / "a.txt").write_bytes(b"moss " * 160_000)
     loaded = load(DIAL)
     phase = loaded.run.phases[0]
-    guess = 80_000 / 2.35
-    assert 30 * phase.batch_tokens <= 4 * guess
+    guess = 800_000 / 2.35
+    assert 300 * phase.batch_tokens <= 4 * guess
     assert phase.batch_tokens % loaded.run.model.context == 0
     assert "4 passes" in loaded.run.origin["phases.0.batch_tokens"]
     [told] = [warning for warning in loaded.warnings if f"{phase.batch_tokens:,} tokens a step" in warning]
@@ -347,6 +365,6 @@ def test_a_derived_batch_does_not_read_a_small_text_over_and_over(load: Load, fo
 
 def test_a_batch_that_was_asked_for_stays_and_its_passes_are_told(load: Load, folder: Path) -> None:
     (folder / "a.txt").write_bytes(b"moss " * 16_000)
-    loaded = load(DIAL.replace("steps: 30", "steps: 30, batch_tokens: 32768"))
+    loaded = load(DIAL.replace("steps: 300", "steps: 30, batch_tokens: 32768"))
     assert loaded.run.phases[0].batch_tokens == 32768
     assert any(" 39.9 times" in warning for warning in loaded.warnings), loaded.warnings

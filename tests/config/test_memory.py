@@ -71,6 +71,16 @@ def test_memory_grows_with_rows_and_muon_needs_less_state_than_adamw() -> None:
     assert memory_of(model, "muon", precision="fp8").activations_per_row < muon.activations_per_row
 
 
+def test_passes_that_are_captured_by_name_keep_their_memory_beside_the_optimizers_step() -> None:
+    by = {
+        graphs: training_memory(load_run(str(preset_dir() / "goethe-75m.yaml"), [f"train.graphs={graphs}"]).run)
+        for graphs in ("off", "auto", "on")
+    }
+    assert by["auto"].peak(4) == by["off"].peak(4)
+    assert by["on"].peak(4) == by["on"].always + by["on"].forward(4) + by["on"].scratch
+    assert by["on"].scratch > 0
+
+
 def test_a_card_that_is_too_small_names_the_setting_to_lower() -> None:
     run = load_run(str(preset_dir() / "4b.yaml")).run
     big = {fit.gpu.name: fit for fit in fits(run)}

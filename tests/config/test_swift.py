@@ -31,7 +31,7 @@ def test_swift_has_a_shape_and_rates_of_its_own(run_file: str) -> None:
     assert (run.model.family, run.model.arch, run.model.rope_base) == ("swift", "swift", 100_000.0)
     assert run.model.ffn_width == 4 * run.model.width
     optimizer = run.phases[0].optimizer
-    assert (optimizer.momentum, optimizer.momentum_start, optimizer.variance_beta) == (0.97, 0.85, 0.9)
+    assert (optimizer.momentum, optimizer.momentum_start, optimizer.variance_beta) == (0.95, 0.85, 0.9)
     assert optimizer.is_cautious
     assert optimizer.lr_scalar > optimizer.lr_head > 0
 

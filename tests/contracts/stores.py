@@ -5,13 +5,34 @@ from __future__ import annotations
 import hashlib
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from homing.errors import IntegrityError, StoreError
 from homing.store.base import NotInStore, Store
+from homing.world import World
 
 BAD_KEYS = ["", "/etc/passwd", "../up", "a/../b", "a//b", "a/./b", "a/", "a\\b", "a\0b", "a\nb", "a.tmp-12-0123abcd"]
+
+
+def push_a_growing_log(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a store that copies a large file aside first: what is written meanwhile is for the next push."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"x" * 200_000)
+    real = World.copy
+
+    def copy(self: World, source: Any, target: Any) -> str:
+        digest = real(self, source, target)
+        with open(path, "ab") as file:
+            file.write(b"more")
+        return digest
+
+    monkeypatch.setattr(World, "copy", copy)
+    entry = store.put("m", str(path))
+    assert entry.num_bytes == 200_000
+    assert store.sha256("m") == entry.sha256
+    assert list(tmp_path.iterdir()) == [path]
 
 
 class StoreContract:

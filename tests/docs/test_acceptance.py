@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from homing.cli import explain
-from homing.cli.main import VERBS, LazyVerbs
+from homing.cli.call import LazyVerbs
+from homing.cli.main import VERBS
 from homing.config import preset_dir
 from homing.config.keys import key_at
 
@@ -54,15 +55,34 @@ def verbs_named() -> Iterator[tuple[str, str, list[str]]]:
 
 
 @functools.cache
-def names_in(file: str) -> set[str]:
+def functions_in(file: str) -> dict[str, ast.FunctionDef]:
     """`function` and `Class::method` of a test file, read without running it."""
-    found = set()
+    found = {}
     for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
-            found.add(node.name)
+            found[node.name] = node
         elif isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+            found |= {f"{node.name}::{inner.name}": inner for inner in node.body if isinstance(inner, ast.FunctionDef)}
     return found
+
+
+def calls_in(node: ast.AST) -> set[str]:
+    """The last part of each name that is called: `raises` of `pytest.raises(...)`."""
+    called = [inner.func for inner in ast.walk(node) if isinstance(inner, ast.Call)]
+    return {ast.unparse(func).rpartition(".")[2] for func in called}
+
+
+def is_asserting(node: ast.AST) -> bool:
+    by_call = {"raises", "fail", "assert_close", "assert_allclose"}
+    return any(isinstance(inner, ast.Assert) for inner in ast.walk(node)) or bool(calls_in(node) & by_call)
+
+
+@functools.cache
+def helpers_that_assert() -> set[str]:
+    """Functions of the tests to which a test may leave it to look."""
+    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("*.py"))]
+    every = [(name, node) for file in files for name, node in functions_in(file).items()]
+    return {name for name, node in every if not name.startswith("test_") and is_asserting(node)}
 
 
 @functools.cache
@@ -75,7 +95,9 @@ def flags_of(verb: str, first_word: str = "") -> set[str]:
 
 def has_test(test: str) -> bool:
     file, _, name = test.partition("::")
-    return (ROOT / file).is_file() and name.split("::")[-1].startswith("test_") and name in names_in(file)
+    *holder, function = name.split("::")
+    is_collected = function.startswith("test_") and all(each.startswith("Test") for each in holder)
+    return (ROOT / file).is_file() and is_collected and name in functions_in(file)
 
 
 def test_every_item_is_there_exactly_once_and_in_order() -> None:
@@ -100,6 +122,21 @@ def test_every_test_exists() -> None:
     assert [(row.number, test) for row in ROWS for test in row.tests if not has_test(test)] == []
     others = [re.sub(r"`tests/[^`]+`", "", row.test).strip() for row in ROWS if row.tests]
     assert set(others) <= {""}, "something that is no test stands among the tests"
+
+
+def test_every_test_looks_at_something_and_is_never_skipped_without_a_condition() -> None:
+    for number, test in ((row.number, test) for row in ROWS for test in row.tests):
+        node = functions_in(test.partition("::")[0])[test.partition("::")[2]]
+        assert is_asserting(node) or calls_in(node) & helpers_that_assert(), f"{number}: {test} asserts nothing"
+        marks = {ast.unparse(each).partition("(")[0] for each in node.decorator_list}
+        assert not marks & {"pytest.mark.skip", "pytest.mark.xfail"}, f"{number}: {test}"
+
+
+def test_what_is_missing_is_said_to_be() -> None:
+    """A row that says "yet" or "untried" of anything has to begin with, or come to, the word partly."""
+    for row in ROWS:
+        if row.tests and re.search(r"\byet\b|\buntried\b", row.words):
+            assert re.search(r"\bpartly: ", row.words), row.number
 
 
 def test_every_command_exists_with_its_flags() -> None:

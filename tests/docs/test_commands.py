@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from homing.cli.call import LazyVerbs
+from homing.cli.main import VERBS
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -65,6 +68,19 @@ def test_set_up_lines_name_what_exists(page: Path) -> None:
         elif words[0].startswith(".venv/bin/pytest"):
             paths = [word for word in words if word.startswith("tests/")]
             assert all((ROOT / path).exists() for path in paths), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_are_only_shown_name_verbs_and_options_that_are_there(page: Path) -> None:
+    """They want an account or a host; what can be checked without is that nobody is told to type what is not there."""
+    text = "".join(body for language, body in blocks(page) if language == "text").replace("\\\n", " ")
+    for line in re.findall(r"^(?:\$ )?homing (\S.*)$", text, re.MULTILINE):
+        verb, *words = re.split(r"  +|\s#|&&|\||\s--\s", line)[0].split()
+        assert verb in VERBS, line
+        command = LazyVerbs().get_command(None, verb)
+        command = getattr(command, "commands", {}).get(words[0] if words else "", command)
+        own = {flag for each in command.params for flag in each.opts} | {"--help", "--json", "-q", "-v"}
+        assert {word.split("=")[0] for word in words if word.startswith("-")} <= own, line
 
 
 @pytest.mark.slow

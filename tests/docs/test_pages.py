@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 from homing.cli.main import VERBS
+from homing.config.phase_sections import Phase
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,6 +18,12 @@ ROOT = Path(__file__).parents[2]
 def test_the_page_of_the_run_file_is_what_the_schema_says() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "docs/make_run_file_page.py"), "--check"], check=False)
     assert done.returncode == 0, "python docs/make_run_file_page.py writes it anew"
+
+
+def test_the_table_of_phases_has_every_kind_and_no_other() -> None:
+    table = (ROOT / "docs/phases.md").read_text(encoding="utf-8").split("| kind |")[1].split("\n\n")[0]
+    kinds = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert kinds == list(get_args(Phase.model_fields["kind"].annotation))
 
 
 def test_the_readme_lists_every_verb_and_no_other() -> None:

@@ -147,6 +147,7 @@ class AwsDouble:
         self._tokens: dict[str, tuple[str, HttpResponse]] = {}
         self._profiles: dict[str, float] = {}
         self._keys: dict[str, str] = {}  # access key id of an instance's role -> its profile
+        self.accounts: dict[str, str] = {}  # access key id -> its account, where it is another; nothing is rented there
         self._lock = threading.RLock()
         self._moto = Client(DomainDispatcherApplication(create_backend_app))
         self._moto.post("http://127.0.0.1/moto-api/reset")
@@ -296,6 +297,9 @@ class AwsDouble:
 
     def _answer(self, service: str, action: str, form: dict[str, str], request: HttpRequest) -> HttpResponse:
         own = getattr(self, f"_{service.replace('-', '_')}_{action}", None)
+        if self._account(request) != ACCOUNT:
+            assert action != "RunInstances", "the double rents in its first account alone"
+            own = None if "Instances" in action or "Console" in action else own  # its lives are of the first account
         if own is not None:
             found: HttpResponse = own(form, request)
             return found
@@ -307,9 +311,13 @@ class AwsDouble:
 
     def _to_moto(self, request: HttpRequest) -> HttpResponse:
         headers = {name: value for name, value in request.headers.items() if name.lower() != "content-length"}
+        headers["x-moto-account-id"] = self._account(request)
         reply = self._moto.open(request.url, method=request.method, headers=headers, data=request.body)
         pairs = {name.lower(): value for name, value in reply.headers.items()}
         return HttpResponse(reply.status_code, pairs, reply.data)
+
+    def _account(self, request: HttpRequest) -> str:
+        return self.accounts.get(_access_key(request), ACCOUNT)
 
     def _ec2_DescribeRegions(self, form: dict[str, str], request: HttpRequest) -> HttpResponse:
         items = "".join(f"<item><regionName>{name}</regionName></item>" for name in REGIONS)
@@ -561,8 +569,7 @@ class AwsDouble:
 
     def _denied(self, request: HttpRequest) -> str:
         """ "" where it may: keys of an instance's role open what its policy says, others open everything."""
-        auth = {name.lower(): value for name, value in request.headers.items()}.get("authorization", "")
-        key = auth.partition("Credential=")[2].partition("/")[0]
+        key = _access_key(request)
         if not key.startswith("ASIA"):
             return ""
         if key not in self._keys:
@@ -588,6 +595,11 @@ class AwsDouble:
 
 def _dimension(usd: str) -> dict[str, Any]:
     return {"unit": "Hrs", "pricePerUnit": {"USD": usd}}
+
+
+def _access_key(request: HttpRequest) -> str:
+    auth = {name.lower(): value for name, value in request.headers.items()}.get("authorization", "")
+    return auth.partition("Credential=")[2].partition("/")[0]
 
 
 def _backend(region: str) -> Any:

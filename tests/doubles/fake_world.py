@@ -52,6 +52,7 @@ class ToyMachines:
 class FakeWorld(World):
     def __init__(self, faults: Faults | None = None, settings: Settings | None = None, seed: int = 0) -> None:
         self.t = 1_000_000.0
+        self.key = KEY  # that is set here
         self.slept: list[float] = []
         self.requests: list[HttpRequest] = []
         self.machines = ToyMachines()
@@ -90,7 +91,7 @@ class FakeWorld(World):
         return answers
 
     def environment(self) -> dict[str, str]:
-        return {URL_ENV: "http://cloud.test", KEY_ENV: KEY}
+        return {URL_ENV: "http://cloud.test", KEY_ENV: self.key}
 
     def http(self, request: HttpRequest) -> HttpResponse:
         self.requests.append(request)

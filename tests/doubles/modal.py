@@ -42,13 +42,13 @@ def _answering(base: type, services: Services) -> Any:
             modal = services.modal
             ask = await stream.recv_message()
             modal.calls.append(name)
-            _check_token(modal, stream, name)
+            workspace = _workspace(modal, stream, name)
             fault = next((one for one in modal.faults if one.method in (name, "*") and one.times > 0), None)
             if fault is not None:
                 fault.times -= 1
                 if not fault.is_after:
                     raise GRPCError(fault.status, fault.text)
-            method = getattr(services, name, None)
+            method = getattr(services if workspace is modal else Services(workspace), name, None)
             if method is None:
                 raise GRPCError(Status.UNIMPLEMENTED, f"the double has no {name}")
             # In a thread: a sandbox that is started or ended must not hold up the others.
@@ -69,12 +69,15 @@ def _whole(method: Any, ask: Any) -> list[Any]:
     return list(answer) if inspect.isgenerator(answer) else [answer]
 
 
-def _check_token(modal: Modal, stream: Any, name: str) -> None:
+def _workspace(modal: Modal, stream: Any, name: str) -> Modal:
+    """Whose token it is; another workspace has nothing in common with the first but the server."""
     if name.startswith("Task") and not name.startswith("TaskGet"):
-        return  # by the token that the router's access brought
+        return modal  # by the token that the router's access brought
     metadata = stream.metadata
-    if (metadata.get("x-modal-token-id"), metadata.get("x-modal-token-secret")) != (TOKEN_ID, TOKEN_SECRET):
+    token_id, secret = metadata.get("x-modal-token-id"), metadata.get("x-modal-token-secret")
+    if secret != TOKEN_SECRET or token_id not in (TOKEN_ID, *modal.workspaces):
         raise GRPCError(Status.UNAUTHENTICATED, "Token validation failed")
+    return modal.workspaces.get(token_id, modal)
 
 
 async def _serve(modal: Modal, is_up: threading.Event, is_over: threading.Event) -> None:

@@ -91,6 +91,8 @@ class Modal:
     data: dict[str, bytes] = field(default_factory=dict)  # sha256 -> content
     sandboxes: dict[str, Sandbox] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    name: str = "double"  # of the workspace
+    workspaces: dict[str, Modal] = field(default_factory=dict)  # by further token ids; the first itself: a second token
 
     # --- for tests ---
 

@@ -39,7 +39,7 @@ class Services:
         return api_pb2.EnvironmentGetOrCreateResponse(environment_id="en-1", metadata=metadata)
 
     def WorkspaceNameLookup(self, _: Any) -> Any:
-        return api_pb2.WorkspaceNameLookupResponse(workspace_name="double", username="double")
+        return api_pb2.WorkspaceNameLookupResponse(workspace_name=self.modal.name, username=self.modal.name)
 
     def WorkspaceBillingRates(self, _: Any) -> Any:
         if not self.modal.has_rates:

@@ -223,8 +223,13 @@ def test_the_volume_of_a_run_is_formatted_once_and_found_again(
     zones = {f"us-east-1/{life.id}": life.zone for life in cloud.lives()}
     assert zones[first.instance.id] == zones[second.instance.id]
 
-    # Everything goes with one command: the machine that trains, what was made for it, and the volume that was kept.
+    # Everything goes with one command, the machine that trains and what was made for it; the volume when that is said.
     said = homing(capsys, monkeypatch, "destroy", "--all", "--yes")
+    assert said.code == 0, said.err
+    (volume,) = home.provider("aws").list_resources()
+    assert f"Stays: aws volume {volume.id}, kept by wish, $" in said.err
+    assert f"To end it: homing destroy {volume.id}" in said.err
+    said = homing(capsys, monkeypatch, "destroy", "--all", "--kept", "--yes")
     assert said.code == 0, said.err
     assert "Destroyed: aws volume" in said.err
     assert cloud.living() == []

@@ -191,6 +191,100 @@ def test_the_sample_is_spread_over_the_whole_text(tmp_path: Path, monkeypatch: p
     assert {"aa", "yy"} <= set(vocab)
 
 
+def test_one_special_leaves_room_for_9743_merges_of_10000(tmp_path: Path) -> None:
+    chance = random.Random(4)
+    words = ["".join(chance.choices("aeiounrstlmdk", k=chance.randint(4, 9))) for _ in range(8000)]
+    (tmp_path / "words.txt").write_text(" ".join(chance.choices(words, k=60_000)), encoding="utf-8")
+    manifest, _ = run(order_of(tmp_path / "words.txt", vocab_size=10_000, specials="one"))
+    merges = (tmp_path / "out" / "merges.txt").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in merges if not line.startswith("#version")]) == 9743
+    assert manifest.vocab_size == load_tokenizer(tmp_path / "out").vocab_size == 10_000
+
+
+# --- a part of the text -----------------------------------------------------------------------------------------------
+
+
+def read_into(order: PrepOrder, monkeypatch: pytest.MonkeyPatch) -> tuple[DataManifest, list[Progress], list[str]]:
+    """With the names of the files that were opened."""
+    opened: list[str] = []
+    plain = read.Reading.__init__
+
+    def noted(self: read.Reading, source: Source, **how: Any) -> None:
+        opened.append(os.path.basename(source.path))
+        plain(self, source, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(read.Reading, "__init__", noted)
+        manifest, seen = run(order)
+    return manifest, seen, opened
+
+
+def test_of_every_file_its_share_is_taken_and_the_rest_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, count in (("a", 300), ("b", 900), ("c", 300)):
+        texts = text_of(count, seed=ord(name))
+        (tmp_path / f"{name}.txt").write_text("<|endoftext|>".join(texts), encoding="utf-8")
+    order = order_of(tmp_path / "a.txt", text=[str(tmp_path / "*.txt")], take_bytes=60_000, val_fraction=0.0)
+    manifest, seen, _ = read_into(order, monkeypatch)
+    whole = {name: (tmp_path / f"{name}.txt").read_text(encoding="utf-8").split("<|endoftext|>") for name in "abc"}
+    got = decoded(order.dir)
+    assert 60_000 <= manifest.splits["train"].num_text_bytes < 61_000, "to the end of a document"
+    taken = {name: [text for text in got if text in set(texts)] for name, texts in whole.items()}
+    assert all(taken[name] == whole[name][: len(taken[name])] for name in "abc"), "the beginning of each"
+    sizes = {name: sum(len(text.encode()) for text in texts) for name, texts in taken.items()}
+    assert sizes["b"] == pytest.approx(36_000, rel=0.05)
+    assert sizes["a"] == pytest.approx(12_000, rel=0.1)
+    assert [source.sha256 for source in manifest.source] == ["", "", ""], "nobody has seen all of them"
+    (note,) = [progress.note for progress in seen if "data.take" in progress.note]
+    assert note.startswith("60.")
+    assert manifest.settings["take_bytes"] == 60_000
+    _, seen, opened = read_into(order, monkeypatch)
+    assert "reused" in stages(seen)
+    assert opened == []
+
+
+def test_of_many_small_files_most_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, text in enumerate(text_of(200)):
+        (tmp_path / f"{number:03}.txt").write_text(text, encoding="utf-8")
+    order = order_of(tmp_path / "000.txt", text=[str(tmp_path / "*.txt")], take_bytes=4000, vocab_size=280)
+    _, _, opened = read_into(order, monkeypatch)
+    assert 0 < len(set(opened)) < 60
+    assert max(opened) > "150.txt", "from all of them, not from the first ones"
+
+
+def test_validation_files_give_their_share_too(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "valid.txt").write_text("<|endoftext|>".join(text_of(5, seed=2)), encoding="utf-8")
+    order = order_of(corpus, validation=[str(tmp_path / "valid.txt")], take_bytes=5000)
+    manifest, _ = run(order)
+    assert 1 <= manifest.splits["val"].num_documents < 5
+
+
+@pytest.mark.parametrize("take_bytes", [0, 10**9])
+def test_more_than_there_is_takes_all_as_before(corpus: Path, take_bytes: int) -> None:
+    manifest, _ = run(order_of(corpus, take_bytes=take_bytes, shard_tokens=3000))
+    run(order_of(corpus, dir=corpus.parent / "whole", shard_tokens=3000))
+    assert files(corpus.parent / "out") == files(corpus.parent / "whole")
+    assert manifest.source[0].sha256 == hashlib.sha256(corpus.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("kill_after", [6, 14, 18])
+def test_a_part_stopped_at_any_write_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_after: int
+) -> None:
+    for number in range(4):
+        texts = "<|endoftext|>".join(text_of(300, seed=number))
+        (tmp_path / f"{number}.txt").write_text(texts, encoding="utf-8")
+    order = order_of(tmp_path / "0.txt", text=[str(tmp_path / "*.txt")], take_bytes=120_000, shard_tokens=3000)
+    run(dataclasses.replace(order, dir=tmp_path / "whole"))
+    monkeypatch.setattr(pieces, "_piece_bytes", lambda: 4000)
+    monkeypatch.setattr(encode, "MARK_BYTES", 10_000)
+    killed_after(kill_after, order, monkeypatch)
+    _, seen = run(order)
+    assert files(order.dir) == files(tmp_path / "whole")
+    assert "resumed" in stages(seen)
+
+
 # --- an existing tokenizer --------------------------------------------------------------------------------------------
 
 

@@ -20,12 +20,13 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.resume import resume_inputs
 from homing.cloud.signs import read_signs
-from homing.errors import HomingError
+from homing.errors import HomingError, IntegrityError
 from homing.store import FileStore
 from homing.store.sync import fetch_inputs
-from homing.wire import names
+from homing.wire import codec, names
 from homing.wire.boot import Boot, EndBilling, Input
-from homing.wire.codec import WireError
+from homing.wire.control import Heartbeat
+from homing.wire.event import Event, Outcome
 from homing.world import World
 
 RUN_ID = "moss-20260101-000000-abcd"
@@ -146,17 +147,42 @@ def test_no_key_leads_out_of_the_store(tmp_path: Path, store: FileStore, key: st
     assert everything(tmp_path) == before
 
 
-@pytest.mark.parametrize("document", [names.HEARTBEAT, names.OUTCOME, names.EVENTS])
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"[]", b"7"),
-        *(b'{"t": 1e999}', b'{"t": "now"}', b'{"schema": "homing.run/1"}'),
-    ],
-)
-def test_hostile_signs_of_life_are_told_as_such(tmp_path: Path, store: FileStore, document: str, text: bytes) -> None:
+HOSTILE = [
+    *(b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"[]", b"7"),
+    *(b'{"t": 1e999}', b'{"t": "now"}', b'{"schema": "homing.run/1"}'),
+]
+# Of a run that a limit ended: each of the three is read.
+BEAT = Heartbeat(t=1.0, mark="m", attempt=1, state="ended", started_at=0.0, rate_usd_per_hour="1", spend_usd="1")
+SIGNS = {
+    names.HEARTBEAT: BEAT,
+    names.OUTCOME: Outcome("stopped", "", 0),
+    names.EVENTS: Event(1.0, "agent", "landed", ""),
+}
+
+
+@pytest.fixture
+def signs(store: FileStore) -> dict[str, str]:
+    written = {name: codec.dumps(document) + "\n" for name, document in SIGNS.items()}
+    for name, text in written.items():
+        store.put_bytes(f"runs/{RUN_ID}/{name}", text.encode())
+    assert read_signs(store, RUN_ID, None).is_limit
+    return written
+
+
+@pytest.mark.parametrize("document", [names.HEARTBEAT, names.OUTCOME])
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_signs_of_life_are_told_as_such(
+    store: FileStore, signs: dict[str, str], document: str, text: bytes
+) -> None:
     store.put_bytes(f"runs/{RUN_ID}/{document}", text)
-    try:
+    with pytest.raises(IntegrityError, match=rf"{document} in .* cannot be read"):
         read_signs(store, RUN_ID, None)
-    except (HomingError, WireError):
-        return
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_hostile_event_says_nothing_and_hides_no_other(store: FileStore, signs: dict[str, str], text: bytes) -> None:
+    key = f"runs/{RUN_ID}/{names.EVENTS}"
+    store.put_bytes(key, text + b"\n" + signs[names.EVENTS].encode())
+    assert read_signs(store, RUN_ID, None).is_limit
+    store.put_bytes(key, text + b"\n")
+    assert not read_signs(store, RUN_ID, None).is_limit

@@ -28,7 +28,7 @@ __all__ = ["SimDoor"]
 
 class SimDoor:
     def __init__(self, world: SimWorld) -> None:
-        self.client, self.who = None, "the token of the simulation"
+        self.client, self.who, self.environment = None, "the token of the simulation", ""
         self.sdk = _Sdk(world)
 
     def call(self, make: Callable[[], Awaitable[Any]], timeout_s: float = TIMEOUT_S) -> Any:
@@ -57,7 +57,8 @@ class _Sdk:
             list=SimpleNamespace(aio=self._list),
         )
         rates = SimpleNamespace(rates=SimpleNamespace(aio=self._rates))
-        self.Workspace = SimpleNamespace(from_context=lambda **_: SimpleNamespace(billing=rates))
+        here = SimpleNamespace(billing=rates, name="simulation", hydrate=SimpleNamespace(aio=self._hydrate))
+        self.Workspace = SimpleNamespace(from_context=lambda **_: here)
 
     @property
     def line(self) -> SimModal:
@@ -75,8 +76,12 @@ class _Sdk:
 
         return self.ask("account", look)
 
+    async def _hydrate(self) -> None:
+        self.ask("account", lambda ways: None)
+
     async def _rates(self) -> dict[str, Decimal]:
-        rates = {modal_offers.rate_key("H100"): self._card_usd}
+        # All cards cost the same: one that the account told nothing of would be offered at the rate of a dated table.
+        rates = {modal_offers.rate_key(card.name): self._card_usd for card in modal_offers._CARDS}
         return self.ask("offers", lambda ways: rates)  # type: ignore[no-any-return]
 
     @property
@@ -84,13 +89,17 @@ class _Sdk:
         """Of the card alone: with what goes with one it costs what a day's limits are drawn for."""
         return self.line.rate - _rest_usd(2.0, 16 << 10)
 
+    def _gpu_usd(self, asked: str | None) -> Decimal:
+        """Of `H100!:1` and the like."""
+        return self._card_usd * int(asked.partition(":")[2]) if asked is not None else Decimal(0)
+
     async def _create(self, *argv: str, client: Any, image: _Image, secrets: list[dict[str, str]], **told: Any) -> Any:
         files = {path: self._world.read(source) for path, source in image.files}
         env = {**told["env"], **{name: value for secret in secrets for name, value in secret.items()}}
         at = list(argv).index("homing") + 1  # after the first command's own text
         wanted = {**told, "files": files, "argv": list(argv[at:]), "env": env}
         until = self._world.sim.t + self.timeout_s
-        rate = self._card_usd * (told["gpu"] is not None) + _rest_usd(told["cpu"][1], told["memory"][1])
+        rate = self._gpu_usd(told["gpu"]) + _rest_usd(told["cpu"][1], told["memory"][1])
         made = self.ask("create", lambda ways: self.line.cloud.create(wanted, rate, ways))
         if not made:
             self.line._pause(self._world, until - self._world.sim.t)

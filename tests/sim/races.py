@@ -144,6 +144,7 @@ class _Race:
             self._tidy(host)
         if self.cloud.cloud.live():
             raise Broken(f"{self.kind}: leaked {self.cloud.cloud.live()}")
+        self.stage.truth.check_receipts()
 
     def _check_leases(self) -> None:
         """One owner: of all homes at most one takes the run for its own, and it is the one in the newest lease."""

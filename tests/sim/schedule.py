@@ -19,6 +19,7 @@ from tests.sim.day import RATE_USD_PER_HOUR, Day
 from tests.sim.host import Host
 from tests.sim.kernel import Broken
 from tests.sim.stage import Client, Stage
+from tests.sim.truth import ROUNDING_USD
 from tests.sim.world import STORE, Proc
 
 from homing.cloud.adopt import adopt, propose
@@ -39,7 +40,6 @@ from homing.store import open_store
 
 __all__ = ["Verdict", "destroy_all", "play"]
 
-_ROUNDING_USD = Decimal("0.000001")  # seconds are floats, dollars are not
 SECOND_GUARD_S = 30.0
 TIDY_S = 1200.0  # for so long the person tries, with everything working again
 
@@ -316,7 +316,7 @@ class _Play:
         for run_id, limit in truth.limits_usd.items():
             billed = truth.billed(run_id)
             self.verdict.billed_usd = max(self.verdict.billed_usd, billed)
-            if billed > limit + _ROUNDING_USD:
+            if billed > limit + ROUNDING_USD:
                 lives = [life for life in truth.lives.values() if life.run_id == run_id]
                 if any(life.was_guarded for life in lives):
                     able = [sorted(set.intersection(*life.seen)) for life in lives if life.was_guarded]
@@ -327,6 +327,7 @@ class _Play:
         left = [line for line in self.cloud.cloud.bill() if line.until is None]
         if left:
             raise Broken(f"leaked: {[f'{line.kind} {line.id} {line.mark}' for line in left]}")
+        self.stage.truth.check_receipts()
         self.verdict.outcome = self._state()
         self._check_fetch()
 

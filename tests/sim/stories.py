@@ -234,6 +234,7 @@ def _recover(rig: Rig) -> None:
     _until(rig, "tidy", destroy_all)
     if cloud.live():
         raise Broken(f"leaked: {cloud.live()}")
+    stage.truth.check_receipts()
     state = rig.do("runs", lambda home: home.ledger.runs()[:1]).answer
     if not state or state[0].state != "done":
         is_resume = bool(state) and rig.do("runs", _is_begun).answer
@@ -245,6 +246,8 @@ def _recover(rig: Rig) -> None:
             raise Broken(f"the recovered run ended with {ended.error or ended.answer}")
     if cloud.live():
         raise Broken(f"leaked after it came home: {cloud.live()}")
+    _until(rig, "tidy", destroy_all)
+    stage.truth.check_receipts()
 
 
 def _until(rig: Rig, role: str, verb: Callable[[Home], Any]) -> None:

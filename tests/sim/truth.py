@@ -6,6 +6,7 @@ the store was written   a lease is made once; where one checkpoint was whole, on
                         the newest lease names writes a run's files
 a trainer begins        it goes on from the newest checkpoint that was verified before its instance was asked for
 near a limit            whether a guard lived that answers for this machine: then the bill may not pass the limit
+all is closed           no receipt, in whichever home, is below what was billed under its mark
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.sim.host import EPOCH, HOME, Disk, Host
 from tests.sim.kernel import Broken
 from tests.sim.world import STORE, Proc
 
-from homing.cloud.mark import owner_prefix
+from homing.cloud.mark import owner_prefix, shown_mark
 from homing.wire import names
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
     from homing.cloud.providers.fake_things import Thing
 
-__all__ = ["StoreDisk", "Truth"]
+__all__ = ["ROUNDING_USD", "StoreDisk", "Truth"]
 
 WATCH_S = 60.0  # a guard that lives and reaches the provider in this long before the limit must hold it
 _LOOK_S = 5.0
+ROUNDING_USD = Decimal("0.000001")  # seconds are floats, dollars are not
 _FENCE_S = 90.0  # from a newer lease until the older instance has noticed
 
 
@@ -111,6 +113,31 @@ class Truth:
                 for row in rows:
                     if row["mark"] in live:
                         raise Broken(f"the ledger of {host.name} says gone while {row['mark']} bills")
+
+    def check_receipts(self) -> None:
+        """Of every machine that ever billed, also one that nobody saw, and of all of them under one mark together."""
+        billed: dict[str, Decimal] = {}
+        for bill in self._stage.cloud.cloud.bill():
+            if bill.kind == "instance":
+                billed[bill.mark] = billed.get(bill.mark, Decimal(0)) + bill.usd
+        written = self._receipts()
+        for mark, usd in billed.items():
+            if usd > 0 and mark not in written:
+                raise Broken(f"no receipt: {mark} was billed ${usd:.6f}, and no ledger has closed its line")
+            for host, receipt in written.get(mark, {}).items():
+                if receipt < usd - ROUNDING_USD:
+                    raise Broken(f"receipt: {mark} was billed ${usd:.6f}, and the ledger of {host} says ${receipt:.6f}")
+
+    def _receipts(self) -> dict[str, dict[str, Decimal]]:
+        """Mark at the provider -> home -> dollars of its closed lines: a twin has one of its own."""
+        found: dict[str, dict[str, Decimal]] = {}
+        for host in self._stage.hosts.values():
+            for connection in host.databases.values():
+                asked = "SELECT mark, spend_usd FROM lines WHERE destroyed_at IS NOT NULL"
+                for row in connection.execute(asked).fetchall():
+                    homes = found.setdefault(shown_mark(row["mark"]), {})
+                    homes[host.name] = homes.get(host.name, Decimal(0)) + Decimal(row["spend_usd"])
+        return found
 
     def _born(self, thing: Thing) -> None:
         run_id = self.run_of(thing.mark)

@@ -6,11 +6,12 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tests.contracts.stores import StoreContract
+from tests.contracts.stores import StoreContract, push_a_growing_log
 from tests.doubles import hub as hub_double
 from tests.doubles.hub import READ, STRANGER, WRITE, File, Hub
 from tests.doubles.s3_servers import free_port
 
+from homing.cli.bring_files import bring_file
 from homing.errors import StoreError, UsageError
 from homing.install import pip_install
 from homing.store import NotInStore, Store, open_store
@@ -51,6 +52,19 @@ class TestHub(StoreContract):
 def test_the_first_write_makes_a_private_repository(hub: Hub) -> None:
     open_store("hf:datasets/me/new", World()).put_bytes("k", b"1")
     assert hub.repos[("dataset", "me/new")].is_private
+
+
+def test_text_of_a_public_dataset_is_brought_without_a_token(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("me/corpus", "dataset", is_private=False)
+    open_store("hf:datasets/me/corpus", World()).put_bytes("en/train.jsonl", b'{"text": "the cat"}\n')
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    hub.seen.clear()
+    brought = bring_file("hf:datasets/me/corpus/en/train.jsonl", tmp_path / "here")
+    assert Path(brought).read_bytes() == b'{"text": "the cat"}\n'
+    assert {token for _, _, token, _ in hub.seen} == {""}
 
 
 def test_a_repository_that_is_gone_is_not_made_anew_by_an_instance(hub: Hub) -> None:
@@ -102,21 +116,7 @@ def test_a_large_file_is_read_in_ranges_of_one_commit_and_its_place_never_sees_t
 
 def test_a_growing_log_is_pushed_as_it_was(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homing.store.hf._IN_MEMORY", 10)
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"x" * 200_000)
-    real = World.copy
-
-    def copy(self: World, source: str, target: str) -> str:
-        digest = real(self, source, target)
-        with open(path, "ab") as file:
-            file.write(b"more")
-        return digest
-
-    monkeypatch.setattr(World, "copy", copy)
-    entry = store.put("m", str(path))
-    assert entry.num_bytes == 200_000
-    assert store.sha256("m") == entry.sha256
-    assert list(tmp_path.iterdir()) == [path]
+    push_a_growing_log(store, tmp_path, monkeypatch)
 
 
 def test_a_commit_by_another_in_between_is_seen_and_tried_again(hub: Hub, store: Store) -> None:

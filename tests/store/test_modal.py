@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from grpclib import Status
 from tests.cloud.rig import homing
-from tests.contracts.stores import StoreContract
+from tests.contracts.stores import StoreContract, push_a_growing_log
 from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, Fault, Modal
 from tests.store.test_verbs import there_and_back
@@ -127,21 +127,7 @@ def test_a_large_file_of_many_blocks_comes_back_whole(
 
 def test_a_growing_log_is_pushed_as_it_was(store: VolumeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homing.store.modal._IN_MEMORY", 10)
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"x" * 200_000)
-    real = World.copy
-
-    def copy(self: World, source: Any, target: Any) -> str:
-        digest = real(self, source, target)
-        with open(path, "ab") as file:
-            file.write(b"more")
-        return digest
-
-    monkeypatch.setattr(World, "copy", copy)
-    entry = store.put("m", str(path))
-    assert entry.num_bytes == 200_000
-    assert store.sha256("m") == entry.sha256
-    assert list(tmp_path.iterdir()) == [path]
+    push_a_growing_log(store, tmp_path, monkeypatch)
 
 
 def test_a_transfer_that_breaks_off_begins_anew(modal: Modal, store: VolumeStore, tmp_path: Path) -> None:

@@ -105,6 +105,32 @@ def test_fetch_of_a_damaged_or_missing_object_exits_7_and_leaves_nothing(boot: B
     assert list((Path(boot.work_dir) / "data").iterdir()) == []
 
 
+def test_an_input_that_is_not_in_the_store_is_asked_for_three_times_and_then_ends_the_run(
+    boot: Boot, store: Store
+) -> None:
+    boot = with_inputs(boot, store, a=b"aaa", b=b"bbb")
+    asked: list[float] = []
+
+    class Waiting(World):
+        def sleep(self, seconds: float) -> None:
+            asked.append(seconds)
+            if is_late:
+                store.put_bytes(boot.inputs[1].key, b"bbb")
+
+    store.delete(boot.inputs[1].key)
+    is_late = False
+    assert run_sync(boot, "--fetch", Waiting()) == 7
+    assert asked == [0.1, 0.2], "three times, with growing pauses"
+    path = Path(boot.work_dir) / "run" / names.EVENTS
+    (told,) = [event for line in path.read_text().splitlines() if (event := codec.loads(Event, line)).data.get("stops")]
+    assert (told.kind, told.data["stops"]) == ("input_missing", boot.mark)
+    assert told.text.startswith(f"data/b cannot be had: {boot.inputs[1].key} is not in {store.url}, try 3 of 3.")
+    assert "homing launch amber-1 --resume" in told.text
+    is_late = True
+    assert run_sync(boot, "--fetch", Waiting()) == 0, "one that comes late is taken"
+    assert kinds(boot).count("input_missing") == 1
+
+
 def test_a_half_done_fetch_is_finished_and_a_history_is_brought_only_once(boot: Boot, store: Store) -> None:
     run_dir = Path(boot.work_dir) / "run"
     boot = with_inputs(boot, store, shard=b"aaa", old=b'{"old": 1}\n', weights=b"www")
@@ -120,7 +146,7 @@ def test_a_half_done_fetch_is_finished_and_a_history_is_brought_only_once(boot: 
     assert run_sync(boot, "--fetch") == 0
     lines = (run_dir / names.EVENTS).read_text().splitlines()
     assert lines[0] == '{"old": 1}'
-    assert len(lines) == len({*lines}) == 5  # old, begun, and one for each input
+    assert len(lines) == len({*lines}) == 6  # old, begun, the one that was missing, and one for each input
     assert '{"begun": 1}' in lines
     # Later: the run has gone on, retention dropped the old checkpoint here and there, and a shard was lost.
     with open(run_dir / names.EVENTS, "a") as file:

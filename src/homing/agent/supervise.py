@@ -48,8 +48,7 @@ class Agent:
         self.children: Dict[str, int] = {}  # role -> pid
         self.watchers: Dict[str, List[str]] = {}  # role -> what goes on beside the trainer, once it can be started
         self._due: Dict[str, float] = {}  # what is done every so often -> when next
-        self._asked_at, self._is_told, self.has_dead_man = math.inf, False, False
-        self._push_limit_s = PUSH_LIMIT_S
+        self._asked_at, self._is_told, self.has_dead_man, self._push_limit_s = math.inf, False, False, PUSH_LIMIT_S
         self._told_control: Optional[Control] = None
 
     def preempt(self, reason: str) -> None:
@@ -91,8 +90,9 @@ class Agent:
         self.watchers = {"watch": [*self.boot.sync_argv, "--watch"], "lookout": self.boot.lookout_argv}
         self.state = "fetching"
         if not self._sync_until_done("--fetch", self._must_stop, "The inputs could not be fetched"):
-            if self.dog.alarm and not self.is_preempted:  # weights that are not what they should be, there or elsewhere
-                return dataclasses.replace(self._outcome(names.EXIT_FAILED, self.stop_reason), is_final=True)
+            if self.dog.alarm and not self.is_preempted:  # what is missing or wrong there is so for every other machine
+                tail = self.folder.log_tail("sync")
+                return self._outcome(names.EXIT_FAILED, self.stop_reason, is_final=True, log_tail=tail)
             return self._outcome(names.EXIT_STOPPED, self.stop_reason)
         self.state, restarts = "training", 0
         while True:
@@ -173,9 +173,9 @@ class Agent:
             self._is_told = self.world.signal(self.children["trainer"], signal.SIGTERM, is_group=True)
         return waited_s >= grace_s or self.dog.left_s(KILL) <= 0
 
-    def _outcome(self, code: int, reason: str) -> Outcome:
-        phase, step = (self.dog.metric.phase, self.dog.metric.step) if self.dog.metric else ("", 0)
-        return Outcome(STATES.get(code, "failed"), reason, code if code in STATES else 1, phase, step, self.world.now())
+    def _outcome(self, code: int, reason: str, **more: Any) -> Outcome:
+        at = (self.dog.metric.phase, self.dog.metric.step) if self.dog.metric else ("", 0)
+        return Outcome(STATES.get(code, "failed"), reason, code if code in STATES else 1, *at, self.world.now(), **more)
 
     # --- the end: each part goes on without the others ---
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from homing.cli import talk
@@ -15,9 +16,14 @@ from homing.config.text_files import is_in_store
 from homing.errors import UsageError
 from homing.units import format_bytes
 
-__all__ = ["bring_file"]
+__all__ = ["bring_file", "bring_files"]
 
 _IN_STORE = re.compile(r"(?P<store>(s3|hf|modal|file):[^?]*)/(?P<key>[^/?]+)(?P<query>\?.*)?")
+
+
+def bring_files(paths: Iterable[str], into: Path) -> list[str]:
+    """Each into a folder of its own, by its number: two files of one name may come from two places."""
+    return [bring_file(path, into.with_name(f"{into.name}-{number}")) for number, path in enumerate(paths)]
 
 
 def bring_file(path: str, into: Path) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 
 from homing.cli import talk
-from homing.cli.find_run import find_run
+from homing.cli.find_run import find_run, name_here
 from homing.cloud import meter
 from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
@@ -19,7 +19,7 @@ from homing.units import parse_usd
 from homing.wire.run import Run
 from homing.world import World
 
-__all__ = ["find_run", "last_word", "meet_host", "open_home", "parse_limit", "say_problems", "usd"]
+__all__ = ["find_run", "last_word", "meet_host", "open_home", "parse_limit", "say_problems", "still_running", "usd"]
 
 
 @contextmanager
@@ -32,10 +32,24 @@ def last_word() -> HomingError | None:
     """Asked for by `main` after every verb: an end that no provider confirmed is said last, and its exit code wins."""
     home = Home(home_path(), World())
     try:
-        lines = home.ledger.unconfirmed() if home.world.exists(home.path / "ledger.sqlite") else []
+        lines = home.ledger.unconfirmed() if home.has_ledger else []
         return still_billing(home, lines) if lines else None
     except HomingError as exc:  # a ledger that cannot be read: whether something bills is not known
         return exc
+
+
+def still_running() -> list[str]:
+    """For whoever pressed Ctrl-C: each run that goes on all the same, and how to end it."""
+    home = Home(home_path(), World())
+    try:
+        live = [row for row in home.ledger.runs() if row.is_live]
+    except HomingError:  # said after the verb, by `last_word`
+        return []
+    return [
+        f"{row.name} goes on, as far as is known here. Watch it: homing watch {name_here(row)}"
+        f"   End it: homing destroy {name_here(row)}"
+        for row in live
+    ]
 
 
 def meet_host(home: Home, run: Run) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from homing.cli import talk
-from homing.cli.bring_files import bring_file
+from homing.cli.bring_files import bring_files
 from homing.cli.extras import need
 from homing.cli.options import Json, Sets
 from homing.errors import DataError, UsageError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from homing.config import Loaded
     from homing.lm.chat.doctor import Doctor
     from homing.lm.chat.render import Example, Renderer
+    from homing.lm.text.find import Source
 
 __all__ = ["app"]
 
@@ -64,10 +65,8 @@ def check(
         for phase in _chat_phases(loaded):
             renderer = _renderer(tokenizer or loaded.prep.dir, is_needed=False)
             one = Doctor(renderer, (context or loaded.run.model.context) if renderer else 0)
-            held_out = [
-                bring_file(path, phase.dir / f"held-out-{place}") for place, path in enumerate(phase.validation)
-            ]
-            here = [bring_file(source.path, phase.dir / f"from-store-{n}") for n, source in enumerate(phase.chat)]
+            held_out = bring_files(phase.validation, phase.dir / "held-out")
+            here = bring_files([source.path for source in phase.chat], phase.dir / "from-store")
             _examine(one, held_out, here)
             _merge(doctor, one)
     else:
@@ -172,12 +171,15 @@ def show(
 ) -> None:
     """One conversation as the model reads it: its tokens, and which of them are learned from."""
     need("lm", verb="data")
+    from homing.lm.chat.order import find_chat_files
+
     loaded = _run_named([name], sets)
     if loaded is None:
+        with _paths_typed():
+            files = find_chat_files([name])[0]  # first: a name that was mistyped is not about a tokenizer
         renderer = _renderer(tokenizer or _newest_data(), is_needed=True)
         assert renderer is not None
-        with _paths_typed():
-            where, examples = _from_file(name, number, renderer)
+        where, examples = _from_files(files, name, number, renderer)
         is_last = False
     else:
         renderer = _renderer(tokenizer or loaded.prep.dir, is_needed=True)
@@ -201,17 +203,16 @@ def show(
         talk.say(f"Next: homing data show {name} --number {number + 1}")
 
 
-def _from_file(path: str, number: int, renderer: Renderer) -> tuple[str, list[Example]]:
+def _from_files(files: list[Source], name: str, number: int, renderer: Renderer) -> tuple[str, list[Example]]:
     from homing.lm.chat.doctor import Doctor
-    from homing.lm.chat.order import find_chat_files
 
     doctor, count = Doctor(renderer), 0
-    for source in find_chat_files([path])[0]:
+    for source in files:
         for kept in doctor.examine(source, "train"):
             count += 1
             if count == number:
                 return f"{source.path}:{kept.line}", kept.examples
-    raise _no_such(path, number, count)
+    raise _no_such(name, number, count)
 
 
 def _from_run(loaded: Loaded, number: int, wanted: str | None) -> tuple[str, list[Example], bool]:

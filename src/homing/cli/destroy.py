@@ -8,15 +8,19 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems, usd
+from homing.cli.find_run import name_here
 from homing.cli.options import Json, Yes
 from homing.cloud.destroy import Destroyed, destroy_lines, destroy_run, open_lines, would_be_lost
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.meter import at_most
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
 from homing.cloud.status import dump_line
 from homing.cloud.stored import kept_by, remove_stored, stored_keys
 from homing.cloud.survey import Finding, end, survey
+from homing.cloud.whose import vouch
+from homing.config import run_files
 from homing.errors import HomingError, StillBilling, UsageError
 
 __all__ = ["command"]
@@ -24,14 +28,22 @@ __all__ = ["command"]
 
 def command(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="The run whose instances end, or the id of one instance.")
+        str | None,
+        typer.Argument(metavar="[RUN]", help="The run whose instances end, or the id of one instance or volume."),
     ] = None,
     is_all: Annotated[
         bool,
         typer.Option("--all", help="Every instance of ours, also those no run knows, and what was made for them."),
     ] = False,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="With --all: also the volumes that are kept by wish. Asks before it.")
+    ] = False,
     stored: Annotated[
         bool, typer.Option("--stored", help="Then also what its runs pushed, models included. Asks before it.")
+    ] = False,
+    same_account: Annotated[
+        bool,
+        typer.Option("--same-account", help="The key set here is of the account that rented it, though it changed."),
     ] = False,
     yes: Yes = False,
     json_: Json = False,
@@ -43,41 +55,99 @@ def command(
             why="destroy never guesses.",
             fix="homing destroy RUN   or   homing destroy --all",
         )
+    if kept and not is_all:
+        raise UsageError(
+            what="--kept goes with --all.",
+            why=f"{run} names one thing alone.",
+            fix="homing destroy --all --kept   or by its id, as homing reconcile lists it: homing destroy VOLUME",
+        )
+    if same_account and run is None:
+        raise UsageError(
+            what="--same-account is said of one run or one instance.",
+            why="It takes your word that what the key here does not show is gone.",
+            fix="homing destroy RUN --same-account",
+        )
     with open_home() as home:
+        if same_account:
+            _vouch(home, str(run))
         problems = _look(home)
         only = [] if is_all else _by_instance(home, str(run))
+        if not is_all and not only and (things := _by_thing(home, str(run))):
+            _destroy_named(home, things, yes=yes)
+            return
         rows = _rows(home, run, only, is_all=is_all)
         say_problems(problems)  # a ledger that cannot even be read was the error of the line before
         for row in rows:
             lost = would_be_lost(home, row)
             if lost and not talk.ask(f"{row.id}: {lost}. Destroy it all the same?", yes=yes):
-                talk.say(f"Left as it is. Save first: homing stop {row.name}")
+                talk.say(f"Left as it is. Save first: homing stop {name_here(row)}")
                 return
         done = _destroy_only(home, only, rows) if only else _destroy(home, rows, is_all)
-        left = _destroy_things(home, yes=yes) if is_all else []
+        left = _destroy_made(home, kept=kept, yes=yes) if is_all else []
         gone = _remove_stored(home, home.ledger.runs() if is_all else rows, yes=yes) if stored else []
         _show(home, done, [row for row in rows if row.id not in gone], left)
 
 
-def _destroy_things(home: Home, *, yes: bool) -> list[Finding]:
-    """What was made beside instances: volumes, groups, roles, alerts. Returns what stays."""
+def _destroy_made(home: Home, *, kept: bool, yes: bool) -> list[Finding]:
+    """What was made beside instances: volumes, groups, roles, alerts. Returns what stays.
+
+    What a person keeps is no leftover: it goes where it is asked for, not because everything else does.
+    """
     found = survey(home)
     say_problems(found.problems)
-    left = []
-    for each in found.findings:
-        if each.resource is None:
-            continue
-        what = f"{each.provider} {each.thing} {each.id}"
-        if each.kind == "kept" and not talk.ask(f"{what} is kept by wish ({each.text}). Destroy it too?", yes=yes):
-            left.append(each)
-            continue
-        problem = end(home, each)
-        if problem:
-            left.append(each)
-            talk.say(f"warning: {what} is still there: {problem}")
-        else:
-            talk.say(f"Destroyed: {what}")
-    return left
+    things = [each for each in found.findings if each.resource is not None]
+    spared = [each for each in things if each.kind == "kept" and not kept]
+    return spared + _destroy_things(home, [each for each in things if each not in spared], yes=yes)
+
+
+def _by_thing(home: Home, word: str) -> list[Finding]:
+    """A volume, key or group of ours by its id. Providers are asked only for a word that no run of any folder has."""
+    if any(word in (row.id, row.name) for row in home.ledger.runs()) or word in run_files():
+        return []
+    found = [each for each in survey(home).findings if each.resource is not None and word in _ids(each.id, each.mark)]
+    used = next((each for each in found if each.kind == "in use"), None)
+    if used is not None:
+        raise UsageError(
+            what=f"{used.provider} {used.thing} {used.id} is in use.",
+            why=f"The instance of {used.run_id or used.mark} lives, and has it.",
+            fix=f"homing destroy {used.run_id or used.mark}   and what was made for it alone goes with it",
+        )
+    return found
+
+
+def _destroy_named(home: Home, things: list[Finding], *, yes: bool) -> None:
+    agreed = [each for each in things if _agrees(each, yes=yes)]
+    stuck = [each for each in agreed if not _is_ended(home, each)]
+    left = [each for each in things if each not in agreed or each in stuck]
+    talk.emit("destroy/1", {"runs": [], "receipts": [], "kept": {}, "left": [_dump(each) for each in left]})
+    _say_left(left)
+    if stuck:
+        kind = StillBilling if any(each.may_bill for each in stuck) else HomingError
+        raise kind(
+            what=f"{_called(stuck[0])} is still there.",
+            why="Its provider has not confirmed its end; what it said stands above.",
+            fix=f"homing destroy {stuck[0].id}",
+        )
+
+
+def _destroy_things(home: Home, things: list[Finding], *, yes: bool) -> list[Finding]:
+    """Returns what stays."""
+    return [each for each in things if not _agrees(each, yes=yes) or not _is_ended(home, each)]
+
+
+def _agrees(thing: Finding, *, yes: bool) -> bool:
+    question = f"{_called(thing)} is kept by wish ({thing.text}). Destroy it too?"
+    return thing.kind != "kept" or talk.ask(question, yes=yes)
+
+
+def _is_ended(home: Home, thing: Finding) -> bool:
+    problem = end(home, thing)
+    talk.say(f"warning: {_called(thing)} is still there: {problem}" if problem else f"Destroyed: {_called(thing)}")
+    return not problem
+
+
+def _called(thing: Finding) -> str:
+    return f"{thing.provider} {thing.thing} {thing.id}"
 
 
 def _remove_stored(home: Home, rows: list[RunRow], *, yes: bool) -> list[str]:
@@ -85,15 +155,24 @@ def _remove_stored(home: Home, rows: list[RunRow], *, yes: bool) -> list[str]:
     gone = []
     for row in rows:
         try:
-            keys = stored_keys(home, row)
+            keys, spared = stored_keys(home, row)
         except (HomingError, OSError) as exc:
             talk.say(f"warning: {row.store} could not be read: {str(exc).splitlines()[0]}")
             continue
+        for each in spared:
+            talk.say(f"{each}: it stays.")
         question = f"Remove the {len(keys)} files that {row.id} pushed to {row.store}, its model included? For good."
         if keys and talk.ask(question, yes=yes):
             remove_stored(home, row, keys)
             gone.append(row.id)
     return gone
+
+
+def _vouch(home: Home, run: str) -> None:
+    """Before anything is looked at: from here on what this key does not show is taken for gone."""
+    lines = _by_instance(home, run) or open_lines(home, find_run(home, run, changes="destroy {}"))
+    for line in vouch(home, lines):
+        talk.say(f"{line.mark} was rented by {line.account}; by your word the key for {line.provider} is of it too.")
 
 
 def _look(home: Home) -> list[str]:
@@ -106,12 +185,11 @@ def _look(home: Home) -> list[str]:
 
 def _by_instance(home: Home, word: str) -> list[LedgerLine]:
     """Lines that live under this id, as the provider's own page shows it, or under this mark; of any run or of none."""
-    return [line for line in open_lines(home, None) if word in _names(line)]
+    return [line for line in open_lines(home, None) if word in _ids(line.instance_id or "", line.mark)]
 
 
-def _names(line: LedgerLine) -> set[str]:
-    whole = line.instance_id or ""
-    return {line.mark, whole, whole.rpartition("/")[2]} - {""}
+def _ids(whole: str, mark: str) -> set[str]:
+    return {mark, whole, whole.rpartition("/")[2]} - {""}
 
 
 def _rows(home: Home, run: str | None, only: list[LedgerLine], *, is_all: bool) -> list[RunRow]:
@@ -120,7 +198,7 @@ def _rows(home: Home, run: str | None, only: list[LedgerLine], *, is_all: bool) 
         return _runs_with_instances(home)
     if only:
         return [row for row in home.ledger.runs() if row.id in {line.run_id for line in only}]
-    return [find_run(home, run)]
+    return [find_run(home, run, changes="destroy {}")]
 
 
 def _runs_with_instances(home: Home) -> list[RunRow]:
@@ -167,18 +245,17 @@ def _show(home: Home, done: list[Destroyed], rows: list[RunRow], left: list[Find
         "runs": [row.id for row in rows],
         "receipts": [dump_line(line) for line in lines],
         "kept": {run_id: found.to_dict() if found else None for run_id, found in kept.items()},
-        "left": [{"provider": each.provider, "kind": each.thing, "id": each.id} for each in left],
+        "left": [_dump(each) for each in left],
     }
     talk.emit("destroy/1", document)
-    for each in left:
-        rate = f", {usd(each.rate_usd_per_hour)}/h" if each.may_bill else ""
-        talk.say(f"Stays: {each.provider} {each.thing} {each.id}{rate}")
+    _say_left(left)
     if not lines:
-        talk.say("Nothing was running; nothing bills.")
+        talk.say("Nothing else was running." if left else "Nothing was running; nothing bills.")
         return
+    dollars = {line.mark: at_most(line) + usd(line.spend_usd) for line in lines}
     talk.table(
         ["instance", "provider", "dollars", "note"],
-        [(line.instance_id or line.mark, line.provider, usd(line.spend_usd), line.note) for line in lines],
+        [(line.instance_id or line.mark, line.provider, dollars[line.mark], line.note) for line in lines],
     )
     talk.say("Gone, confirmed by the provider, with its volumes and keys. The receipt stays: homing ledger")
     for row in rows:
@@ -186,3 +263,16 @@ def _show(home: Home, done: list[Destroyed], rows: list[RunRow], left: list[Find
         price = str(found) if found else "how much could not be seen"
         talk.say(f"What {row.id} pushed lives on in {row.store}: {price}")
         talk.say(f"  See it: homing store ls runs/{row.id} --store {row.store}")
+
+
+def _say_left(left: list[Finding]) -> None:
+    for each in left:
+        rate = f", {usd(each.rate_usd_per_hour)}/h" if each.may_bill else ""
+        why = ", kept by wish" if each.kind == "kept" else ""
+        talk.say(f"Stays: {_called(each)}{why}{rate}. To end it: homing destroy {each.id}")
+
+
+def _dump(thing: Finding) -> dict[str, object]:
+    rate = str(thing.rate_usd_per_hour)
+    found = {"provider": thing.provider, "kind": thing.thing, "id": thing.id, "is_kept": thing.kind == "kept"}
+    return {**found, "rate_usd_per_hour": rate}

@@ -18,8 +18,9 @@ from homing.cloud.checks import Check
 from homing.cloud.doctor import examine
 from homing.cloud.examined import Examined
 from homing.cloud.home import Home
-from homing.config import find_run_file, load_run, typed_name
-from homing.errors import HomingError
+from homing.cloud.providers.registry import PROVIDERS
+from homing.config import find_run_file, load_run, run_files, typed_name
+from homing.errors import HomingError, UsageError
 from homing.units import counted
 
 __all__ = ["command"]
@@ -56,9 +57,16 @@ def command(
         f" {counted(counts['warning'], 'warning')}, {counts['ok']} well,"
         f" {counts['skipped']} not looked at" + ("." if every else "; --all shows them.")
     )
-    talk.say(f"Next: homing plan {examined.typed or 'RUN'}" if not faults else _again(faults, run, sets, provider))
+    talk.say(_again(faults, run, sets, provider) if faults else f"Next: {_next(examined.typed)}")
     if faults:
         raise typer.Exit(1)
+
+
+def _next(typed: str) -> str:
+    """Of no run in particular: the newest run file's, or a first one."""
+    if not typed and not run_files():
+        return "homing new first --from tiny"
+    return f"homing plan {typed}".rstrip()
 
 
 def _again(faults: list[Check], run: str | None, sets: list[str] | None, providers: list[str] | None) -> str:
@@ -94,6 +102,12 @@ def _examined(home: Home, run: str | None, sets: list[str], named: list[str], te
     examined = Examined(home, Path.cwd(), named=tuple(named), tell=tell)
     if run is None:
         return examined
+    if run in PROVIDERS and run not in run_files():
+        raise UsageError(
+            what=f"There is no run called {run!r} here.",
+            why=f"{run} is a provider.",
+            fix=f"homing doctor --provider {run}",
+        )
     examined.run_text = _text(run)
     try:
         loaded = load_run(run, sets)

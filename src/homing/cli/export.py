@@ -111,14 +111,14 @@ def _cost(run: Run | None) -> str:
     if run is None or not run.id:
         return ""
     with open_home() as home:
-        if not home.world.exists(home.path / "ledger.sqlite"):
+        if not home.has_ledger:
             return ""
         lines = home.ledger.lines(run.id)
         if not lines:
             return ""
         total = meter.total_spend(lines, home.world.now())
         where = ", ".join(dict.fromkeys(f"{line.provider} {line.offer}".strip() for line in lines))
-        return f"{meter.show_usd(total)} for {counted(len(lines), 'instance')} ({where})."
+        return f"{meter.at_most(*lines)}{meter.show_usd(total)} for {counted(len(lines), 'instance')} ({where})."
 
 
 def _check(to: str, dtype: str, gguf_type: str) -> None:

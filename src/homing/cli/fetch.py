@@ -42,7 +42,7 @@ def command(
     """Bring the model home from the store, every file checked by its hash."""
     with open_home() as home:
         say_problems(refresh(home))
-        row = find_run(home, run, own_for="fetch {}")
+        row = find_run(home, run, brings="fetch {}")
         if is_list:
             _list(home, row)
             return

@@ -4,7 +4,7 @@
     NAME            of models/NAME and models/NAME-PHASE, which `homing fetch NAME` brought home, and of the newest run
                     of that name under $HOMING_HOME/runs the one of the last phase; else the run that runs/NAME.yaml
                     gives another name; else a folder of that name here. Where it is a run and a folder, that is said
-    (left out)      the newest of all of these
+    (left out)      the newest in models/ and of the runs that were begun in this folder; which one, is said
 
 In a run directory the last phase counts, and in it the best checkpoint, or the latest where none was evaluated; the
 person may ask for others. A phase that is asked for is looked for in every run of the name, the newest first, and in
@@ -30,6 +30,7 @@ from homing.wire.checkpoint import Pointer, figure_of
 __all__ = ["MODELS", "Chosen", "choose_in_run", "find_model"]
 
 PHASES = ("pretrain", "mid", "sft", "rl")  # in the order in which a model goes through them
+_SHOWN = 5
 _RUN_ID = r"{name}-\d{{8}}-\d{{6}}(-\w+)?"
 
 
@@ -169,14 +170,24 @@ def _phase_of(folder: Path) -> str:
 def _newest() -> Path:
     runs = home() / "runs"
     found = [path for parent in (MODELS, runs) if parent.is_dir() for path in parent.iterdir()]
-    found = [path for path in found if _is_model(path)]
-    if not found:
+    found = sorted((path for path in found if _is_model(path)), key=lambda path: (path.stat().st_mtime, path.name))
+    elsewhere = {path: theirs for path in found if path.parent == runs and (theirs := begun_elsewhere(path.name))}
+    own = [path for path in found if path not in elsewhere]
+    if own:
+        talk.say(f"{own[-1]}: the newest model of this folder.")
+        return own[-1]
+    if elsewhere:
+        newest = list(reversed(elsewhere.items()))[:_SHOWN]
         raise DataError(
-            what="There is no trained model here yet.",
-            why=f"Looked in ./{MODELS} and {runs}.",
-            fix="homing quickstart makes one; homing fetch RUN brings one home.",
+            what=f"There is no trained model of this folder, {Path.cwd()}.",
+            why="Of other folders: " + ", ".join(f"{path.name} ({theirs})" for path, theirs in newest) + ".",
+            fix=f"Name one by its id, which works from anywhere: {newest[0][0].name}",
         )
-    return max(found, key=lambda path: (path.stat().st_mtime, path.name))
+    raise DataError(
+        what="There is no trained model here yet.",
+        why=f"Looked in ./{MODELS} and {runs}.",
+        fix="homing quickstart makes one; homing fetch RUN brings one home.",
+    )
 
 
 def _runs_called(name: str) -> list[Path]:

@@ -1,12 +1,13 @@
 """RUN, as a person types it, to one run of the ledger.
 
     id              that very run
-    NAME            the newest run of that name which was begun in this folder; else the newest of that name
+    NAME            the newest run of that name begun in this folder; else, only to look at, the newest of that name
     NAME of a file  the run that ./runs/NAME.yaml describes, which may give it another name; a path likewise
     (left out)      the newest of all
 
-Names are known to the whole home, and a run of another folder may have the name of a run file here. Verbs that bring
-it here or change it refuse that one unless it is named by its id; the others say whose it is.
+Names are known to the whole home, while a run belongs to the folder that it was begun in. A verb that changes or ends
+one takes this folder's, or the one whose id was typed, which works from anywhere; no other. A verb that brings one here
+refuses it only where a run file here has its name too; the others say whose it is.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from homing.wire import names
 __all__ = ["find_run", "is_stranger", "name_here"]
 
 
-def find_run(home: Home, typed: str | None, *, own_for: str = "") -> RunRow:
-    """`own_for`: the command that is only for a run of this folder, such as "fetch {}"."""
+def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = "") -> RunRow:
+    """`brings`, `changes`: what the caller does with it, as a command for a run: "fetch {}", "destroy {}"."""
     rows = home.ledger.runs()
     if typed is not None and (named := home.ledger.run(typed)) is not None:
         return named
@@ -39,8 +40,7 @@ def find_run(home: Home, typed: str | None, *, own_for: str = "") -> RunRow:
     own = [row for row in called if begun_elsewhere(row.id) is None] if name is not None else []
     own.sort(key=lambda row: is_still_theirs(row.id))  # stable: the newest stays first
     if not own:
-        _check_stranger(called[0], own_for)
-        return called[0]
+        return _from_elsewhere(home, called, brings, changes)
     live = next((row for row in called if row.is_live and row not in own), None)
     if live is not None and not own[0].is_live:
         talk.say(f"{own[0].id} is meant. {live.id}, begun in {begun_elsewhere(live.id)}, is live: its id names it.")
@@ -48,8 +48,8 @@ def find_run(home: Home, typed: str | None, *, own_for: str = "") -> RunRow:
 
 
 def name_here(row: RunRow) -> str:
-    """What a person types in this folder to mean this run: its name, or its id where the name means another."""
-    return row.id if is_stranger(row) else row.name
+    """What a person types in this folder to mean this run: its name, or its id where the name does not reach it."""
+    return row.id if begun_elsewhere(row.id) is not None else row.name
 
 
 def is_stranger(row: RunRow) -> bool:
@@ -70,23 +70,41 @@ def _name(typed: str | None, file: Path | None, rows: list[RunRow]) -> str | Non
     return name_meant(file)
 
 
-def _check_stranger(row: RunRow, own_for: str) -> None:
+def _from_elsewhere(home: Home, called: list[RunRow], brings: str, changes: str) -> RunRow:
+    row = _still_billing(home, called) if changes else called[0]
     theirs = begun_elsewhere(row.id)
-    if theirs is None:
-        return
+    if theirs is None:  # nobody typed a name
+        return row
     file = file_called(row.name)
-    if file is None:  # nothing else here has that name, so it is the one that is meant
-        if own_for:
-            talk.say(f"{row.id} was begun in {theirs}.")
-        return
-    if own_for:
-        raise UsageError(
-            what=f"{row.id} was begun in {theirs}; this is {Path.cwd()}.",
-            why=f"{file} describes another run of that name, which has not been launched yet.",
-            fix=f"If you mean that one, as after moving its folder, name it by its id:"
-            f" homing {own_for.format(row.id)}   This one: homing plan {typed_name(file)}",
+    if changes or (brings and file is not None):
+        raise _of_another_folder(row, theirs, file, f"homing {(changes or brings).format(row.id)}")
+    if file is not None:
+        talk.say(f"warning: {row.id} was begun in {theirs}; {file} here has not been launched yet.")
+    elif brings:  # nothing else here has that name, so it is the one that is meant
+        talk.say(f"{row.id} was begun in {theirs}.")
+    return row
+
+
+def _still_billing(home: Home, called: list[RunRow]) -> RunRow:
+    """Whose id a person needs who wants to end something; the newest where nothing of them bills."""
+    billing = {line.run_id for line in home.ledger.lines() if line.destroyed_at is None}
+    return next((row for row in called if row.is_live or row.id in billing), called[0])
+
+
+def _of_another_folder(row: RunRow, theirs: Path, file: Path | None, command: str) -> UsageError:
+    what = f"{row.id} was begun in {theirs}; this is {Path.cwd()}."
+    if file is None:
+        return UsageError(
+            what=what,
+            why=f"A name means a run of this folder, and none here is called {row.name}.",
+            fix=f"An id means its run from anywhere: {command}",
         )
-    talk.say(f"warning: {row.id} was begun in {theirs}; {file} here has not been launched yet.")
+    return UsageError(
+        what=what,
+        why=f"{file} describes another run of that name, which has not been launched yet.",
+        fix=f"If you mean that one, as after moving its folder, name it by its id: {command}"
+        f"   This one: homing plan {typed_name(file)}",
+    )
 
 
 def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None) -> UsageError:
@@ -99,6 +117,12 @@ def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None)
             what=f"{typed} has not been launched yet.",
             why=f"There is its run file, {file}, and no run of it.",
             fix=f"Nothing of it bills. What it would cost, and how to begin: homing plan {typed_name(file)}",
+        )
+    if typed is None and not run_files():
+        return UsageError(
+            what="There is no run yet.",
+            why="Nothing was launched from this home, and there is no run file in ./runs.",
+            fix="homing new first --from tiny   or the whole trip on this computer: homing quickstart",
         )
     try:
         home.ledger.find(name)

@@ -14,6 +14,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
+from homing.cli.find_run import name_here
 from homing.cli.offers import rate_age
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, as_typed, with_phases
 from homing.cli.pick import agrees_to_next, agrees_to_rate, select
@@ -34,7 +35,7 @@ from homing.cloud.providers.base import Offer
 from homing.cloud.reconcile import refresh
 from homing.cloud.starts import told_starts
 from homing.cloud.words import Words
-from homing.config import Loaded, has_smoke_passed, load_run, needs_smoke_first, typed_name
+from homing.config import Loaded, has_smoke_failed, has_smoke_passed, load_run, needs_smoke_first, typed_name
 from homing.config.projects import refuse_shared
 from homing.config.schema import NAME_PATTERN
 from homing.errors import UsageError
@@ -111,7 +112,7 @@ def command(
 
 
 def _lines(home: Home) -> list[LedgerLine]:
-    return home.ledger.lines() if home.world.exists(home.path / "ledger.sqlite") else []
+    return home.ledger.lines() if home.has_ledger else []
 
 
 def _conclusion(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> str:
@@ -197,12 +198,12 @@ def _load(asked: Asked, home: Home) -> Loaded:
 
 def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
     """A run goes on as it was launched, --set and all: from its record, whatever the run file says by now."""
-    row = find_run(home, run, own_for="launch {} --resume")
+    row = find_run(home, run, changes="launch {} --resume")
     if is_changed:
         raise UsageError(
             what=f"{row.id} goes on as it was launched.",
             why="Its checkpoints belong to that configuration; --set, --name and --smoke would be another run.",
-            fix=f"homing launch {row.name} --resume   or start a new run: homing launch {row.name} --set ...",
+            fix=f"homing launch {name_here(row)} --resume   or start a new run: homing launch {row.name} --set ...",
         )
     record = home.run_dir(row.id) / names.RUN
     if not home.world.exists(record):
@@ -360,6 +361,12 @@ def _agrees(ready: Draft, row: OfferPlan, loaded: Loaded, asked: Asked) -> bool:
     run, offer = ready.run, ready.order.offer
     if needs_smoke_first(run) and not asked.is_smoke and not has_smoke_passed(loaded.file):
         first = dataclasses.replace(ready.order.words, is_resume=False).to("launch")
+        if has_smoke_failed(loaded.file) and not asked.resume:
+            raise UsageError(
+                what=f"The smoke profile of {loaded.file} failed, so the big run is not started.",
+                why="What failed in minutes on little text would most likely fail here too, and cost more.",
+                fix=f"Mend the run file, or see its smoke profile pass: {first} --smoke",
+            )
         talk.say(f"This is a big run and its smoke profile has not passed: {first} --smoke")
         if not talk.ask("Launch the big run without it?", yes=asked.yes):
             return False

@@ -10,6 +10,7 @@ from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems, usd
 from homing.cli.options import Json, RunName
 from homing.cloud import meter
+from homing.cloud.ledger import LedgerLine
 from homing.cloud.meter import Bill, compare
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import dump_line
@@ -41,6 +42,7 @@ def command(run: RunName = None, json_: Json = False) -> None:
                     for line in lines
                 ],
                 "total_usd": str(total),
+                "is_at_most": any(line.is_at_most for line in lines),
                 "margin_s": meter.MARGIN_S,
                 "problems": problems,
             },
@@ -56,16 +58,17 @@ def command(run: RunName = None, json_: Json = False) -> None:
                 _time(line.destroyed_at),
                 line.state,
                 line.billing,
-                usd(spends[line.mark]),
+                meter.at_most(line) + usd(spends[line.mark]),
                 *_shown(theirs.get(line.mark)),
             )
             for line in lines
         ]
-        total_row = ("total", "", "", "", "", "", "", "", "", usd(total))
+        total_row = ("total", "", "", "", "", "", "", "", "", meter.at_most(*lines) + usd(total))
         headers = ["run", "attempt", "provider", "offer", "rate", "from", "until", "state", "billing", "dollars"]
         talk.table([*headers, "theirs", "apart"], [*rows, total_row])
         say_problems(problems)
         _say_margin(total)
+        _say_at_most(lines)
         _say_bills(bills)
 
 
@@ -94,6 +97,14 @@ def _say_bills(bills: list[Bill]) -> None:
                 f"warning: {bill.mark}: the provider says {usd(bill.theirs_usd)}, we count {usd(bill.ours_usd)};"
                 " the larger one counts against the limit. See the provider's own page of usage."
             )
+
+
+def _say_at_most(lines: list[LedgerLine]) -> None:
+    if any(line.is_at_most for line in lines):
+        talk.say(
+            "At most: nobody saw when it ended, or that it was made at all, and its provider does not tell. So much it"
+            " can have cost, and so much counts against its limit; what was billed is on the provider's own page."
+        )
 
 
 def _time(t: float | None) -> str:

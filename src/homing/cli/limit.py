@@ -8,11 +8,12 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, parse_limit, say_problems, usd
+from homing.cli.find_run import name_here
 from homing.cli.options import Json, RunRequired
 from homing.cloud.limit import Change, change_limit, propose
 from homing.cloud.reconcile import refresh
 from homing.errors import UsageError
-from homing.units import format_duration, parse_duration
+from homing.units import format_duration, parse_duration, parse_usd
 
 __all__ = ["command"]
 
@@ -34,7 +35,7 @@ def command(
         raise UsageError(
             what=f"What is {dollars!r} the limit of?",
             why="A run has two: the dollars that it may cost, --spend, and how long its instance may live, --time.",
-            fix=f"homing limit {run} --spend {dollars.removeprefix('$')}",
+            fix=f"homing limit {run} --spend {_as_dollars(dollars)}",
         )
     spend_usd = parse_limit(spend, "--spend")
     try:
@@ -44,7 +45,7 @@ def command(
     with open_home() as home:
         say_problems(refresh(home))
         flags = f" --spend {spend}" * (spend is not None) + f" --time {time}" * (time is not None)
-        row = find_run(home, run, own_for=f"limit {{}}{flags}")
+        row = find_run(home, run, changes=f"limit {{}}{flags}")
         change = propose(home, row, spend_usd, time_s)
         is_confirmed = change_limit(home, change, tell=lambda text: talk.say(f"  {text}"))
         talk.emit("limit/1", {**_document(change), "is_confirmed": is_confirmed})
@@ -56,7 +57,15 @@ def command(
             talk.say("The agent has not confirmed it yet: it obeys as soon as the request reaches it.")
             if change.is_lower:
                 talk.say("Until then only the guard at home holds the new limit: homing guard")
-        talk.say(f"See it: homing status {change.run.name}")
+        talk.say(f"See it: homing status {name_here(change.run)}")
+
+
+def _as_dollars(text: str) -> str:
+    try:
+        parse_usd(text)
+    except ValueError:
+        return "20"
+    return text.removeprefix("$")
 
 
 def _sentence(change: Change) -> str:

@@ -1,6 +1,6 @@
-"""The command line: a table of verbs, each loaded only when it is called.
+"""The command line begins here: the one list of verbs, and `main`, which loads what it needs to call one.
 
-    main -> -q, -v, --json noticed anywhere -> the verb's module -> HomingError printed as three lines -> exit code
+    main -> Ctrl-C is quiet from here on -> cli/call.py (typer) -> the verb's module -> exit code
 
 A verb is one module `homing/cli/VERB.py` with a function `command` (or a typer app `app` for a group such as `store`).
 It parses, calls the library and prints; the library never prompts, prints or exits.
@@ -8,28 +8,12 @@ It parses, calls the library and prints; the library never prompts, prints or ex
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import importlib
-import logging
+import atexit
 import os
-import shlex
 import signal
 import sys
-import threading
-import traceback
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NoReturn
 
-import typer
-from typer.core import TyperGroup
-
-from homing import __version__
-from homing.cli import dotenv, talk
-from homing.errors import HomingError, StillBilling, UsageError
-
-__all__ = ["STORIES", "main"]
+__all__ = ["STORIES", "VERBS", "main"]
 
 # One list of verbs: story -> verb -> what it does. A verb is listed when it works, not before.
 STORIES: dict[str, dict[str, str]] = {
@@ -79,216 +63,38 @@ STORIES: dict[str, dict[str, str]] = {
         "doctor": "Keys, clients, disk, clock, store: what would go wrong, each with its fix.",
     },
 }
-# typer carries a click of its own under a private name; the parent of its public error is the way to it.
-_ClickError: Any = typer.BadParameter.__mro__[2]
-
 VERBS = {verb: text for story in STORIES.values() for verb, text in story.items()}
 
 
-class LazyVerbs(TyperGroup):
-    """`homing --help` prints the table above; only the verb that is called is imported."""
+def main() -> None:
+    # Importing takes longer than a person who has just seen a typing error, and KeyboardInterrupt in the middle of it
+    # is a traceback at best, swallowed at worst. Nothing is begun yet, so there is nothing to undo.
+    is_ours = _may_interrupt()
+    if is_ours:
+        signal.signal(signal.SIGINT, _end_now)
+    from homing.cli.call import call
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in VERBS:
-            near = difflib.get_close_matches(cmd_name, VERBS, n=1)
-            raise UsageError(
-                what=f"There is no verb {cmd_name!r}.",
-                why=f"Did you mean {near[0]}?" if near else "`homing --help` lists them all.",
-                fix=_retyped(cmd_name, near[0]) if near else "homing --help",
-            )
-        module = importlib.import_module(f"homing.cli.{cmd_name}")
-        app = getattr(module, "app", None)
-        if app is None:
-            app = typer.Typer(add_completion=False, rich_markup_mode=None)
-            app.command(cmd_name, help=module.command.__doc__)(module.command)
-        return typer.main.get_command(app)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:
-            raise typer.Abort from interrupt  # typer itself would make a silent exit of it
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(f"homing {__version__}: raw text out, a trained model home, inside a money limit.\n\n")
-        formatter.write("Usage: homing VERB [RUN] [OPTIONS]        homing VERB --help tells the options of a verb\n")
-        for story, verbs in STORIES.items():
-            formatter.write(f"\n{story}\n")
-            for verb, text in verbs.items():
-                formatter.write(f"  {verb:<11} {text}\n")
-        formatter.write("\nEverywhere: --json  -q, --quiet  -v, --verbose  --version\n")
+    if is_ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Taking torch down may last longer than the verb did; all is said by then.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    sys.exit(call(sys.argv[1:]))
 
 
-app = typer.Typer(cls=LazyVerbs, add_completion=True, rich_markup_mode=None, no_args_is_help=True)
-
-
-def _print_version(value: bool) -> None:
-    if value:
-        print(f"homing {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
-) -> None:
-    """homing"""
-
-
-def main() -> NoReturn:
-    arguments, loudness = _take_loudness(_fill_watch(sys.argv[1:]))
-    talk.configure(loudness=loudness, is_json="--json" in arguments)
-    arguments = _json_behind(arguments)
-    logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
-    with _endings_as_interrupts():
-        code, shown = _run_verb(arguments)
-    if arguments and arguments[0] in VERBS and "--help" not in arguments:
-        code = _check_billing(code, shown)
-    sys.exit(code)
-
-
-@contextlib.contextmanager
-def _endings_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP are Ctrl-C by other hands: a launch must undo what it started, also when its terminal closes.
-
-    The first one counts and the rest are ignored: a system that goes down sends several, and the undo must not be cut
-    short by its own cause. One that was ignored when we started (nohup) stays ignored.
-    """
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []  # only the main thread may set handlers; whoever calls us from another has its own
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+def _may_interrupt() -> bool:
+    """Where Ctrl-C would raise KeyboardInterrupt. One that is ignored (nohup) or somebody else's stays as it is."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return False
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    except ValueError:  # not the main thread, and only that one may
+        return False
+    return True
 
 
-def _run_verb(arguments: list[str]) -> tuple[int, str]:
-    """The exit code, and the first line of the error that was shown."""
-    try:
-        if arguments and arguments[0] in VERBS:
-            dotenv.load(Path.cwd())
-        code = app(arguments, prog_name="homing", standalone_mode=False)
-    except HomingError as error:
-        return _show(error)
-    except _ClickError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # no verb at all, or a group such as `store` without its own
-            return _print_help(error.ctx)
-        command = getattr(getattr(error, "ctx", None), "command_path", "homing")
-        return _show(UsageError(what=error.format_message(), fix=f"{command} --help"))
-    except (KeyboardInterrupt, typer.Abort):
-        with contextlib.suppress(OSError):  # the terminal itself may be what is gone
-            talk.say("Interrupted.")
-        return 130, ""
-    except BrokenPipeError:
-        return _after_the_reader_left()
-    except OSError as error:
-        if talk.is_verbose():
-            traceback.print_exc()
-        what = f"This computer refused: {error.strerror or error}."
-        fix = "Check that the path is there, its permissions, and the disk's space; -v shows where it happened."
-        return _show(HomingError(what, f"{type(error).__name__}: {error}", fix))
-    except Exception:
-        traceback.print_exc()
-        talk.say("This is a mistake in homing, not yours. Please report it with the lines above.")
-        return 1, ""
-    return (code if isinstance(code, int) else 0), ""
-
-
-def _print_help(context: Any) -> tuple[int, str]:
-    """As --help does it: somebody who types `homing` and nothing else has made no mistake."""
-    try:
-        print(context.get_help(), flush=True)
-    except BrokenPipeError:
-        return _after_the_reader_left()
-    return 0, ""
-
-
-def _after_the_reader_left() -> tuple[int, str]:
-    """`homing ledger | head`: stdout is pointed at nothing, so that the interpreter's own flush stays quiet."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0, ""
-
-
-def _retyped(wrong: str, right: str) -> str:
-    """The whole line again, with the verb that was meant."""
-    typed = sys.argv[1:]
-    words = (
-        [right if number == typed.index(wrong) else word for number, word in enumerate(typed)]
-        if wrong in typed
-        else [right]
-    )
-    return f"homing {shlex.join(words)}"
-
-
-def _show(error: HomingError) -> tuple[int, str]:
-    talk.show_error(error)
-    return error.exit_code, error.what
-
-
-def _check_billing(code: int, shown: str) -> int:
-    """An end that no provider confirmed is said after whatever verb it was, and its exit code wins over all others."""
-    # Looked for by hand, because loading the control plane costs more than most verbs that do not need it.
-    home = os.path.expanduser(os.environ.get("HOMING_HOME") or "~/.homing")
-    if not os.path.exists(os.path.join(home, "ledger.sqlite")):
-        return code
-    from homing.cli.control import last_word
-
-    try:
-        error = last_word()
-    except (OSError, KeyboardInterrupt):
-        return code
-    if error is None or error.what == shown:
-        return code
-    talk.show_error(error)
-    return error.exit_code if isinstance(error, StillBilling) else code or error.exit_code
-
-
-def _fill_watch(arguments: list[str]) -> list[str]:
-    """`status --watch` may stand without its seconds, and click knows no option whose value may be left out."""
-    filled = []
-    for number, argument in enumerate(arguments):
-        filled.append(argument)
-        following = arguments[number + 1] if number + 1 < len(arguments) else ""
-        if argument == "--watch" and not following[:1].isdigit():
-            filled.append("30")
-    return filled
-
-
-def _json_behind(arguments: list[str]) -> list[str]:
-    """--json may stand before the verb too, and each verb knows it only behind; without a verb there is the help."""
-    if arguments[:1] != ["--json"]:
-        return arguments
-    kept = arguments[1:]
-    end = kept.index("--") if "--" in kept else len(kept)
-    return [*kept[:end], "--json", *kept[end:]] if kept and "--json" not in kept[:end] else kept
-
-
-def _take_loudness(arguments: list[str]) -> tuple[list[str], int]:
-    """-q and -v work before and after the verb, so they are taken out before anyone parses."""
-    loudness, kept = 0, []
-    for number, argument in enumerate(arguments):
-        if argument == "--":
-            kept += arguments[number:]
-            break
-        if argument in ("-q", "--quiet"):
-            loudness -= 1
-        elif argument in ("-v", "--verbose"):
-            loudness += 1
-        else:
-            kept.append(argument)
-    return kept, loudness
+def _end_now(number: int, frame: object) -> None:
+    os.write(2, b"Interrupted.\n")
+    os._exit(130)
 
 
 if __name__ == "__main__":

@@ -258,4 +258,4 @@ def _report(name: str, target: Path, preset: str, loaded: Loaded) -> None:
     absent = [path for path in loaded.prep.text if not glob.glob(path, recursive=True)]
     if absent:
         talk.say(f"There is no text at {', '.join(absent)} yet: put yours there, or change data.text in {target}.")
-    talk.say(f"Prepare the text: homing prep {name}")
+    talk.say(f"{'Then prepare it' if absent else 'Prepare the text'}: homing prep {name}")

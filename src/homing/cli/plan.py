@@ -17,16 +17,22 @@ from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phase
 from homing.cloud import meter
 from homing.cloud.choose import name_of
 from homing.cloud.list_prices import is_without_key, list_prices
+from homing.cloud.measured import load_table
 from homing.cloud.plan import OfferPlan, Plan, make_plan
 from homing.cloud.providers.base import Offer
 from homing.config import Loaded, load_run, newest_run, typed_name
 from homing.errors import HomingError
 from homing.units import format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
+from homing.wire.run import Run
 
 __all__ = ["command", "suggested_limit"]
 
 _LEFT_OUT = 5  # said one by one
+_OPENS = {
+    "stock": "opens in transformers, vLLM, llama.cpp and Ollama",
+    "swift": "opens in homing, and in transformers with its own modelling file; no GGUF, no adapters",
+}
 
 
 def command(
@@ -91,6 +97,7 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
         ("minimum spend", f"{usd(plan.offers[0].minimum_usd)} on {plan.offers[0].offer.name}"),
         ("of it", plan.offers[0].timing.text),
         *_bought(plan),
+        *_family(run),
         ("prepared", "yes" if loaded.is_prepared else f"no: homing prep {typed}"),
     ]
     talk.table(["", ""], rows, title=f"Plan of {run.name}")
@@ -168,6 +175,21 @@ def _bought(plan: Plan) -> list[tuple[str, str]]:
     return [(f"with {_limits(plan)}", said + lands)]
 
 
+def _family(run: Run) -> list[tuple[str, str]]:
+    """What the family gives and gives up, where one was chosen; figures where both were measured side by side."""
+    if run.base is not None:
+        return []
+    family = run.model.family
+    said, learned = _OPENS[family], load_table().learned_by(family, "swift" if family == "stock" else "stock")
+    if learned is not None:
+        own, other = learned
+        said += (
+            f"; held-out text takes {own.bits_per_byte:.3f} bits per byte after {format_duration(own.seconds)} of one"
+            f" {own.card}, with {other.recipe} {other.bits_per_byte:.3f} (seeds: {own.num_seeds} and {other.num_seeds})"
+        )
+    return [("family", f"{family}: {said}")]
+
+
 def _row(plan: Plan, row: OfferPlan, now: float) -> list[str]:
     offer = row.offer
     more = plan.more_usd(row)
@@ -201,6 +223,7 @@ def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:
         "disk_bytes": plan.needs.disk_bytes,
         "checkpoint_bytes": plan.checkpoint_bytes,
         "minimum_spend_usd": str(plan.offers[0].minimum_usd),
+        "family": dict(_family(plan.run)).get("family"),
         "is_prepared": loaded.is_prepared,
         "offers": [
             {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,7 @@ def command(
     specials: Annotated[str | None, typer.Option("--specials", help="standard, or one: only <|endoftext|>.")] = None,
     text_field: Annotated[str | None, typer.Option("--text-field", help="The field of a .jsonl line.")] = None,
     val_fraction: Annotated[float | None, typer.Option("--val-fraction", help="Share held out, by hash.")] = None,
+    take: Annotated[str | None, typer.Option("--take", help="About so much of the text, such as 100MB.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Do it again even if nothing changed.")] = False,
     is_smoke: Annotated[bool, typer.Option("--smoke", help="The same file shrunk to minutes.")] = False,
     sets: Sets = None,
@@ -58,6 +60,7 @@ def command(
             "data.dir": out,
             "data.text_field": text_field,
             "data.val_fraction": val_fraction,
+            "data.take": take,
             "tokenizer.vocab_size": vocab_size,
             "tokenizer.specials": specials,
             "tokenizer.file": tokenizer,
@@ -83,7 +86,7 @@ def _changes(given: dict[str, Any]) -> list[str]:
 
 def _order_from_flags(changes: list[str], is_existing: bool, force: bool) -> PrepOrder:
     from homing.lm.prep import PrepOrder
-    from homing.units import parse_count
+    from homing.units import parse_bytes, parse_count
 
     given = {key: json.loads(value) for key, value in (change.split("=", 1) for change in changes)}
     if "data.dir" not in given:
@@ -98,6 +101,10 @@ def _order_from_flags(changes: list[str], is_existing: bool, force: bool) -> Pre
         vocab_size = parse_count(given["tokenizer.vocab_size"]) if "tokenizer.vocab_size" in given else None
     except ValueError as exc:
         raise UsageError(f"--vocab-size: {exc}.", fix="--vocab-size 10000") from exc
+    try:
+        take_bytes = parse_bytes(given.get("data.take", 0))
+    except ValueError as exc:
+        raise UsageError(f"--take: {exc}.", fix="--take 100MB") from exc
     if vocab_size is None:
         vocab_size = _size_of(tokenizer) if tokenizer else 32768
     rest = {key: given[f"data.{key}"] for key in ("validation", "text_field", "val_fraction") if f"data.{key}" in given}
@@ -108,6 +115,7 @@ def _order_from_flags(changes: list[str], is_existing: bool, force: bool) -> Pre
         is_vocab_firm="tokenizer.vocab_size" in given,
         specials=given.get("tokenizer.specials", "standard"),
         tokenizer=tokenizer,
+        take_bytes=take_bytes,
         is_forced=force,
         **rest,
     )
@@ -183,8 +191,11 @@ def _check_command(loaded: Loaded, sets: list[str], is_smoke: bool) -> str:
 
 
 def _prepare_run_text(order: PrepOrder) -> dict[str, Any]:
+    from homing.cli.bring_files import bring_files
     from homing.lm.prep import prepare
 
+    text = bring_files(order.text, order.dir / "from-store")
+    order = replace(order, text=text, validation=bring_files(order.validation, order.dir / "held-out"))
     with Meter() as meter:
         manifest = prepare(order, meter.show)
     return document(order, manifest, meter)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.cli import talk
-from homing.cli.bring_files import bring_file
+from homing.cli.bring_files import bring_files
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
 from homing.wire import names
@@ -157,8 +157,8 @@ def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
     whole = PrepOrder(**{**vars(loaded.prep), "is_forced": is_forced})
     order: PrepOrder = replace(
         whole,
-        text=prep.text,
-        validation=prep.validation,
+        text=bring_files(prep.text, prep.dir / "from-store"),
+        validation=bring_files(prep.validation, prep.dir / "held-out"),
         val_fraction=prep.val_fraction,
         tokenizer=str(loaded.prep.dir / names.TOKENIZER),
         dir=prep.dir,
@@ -172,9 +172,8 @@ def _prepare_chat(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
     from homing.lm.chat.order import ChatOrder, ChatSource
     from homing.lm.chat.prepare import prepare_chat
 
-    # Numbered folders: two files of one name may come from two places.
-    here = [bring_file(source.path, prep.dir / f"from-store-{number}") for number, source in enumerate(prep.chat)]
-    held_out = [bring_file(path, prep.dir / f"held-out-{number}") for number, path in enumerate(prep.validation)]
+    here = bring_files([source.path for source in prep.chat], prep.dir / "from-store")
+    held_out = bring_files(prep.validation, prep.dir / "held-out")
     order = ChatOrder(
         dir=prep.dir,
         chat=[ChatSource(path, source.weight, source.repeat) for path, source in zip(here, prep.chat, strict=True)],

@@ -97,8 +97,8 @@ class Meter:
                 else "fewer entries (tokenizer.vocab_size), a smaller tokenizer.sample, "
             )
             talk.say(
-                f"This takes long. Faster: {chosen}more memory and cores, or part of the text first."
-                " Stopping is safe: the same command goes on where it was."
+                f"This takes long. Faster: {chosen}more memory and cores, or part of the text first"
+                " (--take 100MB). Stopping is safe: the same command goes on where it was."
             )
 
     def _print(self, line: str) -> None:

@@ -12,6 +12,7 @@ from homing.cli.trained_here import Trained, trained_here
 from homing.cloud import meter
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
+from homing.cloud.lost import what_is_lost
 from homing.cloud.providers.base import Resource
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, billing_lines, dump_line, look
@@ -25,7 +26,8 @@ __all__ = ["command"]
 def command(json_: Json = False) -> None:
     """Every run, and whatever may still cost money."""
     with open_home() as home:
-        problems = refresh(home)
+        lost = what_is_lost(home)
+        problems = [*lost, *refresh(home)]
         things, more = billing_things(home, problems)
         problems += more
         found = [look(home, row) for row in home.ledger.runs()]
@@ -65,6 +67,8 @@ def command(json_: Json = False) -> None:
             talk.say(f"{len(things)} beside instances, {usd(rate)}/h until it is removed: homing reconcile shows it.")
         if not billing and not things:
             talk.say("Nothing bills." if not problems else "Nothing is known to bill.")
+        if not home.ledger.lines() and not lost:
+            talk.say(f"Nothing was ever launched from this home, {home.path}; what others rented is not shown here.")
 
 
 def _trained_row(each: Trained, now: float) -> list[str]:
@@ -86,7 +90,7 @@ def _row(status: Status, now: float) -> list[str]:
         status.run.id,
         status.run.state,
         f"{beat.step:,}/{beat.num_steps:,}" if beat and beat.num_steps else "",
-        usd(status.spend_usd),
+        meter.at_most(*status.lines) + usd(status.spend_usd),
         usd(status.limit_usd) if status.limit_usd is not None else "",
         format_duration(max(0.0, now - status.run.created_at)),
         f"{last.provider} {last.instance_id or last.mark} {last.state}" if last else "",

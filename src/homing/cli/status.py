@@ -17,7 +17,7 @@ from homing.cloud.ahead import ahead, planned
 from homing.cloud.connect import find_login
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED
-from homing.cloud.meter import line_spend
+from homing.cloud.meter import at_most, line_spend
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, figures_of, look, newest_pushed, progress_line
 from homing.cloud.stored import kept_by
@@ -111,7 +111,7 @@ def _show(status: Status, progress: str, login: str, pushed: str, kept: str, tol
     for line in status.lines:
         where = f"{line.provider} {line.instance_id or line.mark}"
         so_far = "in all" if line.destroyed_at is not None else "so far"
-        money = f"{usd(line.rate_usd_per_hour)}/h, {usd(line_spend(line, status.at))} {so_far}"
+        money = f"{usd(line.rate_usd_per_hour)}/h, {at_most(line)}{usd(line_spend(line, status.at))} {so_far}"
         rows.append(
             (f"attempt {line.attempt}", f"{where}: {line.state}, billing {line.billing}, {money}. {line.note}".rstrip())
         )

@@ -10,6 +10,7 @@ from homing.cli import talk
 from homing.cli.control import find_run, open_home, usd
 from homing.cli.find_run import name_here
 from homing.cli.options import Json, RunRequired
+from homing.cloud.meter import at_most
 from homing.cloud.reconcile import refresh
 from homing.cloud.stop import STOP_TIMEOUT_S, ask_to_stop, wait_for_stop
 from homing.errors import UsageError
@@ -31,7 +32,7 @@ def command(
         raise UsageError(what=f"--timeout: {exc}.", fix="--timeout 10m") from exc
     with open_home() as home:
         refresh(home)
-        row = find_run(home, run, own_for="stop {}")
+        row = find_run(home, run, changes="stop {}")
         serial = ask_to_stop(home, row)
         if no_wait:
             talk.emit("stop/1", {"run": row.id, "serial": serial, "is_stopped": False})
@@ -46,5 +47,6 @@ def command(
             raise typer.Exit(130) from None
         document = {"run": row.id, "serial": serial, "is_stopped": True, **status.to_dict()}
         talk.emit("stop/1", document)
-        talk.say(f"{row.id} is {status.run.state}: {status.run.reason} Spent {usd(status.spend_usd)}.")
+        spent = at_most(*status.lines) + usd(status.spend_usd)
+        talk.say(f"{row.id} is {status.run.state}: {status.run.reason} Spent {spent}.")
         talk.say(f"Fetch it: homing fetch {name_here(row)}   Go on: homing launch {name_here(row)} --resume")

@@ -30,7 +30,7 @@ from homing.cli.find_model import Chosen, choose_in_run
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb, as_typed, with_phases
 from homing.cli.tracking import begin, following, wanted
 from homing.cloud.mark import new_run_id
-from homing.config import Loaded, home, load_run, mark_smoke_passed, newest_run
+from homing.config import Loaded, home, load_run, mark_smoke, newest_run
 from homing.config.memory import training_memory
 from homing.config.open_weights import bring
 from homing.config.projects import PROJECT_NOTE, begun_elsewhere, is_still_theirs, project_note, refuse_shared
@@ -87,8 +87,8 @@ def command(
         begin(told, World())
     code, caught = _run_trainer(run_dir)
     outcome = _read_outcome(run_dir, code)
-    if outcome.state == "done" and smoke:
-        mark_smoke_passed(loaded.file, {"run": run_dir.name})
+    if smoke and outcome.state in ("done", "failed") and not caught:
+        mark_smoke(loaded.file, is_passed=outcome.state == "done", figures={"run": run_dir.name})
     _tell(run_dir, name, outcome, again, caught=caught, is_smoke=smoke)
 
 

@@ -159,7 +159,7 @@ def _card_table(every: list[Fit]) -> None:
 
 
 def _data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
-    from homing.config.prepared import missing_files, read_prepared
+    from homing.config.prepared import missing_files, read_prepared, unlisted_files
 
     _own_data(loaded, found, is_hashing)
     prepared = read_prepared(Path(loaded.run.data.dir))
@@ -181,6 +181,7 @@ def _data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
         "num_shards": num_shards,
         "vocab_size": manifest.vocab_size,
         "is_hashed": is_hashing,
+        "unlisted": unlisted_files(prepared),
     }
     tokenizer = prepared.dir / names.TOKENIZER
     if tokenizer.is_file():  # a missing one is among the problems already
@@ -191,6 +192,12 @@ def _data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:
         f"Data: {prepared.num_train_tokens:,} tokens to train on, {prepared.num_val_tokens:,} held out,"
         f" {counted(num_shards, 'shard')}: {state}{checked}."
     )
+    if unlisted := found.document["data"]["unlisted"]:
+        more = f" and {len(unlisted) - 3} more" if len(unlisted) > 3 else ""
+        talk.say(
+            f"warning: nothing is learned from {', '.join(unlisted[:3])}{more} in {prepared.dir}: its"
+            f" {names.MANIFEST} does not list them. `homing prep` makes shards of text that data.text names."
+        )
 
 
 def _own_data(loaded: Loaded, found: _Findings, is_hashing: bool) -> None:

@@ -19,10 +19,10 @@ from homing.cli.tracking import begin, following, go_on, wanted
 from homing.cloud.fetch import place_of
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
-from homing.cloud.meter import as_limit, cost
-from homing.cloud.status import Status, look
+from homing.cloud.meter import as_limit, at_most, cost
+from homing.cloud.status import Status, look, newest_pushed
 from homing.cloud.watch import DEFAULT_EVERY_S, Report, planned_usd, to_finish, trip_usd, watch
-from homing.errors import UsageError
+from homing.errors import HomingError, UsageError
 from homing.units import parse_duration
 from homing.wire import codec, names
 from homing.wire.limit import LAND, reserve_s
@@ -87,21 +87,22 @@ def _shown(sample: str) -> str:
 
 
 def _note_smoke(home: Home, run: RunRow) -> None:
-    """A smoke run that ended well speaks for its run file, whose text lies beside it."""
+    """A smoke run speaks for its run file, whose text lies beside it. A machine that was lost says nothing of it."""
     folder = home.run_dir(run.id)
-    if run.state == "done" and home.world.exists(folder / LAUNCH_NOTE):
+    has_ended = run.state == "done" or (run.state == "failed" and not run.is_interrupted)
+    if has_ended and home.world.exists(folder / LAUNCH_NOTE):
         try:
             if json.loads(home.world.read(folder / LAUNCH_NOTE)).get("is_smoke"):
-                from homing.config import mark_smoke_passed
+                from homing.config import mark_smoke
 
-                mark_smoke_passed(folder / names.RUN_FILE, {"run": run.id})
+                mark_smoke(folder / names.RUN_FILE, is_passed=run.state == "done", figures={"run": run.id})
         except (OSError, ValueError, AttributeError) as exc:
-            talk.say(f"warning: that the smoke profile has passed could not be noted: {exc}")
+            talk.say(f"warning: how the smoke profile ended could not be noted: {exc}")
 
 
 def _say_next(home: Home, run: RunRow) -> None:
     status, name = look(home, run), name_here(run)
-    talk.say(f"Spent {usd(status.spend_usd)}; billing has ended.")
+    talk.say(f"Spent {at_most(*status.lines)}{usd(status.spend_usd)}; billing has ended.")
     if run.state == "done":
         talk.say(f"Training complete. Fetch it: homing fetch {name}   then: homing chat {_model(home, run)}")
     elif run.state == "failed":
@@ -109,8 +110,16 @@ def _say_next(home: Home, run: RunRow) -> None:
     else:
         steps = _steps_by_phase(home, run)
         where = _stopped_where(status, steps)
-        talk.say(f"Stopped {where}. What it has learned: homing fetch {name}")
+        talk.say(f"Stopped {where}. {_learned(home, run)}")
         talk.say(f"To the end: {_how_to_finish(home, status, list(steps))}")
+
+
+def _learned(home: Home, run: RunRow) -> str:
+    try:
+        is_saved = newest_pushed(home, run) != ""
+    except HomingError:  # the store does not answer now; whoever fetches later hears it from there
+        is_saved = True
+    return f"What it has learned: homing fetch {name_here(run)}" if is_saved else "No checkpoint came to the store."
 
 
 def _model(home: Home, run: RunRow) -> str:

@@ -20,12 +20,14 @@ from homing.cloud import meter
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import ADOPTED, Adopted, LedgerLine, RunRow
 from homing.cloud.mark import owner_in
+from homing.cloud.receipt import counted
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
 from homing.cloud.signs import read_document
-from homing.errors import UsageError
+from homing.errors import IntegrityError, UsageError
 from homing.store import NotInStore, Store, run_key
 from homing.wire import codec, names
+from homing.wire.control import Heartbeat
 from homing.wire.data import DataManifest
 from homing.wire.record import Attempt, Lease, RunRecord
 from homing.wire.run import Run
@@ -95,7 +97,7 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
         leases.take(store, run_id, **who, after=after, world=home.world)
     # Read again under our lease: its last owner may have written it while the question was open.
     record = read_document(store, run_key(run_id, names.RECORD), RunRecord) or proposal.record
-    lines = lines_of(record)
+    lines = _by_our_clock(lines_of(record), _last_word(store, run_id), home)
     home.ledger.adopt_run(_row(record, store), lines, _foreign(record, home))
     problems = _bring_papers(store, record, home)
     write_record(home, run_id, store)
@@ -151,7 +153,29 @@ def _line(record: RunRecord, attempt: Attempt) -> LedgerLine:
         billing="no" if is_over else "maybe",
         spend_usd=attempt.spend_usd,
         note=attempt.note,
+        account=attempt.account,
     )
+
+
+def _last_word(store: Store, run_id: str) -> Heartbeat | None:
+    """A damaged one says nothing, and must keep nobody from taking over what bills."""
+    try:
+        return read_document(store, run_key(run_id, names.HEARTBEAT), Heartbeat)
+    except IntegrityError:
+        return None
+
+
+def _by_our_clock(lines: list[LedgerLine], beat: Heartbeat | None, home: Home) -> list[LedgerLine]:
+    """Another home's clock has timed the create calls. If ours is behind it, a machine that bills would be younger here
+    than its own agent knows, and its limit and its receipt too small."""
+    now, found = home.world.now(), []
+    for line in lines:
+        heard = beat if beat is not None and beat.mark == line.mark and line.destroyed_at is None else None
+        usd, rate = counted(line, heard, lines, now), Decimal(line.rate_usd_per_hour)
+        if usd > 0 and rate > 0 and line.created_at is not None:
+            line = dataclasses.replace(line, created_at=min(line.created_at, now - float(usd / rate * 3600)))
+        found.append(line)
+    return found
 
 
 def _foreign(record: RunRecord, home: Home) -> list[Adopted]:

@@ -2,6 +2,7 @@
 
     ask (written down) -> provider.destroy, again and again -> absent in several looks -> its volumes, keys -> receipt
                                                             -> deadline: StillBilling, the loudest error we have
+                                                            -> not shown to the key of another account: the same
 
 All are tried before anything is raised: one stubborn machine must not leave the others billing. Whose lease a run is
 under does not matter here: ending what bills is never refused.
@@ -15,15 +16,16 @@ from decimal import Decimal
 
 from homing.cloud import meter
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.ledger import REFUSED, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance, Provider
-from homing.cloud.reconcile import CREATE_GRACE_S, end_resources, is_absent, receipt, refresh
+from homing.cloud.receipt import receipt
+from homing.cloud.reconcile import CREATE_GRACE_S, end_resources, is_absent, note_twin, refresh
 from homing.cloud.signs import read_signs
-from homing.errors import HomingError, StillBilling
+from homing.cloud.whose import check_account, note_account
+from homing.errors import HomingError, OtherAccount, StillBilling
 from homing.wire.codec import WireError
 
 __all__ = [
-    "REFUSED",
     "Destroyed",
     "destroy_lines",
     "destroy_run",
@@ -33,7 +35,6 @@ __all__ = [
     "would_be_lost",
 ]
 
-REFUSED = "refused"  # state of a line whose create call the provider answered with no
 DEADLINE_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
@@ -96,30 +97,40 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
     problems = _destroy_each(home, _as_written(home, lines), deadline_s)
     after = _as_written(home, lines)
     if problems:
-        raise still_billing(home, [line for line in after if line.mark in problems], problems)
+        left = [line for line in after if line.mark in problems]
+        raise still_billing(home, left, {mark: each.text for mark, each in problems.items()},
+                            fix=next((each.fix for each in problems.values() if each.fix), ""))  # fmt: skip
     return Destroyed(after, meter.total_spend(after, home.world.now()))
 
 
-def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, str]:
+@dataclass(frozen=True)
+class _Problem:
+    """What stands in the way of an end; "" where nothing does. `fix` is there where to ask again would not help."""
+
+    text: str
+    fix: str = ""
+
+
+def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, _Problem]:
     """What stands in the way, by mark. Providers side by side: one that says nothing holds up no other's end."""
     by_provider: dict[str, list[LedgerLine]] = {}
     for line in lines:
         by_provider.setdefault(line.provider, []).append(line)
 
-    def destroy_in_turn(own: list[LedgerLine]) -> dict[str, str]:
+    def destroy_in_turn(own: list[LedgerLine]) -> dict[str, _Problem]:
         return {line.mark: _destroy_line(home, line, deadline_s) for line in own}
 
     calls = [lambda own=own: destroy_in_turn(own) for own in by_provider.values()]
     # With one provider there is nobody to wait for, and nothing may be given up before its own deadlines are over.
     found = [calls[0]()] if len(calls) == 1 else home.world.together(calls, _longest_s(by_provider, deadline_s))
-    problems: dict[str, str] = {}
+    problems: dict[str, _Problem] = {}
     for own, answer in zip(by_provider.values(), found, strict=True):
         if isinstance(answer, TimeoutError):
-            answer = {line.mark: f"{line.provider} has not answered yet." for line in own}
+            answer = {line.mark: _Problem(f"{line.provider} has not answered yet.") for line in own}
         elif isinstance(answer, Exception):
             raise answer
         problems.update(answer)
-    return {mark: problem for mark, problem in problems.items() if problem}
+    return {mark: problem for mark, problem in problems.items() if problem.text}
 
 
 def _longest_s(by_provider: dict[str, list[LedgerLine]], deadline_s: float) -> float:
@@ -136,12 +147,15 @@ def end_twins(home: Home, line: LedgerLine) -> list[str]:
         provider = home.provider_of(line)
         for each in provider.list_owned() if line.instance_id is not None else []:
             if each.mark == line.mark and each.id != line.instance_id:
+                note_twin(home, line, each)
                 provider.destroy(each.id)
                 ended.append(f"{each.id} is ended: {line.instance_id} has its mark, {line.mark}, too.")
     return ended
 
 
-def still_billing(home: Home, lines: list[LedgerLine], problems: dict[str, str] | None = None) -> StillBilling:
+def still_billing(
+    home: Home, lines: list[LedgerLine], problems: dict[str, str] | None = None, *, fix: str = ""
+) -> StillBilling:
     assert lines, "nobody is billing"
     said = []
     for line in lines:
@@ -160,7 +174,7 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: dict[str, str] 
     return StillBilling(
         what=f"{count} may still cost money: the end is not confirmed.",
         why="\n".join(said),
-        fix=f"homing destroy {target}",
+        fix=fix or f"homing destroy {target}",
     )
 
 
@@ -180,32 +194,35 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
         return lines
 
 
-def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> str:
-    """ "" when the line is closed; otherwise what stands in the way."""
+def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> _Problem:
     if line.destroyed_at is not None:
-        return ""
+        return _Problem("")
     if line.created_at is None:
         # Never asked of the provider, and begin_create refuses a line whose end was asked for.
         try:
             receipt(home, line, None, "never created")
         except HomingError as exc:  # that could not be written, so its launch may go on; the others are still to end
-            return str(exc).replace("\n", " ")
-        return ""
+            return _Problem(str(exc).replace("\n", " "))
+        return _Problem("")
     deadline = home.world.monotonic() + deadline_s
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
             problem = _try_once(home, line)
+        except OtherAccount as exc:  # no wait will change that
+            with contextlib.suppress(HomingError):
+                home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
+            return _Problem(exc.why, exc.fix)
         except (HomingError, OSError) as exc:
             problem = str(exc).replace("\n", " ") or type(exc).__name__
         if not problem:
-            return ""
+            return _Problem("")
         if line.state != REFUSED:
             with contextlib.suppress(HomingError):
                 home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
         left_s = deadline - home.world.monotonic()
         if left_s <= 0:
-            return problem
+            return _Problem(problem)
         home.world.sleep(min(pause_s, left_s))
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
@@ -213,13 +230,22 @@ def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> str:
 def _try_once(home: Home, line: LedgerLine) -> str:
     provider = home.provider_of(line)
     # A create whose answer was lost left no id; the mark finds what it made.
-    ids = [instance.id for instance in provider.list_owned() if instance.mark == line.mark]
+    shown = [instance for instance in provider.list_owned() if instance.mark == line.mark]
+    ids = [instance.id for instance in shown]
     instance_id = line.instance_id or (ids[0] if ids else None)
+    for twin in [instance for instance in shown if instance.id != instance_id]:
+        with contextlib.suppress(HomingError):  # it goes with the line here, and costs as much beside it
+            note_twin(home, line, twin)
     if ids:
         with contextlib.suppress(HomingError):  # it lives now, whatever its agent has said: so much at least it costs
-            home.ledger.update(line.mark, spend_usd=str(meter.line_spend(line, home.world.now())))
+            if instance_id in ids:
+                home.ledger.update(line.mark, spend_usd=str(meter.line_spend(line, home.world.now())))
+            note_account(home, provider, line)
+    blind = None if ids else _whose(home, provider, line)
     for each in dict.fromkeys([*ids, *([instance_id] if instance_id else [])]):
         provider.destroy(each)
+    if blind is not None:
+        raise blind
     if not is_absent(provider, home, line.mark, instance_id):
         return f"{provider.name} still shows it."
     if instance_id is None and _may_still_appear(home, provider, line):
@@ -230,6 +256,17 @@ def _try_once(home: Home, line: LedgerLine) -> str:
     instance = provider.describe(instance_id) if instance_id is not None else None
     receipt(home, line, instance, _note(line, instance))
     return ""
+
+
+def _whose(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:
+    """Why it is not known whose account is asked: then it is asked to end it all the same, and not taken for gone."""
+    try:
+        check_account(home, provider, line)
+    except OtherAccount:
+        raise
+    except (HomingError, OSError) as exc:
+        return exc
+    return None
 
 
 def _may_still_appear(home: Home, provider: Provider, line: LedgerLine) -> bool:

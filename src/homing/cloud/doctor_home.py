@@ -7,31 +7,38 @@ import re
 from homing.cloud.checks import Check, fault, ok, skipped, warning
 from homing.cloud.examined import Examined
 from homing.cloud.guards import is_on_duty
+from homing.cloud.home import LEDGER
+from homing.cloud.lost import lost_owner, unknown_runs, what_is_lost
 from homing.cloud.meter import line_spend, show_usd
 from homing.errors import HomingError
 from homing.units import counted, format_duration
 
 __all__ = ["check_guard", "check_ledger", "check_owner", "check_unconfirmed"]
 
-_LEDGER, _OWNER = "ledger.sqlite", "owner"  # as home and mark name them
-
 
 def check_owner(examined: Examined) -> list[Check]:
     """Six characters that every mark of ours carries: with others we would not know our own instances any more."""
-    path = examined.home.path / _OWNER
-    if not examined.home.world.exists(path):
-        return [skipped("home.owner", "None yet; the first launch makes one.")]
-    text = examined.home.world.read(path).decode("utf-8", "replace").strip()
-    if not re.fullmatch(r"[a-z0-9]{6}", text):
+    home, path = examined.home, examined.home.owner_path
+    text = home.world.read(path).decode("utf-8", "replace").strip() if home.has_owner else ""
+    if home.has_owner and not re.fullmatch(r"[a-z0-9]{6}", text):
         fix = f"Write the six characters from any mark of yours (homing-XXXXXX-...) into {path}"
         return [fault("home.owner", f"{path} does not hold six characters of a-z and 0-9.", fix)]
+    try:
+        owner, runs, lost = lost_owner(home), unknown_runs(home), " ".join(what_is_lost(home))
+    except HomingError:
+        owner, runs, lost = "", {}, ""  # the ledger cannot be read, which is said below
+    if lost:
+        fix = f"homing adopt {runs[next(iter(runs))]}   lists what is there" if runs else "homing runs   writes it anew"
+        return [warning("home.owner", lost, fix) if text or owner else fault("home.owner", lost, fix)]
+    if not text:
+        return [skipped("home.owner", f"None yet: nothing was ever launched from {home.path}.")]
     return [ok("home.owner", f"Marks begin with homing-{text}-.")]
 
 
 def check_ledger(examined: Examined) -> list[Check]:
     """Opened, its schema known, and every page of it sound."""
-    world, path = examined.home.world, examined.home.path / _LEDGER
-    if not world.exists(path):
+    world, path = examined.home.world, examined.home.path / LEDGER
+    if not examined.home.has_ledger:
         return [skipped("ledger.sound", "None yet; nothing was ever launched from this home.")]
     fix = "Move it away: `homing runs` then finds by its mark whatever bills, and `homing destroy --all` ends it."
     try:
@@ -48,7 +55,7 @@ def check_ledger(examined: Examined) -> list[Check]:
 
 
 def check_unconfirmed(examined: Examined) -> list[Check]:
-    if not examined.home.world.exists(examined.home.path / _LEDGER):
+    if not examined.home.has_ledger:
         return [skipped("ledger.ends", "Nothing was ever launched from this home.")]
     try:
         lines = examined.home.ledger.unconfirmed()
@@ -64,8 +71,7 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
 def check_guard(examined: Examined) -> list[Check]:
     """Something bills and nobody at home looks: not wrong, the machine has guards of its own, but worth a line."""
     try:
-        is_there = examined.home.world.exists(examined.home.path / _LEDGER)
-        lines = examined.home.ledger.lines() if is_there else []
+        lines = examined.home.ledger.lines() if examined.home.has_ledger else []
     except HomingError:
         return [skipped("guard.duty", "The ledger cannot be read.")]
     open_ = [line for line in lines if line.destroyed_at is None]

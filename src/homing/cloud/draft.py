@@ -21,6 +21,7 @@ from homing.cloud.providers.base import Offer
 from homing.cloud.speed import estimate
 from homing.cloud.timing import Timing, timing_of
 from homing.cloud.unattended import with_time, without_time
+from homing.cloud.whose import is_elsewhere
 from homing.cloud.words import Words
 from homing.errors import DataError, UsageError
 from homing.store import SCHEMES
@@ -99,7 +100,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         raise UsageError(
             what=f"A run named {run.name} is already live: {live.id}.",
             why="Two runs of one name would write over each other's model.",
-            fix=f"homing watch {run.name}   or end it: homing stop {run.name}, homing destroy {run.name}"
+            fix=f"homing watch {live.id}   or end it: homing stop {live.id}, homing destroy {live.id}"
             "   or launch under another name: --name OTHER",
         )
     _check_reach(order, home)
@@ -220,11 +221,11 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
             fix=f"Write store: {found.store} into the run file, then: homing launch {name} --resume",
         )
     leases.require_owner(home, found)
-    left = [line for line in home.ledger.lines(found.id) if line.destroyed_at is None]
+    left = [line for line in home.ledger.lines(found.id) if line.destroyed_at is None and not is_elsewhere(home, line)]
     if left and not found.is_live:
         raise UsageError(
             what=f"{found.id} still has an instance that may bill.",
             why=f"{left[0].provider} {left[0].instance_id or left[0].mark}: {left[0].state}.",
-            fix=f"homing destroy {name}",
+            fix=f"homing destroy {found.id}",
         )
     return found

@@ -85,7 +85,8 @@ def without_spot(plan: Plan, words: Words) -> Plan:
 
 
 def flags_of(offer: Offer) -> str:
-    return f"--cloud {offer.cloud or offer.provider} --region {offer.region} --instance-type {_type(offer)}"
+    region = f" --region {offer.region}" if offer.region else ""
+    return f"--cloud {offer.cloud or offer.provider}{region} --instance-type {_type(offer)}"
 
 
 def _type(offer: Offer) -> str:

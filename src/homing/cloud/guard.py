@@ -31,6 +31,7 @@ from homing.cloud.status import Status, billing_lines, look
 from homing.cloud.survey import kept_key
 from homing.cloud.terms import Terms, limits_of, terms_of
 from homing.cloud.unattended import waits_for_home
+from homing.cloud.whose import is_elsewhere
 from homing.errors import HomingError, LimitReached, NotOwner, StillBilling
 from homing.store import pace_of
 from homing.units import format_duration
@@ -220,7 +221,7 @@ class _Round:
         if not diary.has(self.home, self.run.id, kept_key(line.mark)):
             return False
         spend = _usd(meter.line_spend(line, self.now))
-        text = f"{line.mark} is kept as you told reconcile, {spend} so far: homing destroy {self.run.name}"
+        text = f"{line.mark} is kept as you told reconcile, {spend} so far: homing destroy {self.run.id}"
         self._alert(f"kept-{line.mark}-{int(self.now // 3600)}", text)
         return True
 
@@ -245,9 +246,14 @@ class _Round:
             if line is not self.lines[-1]:
                 if self._is_kept(line):
                     continue
+                if is_elsewhere(self.home, line):
+                    # Told by every look; not ended from here, and no reason to leave the one that has the run alone.
+                    self.made.may_bill.append(f"{self.run.id}: {line.mark} is in another account, {line.account}.")
+                    continue
                 # It was closed before a later one began, which has the run now; this one tells nothing about it.
                 destroy_lines(self.home, [line], deadline_s=_DESTROY_S)
-                self.made.done.append(f"{self.run.id}: {line.mark} came back, and is destroyed.")
+                said = f"{line.instance_id} is ended: another has its mark too." if line.is_twin else ""
+                self.made.done.append(f"{self.run.id}: {said or f'{line.mark} came back, and is destroyed.'}")
                 continue
             self.made.done += [f"{self.run.id}: {text}" for text in end_twins(self.home, line)]
             instance = self._describe(line)
@@ -286,7 +292,7 @@ class _Round:
             self._lose(line, f"its machine has said nothing in {format_duration(quiet_s)}")
         elif quiet_s >= idle_s:
             text = f"NO HEARTBEAT for {format_duration(quiet_s)}, and {line.provider} bills on. It is dead or cut off"
-            self._alert(f"mute-{line.mark}-{beat.t if beat else 0:.0f}", f"{text}: homing destroy {self.run.name}")
+            self._alert(f"mute-{line.mark}-{beat.t if beat else 0:.0f}", f"{text}: homing destroy {self.run.id}")
         elif quiet_s >= stale_s:
             text = f"No heartbeat for {format_duration(quiet_s)}: the agent may be dead or cut off, and it bills."
             self._alert(f"stale-{line.mark}-{beat.t if beat else 0:.0f}", text)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from homing.cloud.ledger import Ledger, LedgerLine, RunRow
-from homing.cloud.mark import owner_of, owner_prefix
+from homing.cloud.mark import OWNER, owner_in, owner_of, owner_prefix, shown_mark
 from homing.cloud.providers.adopted import AdoptedOnly
 from homing.cloud.providers.base import Configurable, Provider
 from homing.cloud.providers.registry import HERE_ONLY, open_provider
@@ -23,8 +23,9 @@ from homing.store import Store, open_store
 from homing.wire.run import Run
 from homing.world import World
 
-__all__ = ["LAUNCH_NOTE", "Home"]
+__all__ = ["LAUNCH_NOTE", "LEDGER", "Home"]
 
+LEDGER = "ledger.sqlite"
 LAUNCH_NOTE = "launch.json"  # in runs/<run id>/: the offer that was taken, and whether it was a smoke run
 
 
@@ -32,14 +33,40 @@ class Home:
     def __init__(self, path: Path, world: World) -> None:
         self.path = path
         self.world = world
-        self.ledger = Ledger(path / "ledger.sqlite", world)
+        self.ledger = Ledger(path / LEDGER, world)
         self._providers: dict[str, Provider] = {}
         # Mark -> dollars when this process last looked, and when that was by its stop watch.
         self.seen_spend: dict[str, tuple[Decimal, float]] = {}
 
     @cached_property
     def owner(self) -> str:
-        return owner_of(self.path, self.world)
+        return owner_of(self.path, self.world, self.owner_in_ledger)
+
+    @property
+    def owner_path(self) -> Path:
+        return self.path / OWNER
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether there is one, without making one."""
+        return self.world.exists(self.owner_path)
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether anything was ever written down here; reading it would make an empty one."""
+        return self.world.exists(self.path / LEDGER)
+
+    def is_ours(self, mark: str) -> bool:
+        """Whether this home made what carries the mark: not another home, nor somebody without homing."""
+        return mark.startswith(owner_prefix(self.owner))
+
+    def owner_in_ledger(self) -> str:
+        """Whose marks the ledger holds, the newest counting; "" where it has none. Adopted ones are another home's."""
+        if not self.has_ledger:
+            return ""
+        adopted = self.ledger.adopted()
+        owners = [owner_in(line.mark) for line in self.ledger.lines() if shown_mark(line.mark) not in adopted]
+        return next((owner for owner in reversed(owners) if owner), "")
 
     def provider(self, name: str) -> Provider:
         if name not in self._providers:
@@ -48,16 +75,17 @@ class Home:
 
     def provider_of(self, line: LedgerLine) -> Provider:
         """Who can be asked about this line: our provider, or one that sees what was adopted and nothing beside it."""
-        if line.mark.startswith(owner_prefix(self.owner)):
+        if self.is_ours(line.mark):
             return self.provider(line.provider)
         adopted = self.ledger.adopted()
-        if line.mark not in adopted:
+        mark = shown_mark(line.mark)
+        if mark not in adopted:
             raise ProviderRefused(
                 what=f"{line.mark} carries another home's mark and was not adopted here.",
                 why=f"Ours begin with {owner_prefix(self.owner)}",
                 fix="homing adopt STORE RUN",
             )
-        its = adopted[line.mark]
+        its = adopted[mark]
         is_here = its.host == self.world.host()
         if line.provider in HERE_ONLY and not is_here:
             raise ProviderRefused(

@@ -1,23 +1,33 @@
-"""What may leave the store: keys by name, never the best or the last checkpoint of a run, never under a live run.
+"""What may leave the store: keys by name, never the best or the last checkpoint of a run, never under a live run, never
+what is another home's.
 
     plan_removal   keys or a folder -> what would go, in the order in which it must go; refuses what must stay
     remove         deletes, then looks again: what is still there is an error
 
-A checkpoint's manifest goes first, so that a removal that dies half-way leaves no checkpoint that looks whole.
+Several homes may share a store. Whose a run is, its newest lease tells, or its record; whose a model is, the run in its
+manifest; inputs below objects/ are everybody's, so they stay while any run in the store lives. A checkpoint's manifest
+goes first, so that a removal that dies half-way leaves no checkpoint that looks whole.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from homing.cloud.adopt import stored_runs
 from homing.cloud.checkpoints import best_step, list_checkpoints
 from homing.cloud.home import Home
-from homing.errors import StoreError, UsageError
-from homing.store import Store
+from homing.cloud.ledger import ADOPTED, LIVE_STATES
+from homing.cloud.signs import read_document
+from homing.errors import NotOwner, StoreError, UsageError
+from homing.store import Store, run_key
+from homing.store.lease import newest
 from homing.wire import names
+from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.record import RunRecord
 
-__all__ = ["Removal", "plan_removal", "remove"]
+__all__ = ["Removal", "in_order", "plan_removal", "remove"]
 
 _AT_ONCE = 100  # keys in one delete: on the Hub that is one commit
 
@@ -36,12 +46,19 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
     if not entries:
         raise _not_there(store, prefix)
     parts = prefix.split("/")
+    warning = ""
     if parts[0] == names.STORE_RUNS:
         _check_run(store, parts, home)
+    elif parts[0] == names.STORE_MODELS:
+        _check_model(store, parts, home)
     elif parts[0] == names.STORE_OBJECTS:
-        _check_no_run_lives(home)
-    keys = sorted((entry.key for entry in entries), key=lambda k: (not k.endswith("/" + names.MANIFEST), k))
-    return Removal(keys, sum(entry.num_bytes for entry in entries), _warning(parts, home))
+        warning = _check_no_run_lives(store, home)
+    keys = in_order(entry.key for entry in entries)
+    return Removal(keys, sum(entry.num_bytes for entry in entries), warning or _warning(parts, home))
+
+
+def in_order(keys: Iterable[str]) -> list[str]:
+    return sorted(keys, key=lambda key: (not key.endswith("/" + names.MANIFEST), key))
 
 
 def remove(store: Store, removal: Removal) -> None:
@@ -69,13 +86,7 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
     if len(parts) < 2:
         raise UsageError("That would be every run.", "One at a time.", "homing store ls runs")
     run_id = parts[1]
-    run = home.ledger.run(run_id)
-    if run is not None and run.is_live:
-        raise UsageError(
-            what=f"{run_id} is live, and what it pushes must stay.",
-            why=f"Its state is {run.state}.",
-            fix=f"homing stop {run.name}, then try again",
-        )
+    _check_whose(store, run_id, home)
     is_inside_checkpoints = len(parts) > 2 and parts[2] == names.CHECKPOINTS
     if not is_inside_checkpoints:
         return
@@ -99,12 +110,50 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
         )
 
 
-def _check_no_run_lives(home: Home) -> None:
-    live = [run.id for run in home.ledger.runs() if run.is_live]
+def _check_whose(store: Store, run_id: str, home: Home) -> None:
+    """Its own home removes it, and when it has ended. Of what no home tells that it is its own, nobody is robbed."""
+    lease, record = newest(store, run_id), read_document(store, run_key(run_id, names.RECORD), RunRecord)
+    owner = lease.owner if lease is not None else record.owner if record is not None else home.owner
+    if owner != home.owner:
+        host = (lease.host if lease is not None else record.host if record is not None else "") or "another computer"
+        raise NotOwner(
+            what=f"{run_id} in {store.url} is of the home {owner} on {host}, and stays.",
+            why=f"This home is {home.owner}. What another one pushed may be live there, and its only copy.",
+            fix=f"Remove it there, or take it over first: homing adopt {store.url} {run_id}",
+        )
+    run = home.ledger.run(run_id)
+    state = run.state if run is not None else record.state if record is not None else ""
+    if state in LIVE_STATES:
+        raise UsageError(
+            what=f"{run_id} is live, and what it pushes must stay.",
+            why=f"Its state is {state}." if run is not None else f"Its record says {state}; the ledger here forgot it.",
+            fix=f"homing stop {run_id}, then try again" if run is not None else f"homing adopt {store.url} {run_id}",
+        )
+
+
+def _check_model(store: Store, parts: list[str], home: Home) -> None:
+    if len(parts) < 2:
+        raise UsageError("That would be every model.", "One at a time.", "homing store ls models")
+    key = f"{names.STORE_MODELS}/{parts[1]}/{names.MANIFEST}"
+    manifest = read_document(store, key, CheckpointManifest)
+    if manifest is not None:
+        _check_whose(store, manifest.run_id, home)
+
+
+def _check_no_run_lives(store: Store, home: Home) -> str:
+    """A reason to think twice where none does: what has ended may be resumed, and not every home has the text still."""
+    records = stored_runs(store)
+    known = {run.id: run.state for run in home.ledger.runs() if run.state != ADOPTED}  # of those the record is newer
+    states = {**{record.run_id: record.state for record in records}, **known}
+    live = [run_id for run_id, state in states.items() if state in LIVE_STATES]
     if live:
         raise UsageError(
-            what="A live run may still need its inputs.", why=f"Live: {', '.join(live)}.", fix="homing runs"
+            what="A live run may still need its inputs.",
+            why=f"Live: {', '.join(live)}.",
+            fix=f"homing runs   and of other homes: homing adopt {store.url}",
         )
+    theirs = [record.run_id for record in records if record.owner != home.owner]
+    return f"Runs of other homes may need it to go on: {', '.join(theirs)}." if theirs else ""
 
 
 def _not_there(store: Store, prefix: str) -> UsageError:

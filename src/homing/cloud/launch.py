@@ -21,17 +21,18 @@ from homing.cloud import boot as booting
 from homing.cloud import lease as leases
 from homing.cloud import meter
 from homing.cloud.age import tell_age
-from homing.cloud.destroy import REFUSED, destroy_lines
+from homing.cloud.destroy import destroy_lines
 from homing.cloud.draft import Draft, LaunchOrder, draft
 from homing.cloud.from_hub import check_hub, tell_way
 from homing.cloud.guards import LEAST, check_armed, count_alive, guards
 from homing.cloud.home import Home
 from homing.cloud.inputs import told_inputs
-from homing.cloud.ledger import ADOPTED, RunRow
+from homing.cloud.ledger import ADOPTED, REFUSED, RunRow
 from homing.cloud.papers import inputs_of, line_of, push_code, push_papers, request_of, row_of, write_home
 from homing.cloud.plan import relay_of
 from homing.cloud.providers.base import Instance, Preparing, Request, wait_until
 from homing.cloud.providers.rest import Unwelcome
+from homing.cloud.reconcile import note_twin
 from homing.cloud.record import write_record
 from homing.cloud.resume import clear_wishes
 from homing.cloud.signs import read_signs
@@ -88,17 +89,18 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
     # A store that cannot be used is found out while nothing is rented and nothing is written down.
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     check_hub(draft.run, home.world)
+    account = home.provider(draft.order.offer.provider).account()  # nobody rents who could not say where to look for it
     row = row_of(draft, home)
     _hold_lock(draft, home)
     try:
-        home.ledger.intend(row, line_of(draft, home))
+        home.ledger.intend(row, line_of(draft, home, account))
     except BaseException:
         # A guard lives on after this, and would hold it over an attempt that another one has launched.
         home.world.remove(home.launch_lock(draft.mark))
         raise
     try:
         relay = relay_of(draft.run, draft.order.offer, draft.timing.whole_s(draft.run))
-        for note in filter(None, [*found, relay, tell_way(draft.run, home.world)]):
+        for note in filter(None, [*found, *_left_open(draft, home), relay, tell_way(draft.run, home.world)]):
             tell(note)
         tell(f"Pushing inputs to {draft.run.store}: {pushing(draft.run)}")
         store = open_store(draft.run.store, home.world)
@@ -158,6 +160,17 @@ def _hold_lock(draft: Draft, home: Home) -> None:
         )
 
 
+def _left_open(draft: Draft, home: Home) -> list[str]:
+    """Earlier attempts in another account, which nobody here could see end; a sentence each."""
+    lines = [line for line in home.ledger.lines(draft.run.id) if line.mark != draft.mark]
+    return [
+        f"The end of {line.provider} {line.instance_id or line.mark} could not be confirmed, and it may bill beside"
+        f" this one: it is in another account, {line.account}. With its key: homing destroy {line.mark}"
+        for line in lines
+        if line.destroyed_at is None and line.created_at is not None
+    ]
+
+
 def _take_lease(draft: Draft, home: Home, store: Store) -> Lease:
     """The next number, under this attempt's mark. A run that goes on must be ours: launched or adopted here."""
     last = None
@@ -202,6 +215,8 @@ def _create(
     # Before any wait: from here on the ledger alone finds it.
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
     (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
+    for twin in instance.twins:
+        note_twin(home, line, dataclasses.replace(instance, id=twin, state="destroying", billing="maybe"))
     if line.instance_id != instance.id:
         # Somebody destroyed this launch while its create call was under way and saw nothing yet.
         home.ledger.reopen(draft.mark, instance_id=instance.id, note="created after it was destroyed")
@@ -345,7 +360,7 @@ def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], No
         lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
     except HomingError:
         # The ledger cannot be read (a full disk): the mark still finds what there is.
-        lines = [dataclasses.replace(line_of(draft, home), created_at=home.world.now())]
+        lines = [dataclasses.replace(line_of(draft, home, None), created_at=home.world.now())]
     try:
         destroy_lines(home, lines)
     except StillBilling as still:

@@ -18,18 +18,21 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from homing.cloud.mark import shown_mark
 from homing.errors import HomingError, IntegrityError, UsageError
 from homing.install import pip_upgrade
 from homing.wire.codec import record
-from homing.world import World
+from homing.world import Database, World
 
 __all__ = [
     "ADOPTED",
+    "AT_MOST",
     "CUT_SHORT",
     "ENDED_STATES",
     "LIVE_STATES",
     "LOST",
     "PREEMPTED",
+    "REFUSED",
     "SILENT",
     "Adopted",
     "Ledger",
@@ -42,6 +45,9 @@ ENDED_STATES = ("done", "failed", "stopped")
 # How the reason of a run begins whose machine went before its work was done.
 SILENT, PREEMPTED, LOST = "its instance ended without saying how", "preempted: ", "lost: "
 CUT_SHORT = "its launch was cut short"
+REFUSED = "refused"  # state of a line whose create call the provider answered with no: nothing was made
+# How the note of a receipt begins that is the most a machine can have cost: nobody knows when it ended, or that it was.
+AT_MOST = "at most: "
 ADOPTED = "adopted"  # another home owns it by now; neither live nor ended here
 SCHEMA_VERSION = 1
 
@@ -67,6 +73,17 @@ class LedgerLine:
     billing: str = "maybe"
     spend_usd: str = "0"
     note: str = ""
+    account: str | None = None  # of the key that rented it; None: not known, so any key of its provider speaks for it
+
+    @property
+    def is_at_most(self) -> bool:
+        """A receipt that is an upper bound."""
+        return self.destroyed_at is not None and self.note.startswith(AT_MOST)
+
+    @property
+    def is_twin(self) -> bool:
+        """A second machine of its attempt, under the same mark at the provider."""
+        return shown_mark(self.mark) != self.mark
 
 
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine)]
@@ -81,7 +98,7 @@ _TABLES = (
         attempt INTEGER NOT NULL, provider TEXT NOT NULL, offer TEXT NOT NULL, rate_usd_per_hour TEXT NOT NULL,
         limit_usd TEXT, intent_at REAL NOT NULL, instance_id TEXT, created_at REAL, destroyed_at REAL,
         state TEXT NOT NULL, billing TEXT NOT NULL, spend_usd TEXT NOT NULL, note TEXT NOT NULL,
-        destroy_asked_at REAL)""",
+        destroy_asked_at REAL, account TEXT)""",
     # Instances that another home started: the only ones of another owner's that this home may touch.
     """CREATE TABLE IF NOT EXISTS adopted (
         mark TEXT PRIMARY KEY, owner TEXT NOT NULL, host TEXT NOT NULL, home TEXT NOT NULL)""",
@@ -272,7 +289,8 @@ class Ledger:
         how, params = "ORDER BY intent_at, rowid", []
         if run_id is not None:
             # By number, not by time: after a clock was set back the attempt that runs would stand before ended ones.
-            how, params = "WHERE run_id = ? ORDER BY attempt, rowid", [run_id]
+            # A twin comes before the machine that it was made beside: the last is the one that the run is on.
+            how, params = "WHERE run_id = ? ORDER BY attempt, instr(mark, '+') = 0, rowid", [run_id]
         names = ", ".join(_LINE_COLUMNS)
         return [LedgerLine(**row) for row in self._execute((f"SELECT {names} FROM lines {how}", params))]
 
@@ -298,6 +316,11 @@ class Ledger:
         """Whether home wanted this end, and not the machine's owner."""
         return self.destroy_asked_at(mark) is not None
 
+    def account(self, mark: str) -> str | None:
+        """Whose it is by now: a person may have vouched for another key since a line was read."""
+        rows = self._execute(("SELECT account FROM lines WHERE mark = ?", [mark]))
+        return rows[0]["account"] if rows else None
+
     def unconfirmed(self) -> list[LedgerLine]:
         """Lines whose destroy was asked for and which no provider has shown gone yet."""
         names = ", ".join(_LINE_COLUMNS)
@@ -314,7 +337,7 @@ class Ledger:
         return UsageError(
             what=f"A run named {name} is already live: {which}.",
             why="Two runs of one name would write over each other's model.",
-            fix=f"homing watch {name}   or end it: homing stop {name}, homing destroy {name}"
+            fix=f"homing watch {which}   or end it: homing stop {which}, homing destroy {which}"
             "   or launch under another name: --name OTHER",
         )
 
@@ -341,7 +364,11 @@ class Ledger:
             rows = database.execute(
                 *((sql, ()) for sql in _TABLES),
                 ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)]),
-                ("SELECT value FROM meta WHERE key = 'schema_version'", ()),
+                (
+                    "SELECT value, EXISTS (SELECT 1 FROM pragma_table_info('lines') WHERE name = 'account') AS is_whole"
+                    " FROM meta WHERE key = 'schema_version'",
+                    (),
+                ),
             )
             if int(rows[0]["value"]) > SCHEMA_VERSION:
                 raise UsageError(
@@ -349,5 +376,15 @@ class Ledger:
                     why=f"Its schema is {rows[0]['value']}, this homing knows {SCHEMA_VERSION}.",
                     fix=pip_upgrade(),
                 )
+            if not rows[0]["is_whole"]:
+                self._add_account(database)
             self._is_ready = True
         return database.execute(*statements)
+
+    def _add_account(self, database: Database) -> None:
+        """To a ledger from before it had that column, and which that homing can still read and write."""
+        try:
+            database.execute(("ALTER TABLE lines ADD COLUMN account TEXT", ()))
+        except OSError as exc:
+            if "duplicate column" not in str(exc):  # then another process was first
+                raise

@@ -24,6 +24,7 @@ from homing.cloud.providers.base import wait_until
 from homing.cloud.record import write_record
 from homing.cloud.signs import read_signs
 from homing.cloud.status import billing_lines
+from homing.cloud.whose import check_account
 from homing.cloud.wish import ask
 from homing.errors import HomingError, UsageError
 from homing.store import Store
@@ -59,9 +60,7 @@ class Change:
 def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | None) -> Change:
     """Every check; each refusal says what to do instead."""
     if spend_usd is None and time_s is None:
-        raise UsageError(
-            what="No new limit is named.", fix=f"homing limit {run.name} --spend 20   or --time 8h, or both"
-        )
+        raise UsageError(what="No new limit is named.", fix=f"homing limit {run.id} --spend 20   or --time 8h, or both")
     lines, now = home.ledger.lines(run.id), home.world.now()
     spent = meter.total_spend(lines, now)
     if not run.is_live:
@@ -69,7 +68,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
         raise UsageError(
             what=f"{run.id} has ended: it is {run.state}.",
             why=f"{meter.show_usd(spent)} were spent. A limit is changed while a run lives.",
-            fix=f"Go on with more: homing launch {run.name} --resume --spend-limit {more}",
+            fix=f"Go on with more: homing launch {run.id} --resume --spend-limit {more}",
         )
     require_owner(home, run)
     old = None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd)
@@ -84,7 +83,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
         raise UsageError(
             what=f"A time limit of {format_duration(new_time_s)} has passed already.",
             why=f"Its instance has lived for {format_duration(lived_s)}.",
-            fix=f"End it with a checkpoint: homing stop {run.name}   or at once: homing destroy {run.name}",
+            fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
         )
     rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
     before = meter.total_spend([line for line in lines if line not in running], now)
@@ -113,7 +112,7 @@ def _check_spend(run: RunRow, new: Decimal, spent: Decimal) -> None:
     raise UsageError(
         what=f"{meter.show_usd(new)} is not more than what {run.id} has spent: {meter.show_usd(spent)}.",
         why="A limit that has passed would end it without a checkpoint.",
-        fix=f"End it with one: homing stop {run.name}   or at once: homing destroy {run.name}",
+        fix=f"End it with one: homing stop {run.id}   or at once: homing destroy {run.id}",
     )
 
 
@@ -125,7 +124,9 @@ def _set_guards(home: Home, change: Change) -> None:
         if line.instance_id is not None:
             left = change.new_usd - meter.total_spend([each for each in change.lines if each is not line], now)
             by = end_by if math.isfinite(end_by) else None
-            home.provider_of(line).set_guard(line.instance_id, left, by)
+            provider = home.provider_of(line)
+            check_account(home, provider, line)  # to another account's key it is not there, and needs no guard
+            provider.set_guard(line.instance_id, left, by)
 
 
 def _write_down(home: Home, change: Change) -> Store:

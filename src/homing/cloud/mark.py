@@ -11,30 +11,47 @@ from __future__ import annotations
 import datetime
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from homing.errors import UsageError
 from homing.world import World
 
-__all__ = ["MAX_MARK_CHARS", "make_mark", "new_run_id", "owner_in", "owner_of", "owner_prefix", "plain_name"]
+__all__ = [
+    "MAX_MARK_CHARS",
+    "OWNER",
+    "make_mark",
+    "new_run_id",
+    "owner_in",
+    "owner_of",
+    "owner_prefix",
+    "plain_name",
+    "shown_mark",
+    "twin_mark",
+]
 
 MAX_MARK_CHARS = 50
+OWNER = "owner"  # the file in the home
 _HASH_CHARS = 8
 _OWNER_CHARS = 6
+_TWIN = "+"  # in no mark that a provider sees
 
 
-def owner_of(home: Path, world: World) -> str:
-    """Six characters, made once per home. Two processes that both find none agree on the first that was written."""
-    path = home / "owner"
+def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") -> str:
+    """Six characters, made once per home. Two processes that both find none agree on the first that was written.
+
+    `known` tells a lost one where something still does: with a new one our own machines would be strangers.
+    """
+    path = home / OWNER
     if not world.exists(path):
         world.mkdir(home)
-        world.create(path, world.random_hex(_OWNER_CHARS).encode())
+        world.create(path, (known() or world.random_hex(_OWNER_CHARS)).encode())
     owner = world.read(path).decode("ascii", "replace").strip()
     if not re.fullmatch(r"[a-z0-9]{6}", owner):
         raise UsageError(
             what=f"{path} is damaged.",
             why=f"It should hold six characters of a-z and 0-9 and holds {owner!r}.",
-            fix="Restore it: homing knows its own instances by it. The marks in `homing ledger` hold it.",
+            fix=f"Restore it: homing knows its own instances by it. Where there is a ledger, its marks do: rm {path}",
         )
     return owner
 
@@ -59,6 +76,16 @@ def make_mark(owner: str, run_id: str, attempt: int) -> str:
         digest = hashlib.sha256(run_id.encode()).hexdigest()[:_HASH_CHARS]
         run = f"{run[: room - _HASH_CHARS - 1].rstrip('-')}-{digest}"
     return head + run + tail
+
+
+def twin_mark(mark: str, instance_id: str) -> str:
+    """Under which the ledger has a second machine of one mark: each that bills has a line of its own."""
+    return f"{mark}{_TWIN}{plain_name(instance_id)}"
+
+
+def shown_mark(mark: str) -> str:
+    """What its provider shows: a twin carries the mark of the machine that it was made beside."""
+    return mark.partition(_TWIN)[0]
 
 
 def plain_name(name: str) -> str:

@@ -1,6 +1,7 @@
 """How fast cards were where we measured them, and so how fast any card would be.
 
-    measured.json   what benchmarks/results hold, by benchmarks/make_measured.py; ships with the package
+    measured.json   what benchmarks/results hold, by benchmarks/make_measured.py; ships with the package; beside speeds
+                    also how well each family learned, for whoever chooses one
     measured        a row of the same shape, method and precision on the same card
     modelled        seconds of a token = products x FLOPs / peak + passes x bytes / bandwidth, where peak and bandwidth
                     are the card's, from its data sheet, and the two factors are fitted to all rows
@@ -31,8 +32,8 @@ from homing.gpus import GPUS, Gpu
 from homing.wire import codec
 from homing.wire.run import Lora, Model, Phase, Rl, Run, Sizes
 
-__all__ = ["FILE", "SamplingRow", "StepRow", "Table", "find_row", "is_packed", "load_table", "rl_eval_s", "rl_step_s",
-           "tokens_per_s"]  # fmt: skip
+__all__ = ["FILE", "LearnedRow", "SamplingRow", "StepRow", "Table", "find_row", "is_packed", "load_table", "rl_eval_s",
+           "rl_step_s", "tokens_per_s"]  # fmt: skip
 
 FILE = "measured.json"
 # Of the peak, in a whole step: large bare products reached 0.80 on an H200, and inside a step they share the card.
@@ -71,17 +72,42 @@ class SamplingRow:
     is_captured: bool
 
 
+@dataclass(frozen=True)
+class LearnedRow:
+    """How well one recipe learned in so many seconds, all of its seeds."""
+
+    source: str
+    card: str
+    recipe: str  # `stock` or `swift` as homing itself would train it, or one with changes, or a peer
+    seconds: float
+    text_tokens: int  # of what it learned from: another text is another figure
+    bits_per_byte: float  # held out; the mean of its seeds
+    num_seeds: int
+
+
 @dataclass(frozen=True, eq=False)  # one is itself alone, so that what was fitted to it is kept
 class Table:
     steps: tuple[StepRow, ...]
     sampling: tuple[SamplingRow, ...]
+    learned: tuple[LearnedRow, ...] = ()
 
     def without(self, source: str) -> Table:
         """What the others say of it."""
         return Table(
             tuple(row for row in self.steps if not row.source.startswith(source)),
             tuple(row for row in self.sampling if not row.source.startswith(source)),
+            tuple(row for row in self.learned if not row.source.startswith(source)),
         )
+
+    def learned_by(self, one: str, other: str) -> tuple[LearnedRow, LearnedRow] | None:
+        """Two recipes after the same seconds of the same card with the same text, the longest; None: never so."""
+        found = [
+            (row, beside)
+            for row in self.learned
+            for beside in self.learned
+            if (row.recipe, beside.recipe) == (one, other) and _conditions(row) == _conditions(beside)
+        ]
+        return max(found, key=lambda pair: (pair[0].seconds, pair[0].num_seeds), default=None)
 
     @property
     def cards(self) -> list[str]:
@@ -95,7 +121,12 @@ def load_table() -> Table:
     return Table(
         tuple(codec.load(StepRow, row) for row in document["steps"]),
         tuple(codec.load(SamplingRow, row) for row in document["sampling"]),
+        tuple(codec.load(LearnedRow, row) for row in document["learned"]),
     )
+
+
+def _conditions(row: LearnedRow) -> tuple[str, float, int]:
+    return row.card, row.seconds, row.text_tokens
 
 
 def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:

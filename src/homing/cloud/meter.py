@@ -22,6 +22,7 @@ __all__ = [
     "MARGIN_S",
     "Bill",
     "as_limit",
+    "at_most",
     "compare",
     "cost",
     "line_spend",
@@ -120,6 +121,11 @@ def worst_case(
 def show_usd(amount: Decimal) -> str:
     """As everywhere: below a dollar with four digits, and always up."""
     return format_usd(amount)
+
+
+def at_most(*lines: LedgerLine) -> str:
+    """Before the dollars of these: what nobody could count is in them as the most that it can have cost."""
+    return "at most " if any(line.is_at_most for line in lines) else ""
 
 
 def show_spend(amount: Decimal, limit: Decimal | None) -> str:

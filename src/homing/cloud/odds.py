@@ -61,7 +61,7 @@ def _per_hour(offer: Offer, home: Home) -> tuple[float, str]:
 
 def _seen(offer: Offer, home: Home) -> tuple[int, float]:
     """How often one of these was taken away from this home, in how many hours."""
-    if not home.world.exists(home.path / "ledger.sqlite"):
+    if not home.has_ledger:
         return 0, 0.0
     lines = [line for line in home.ledger.lines() if (line.provider, line.offer) == (offer.provider, offer.name)]
     ended = [line for line in lines if line.created_at is not None and line.destroyed_at is not None]

@@ -46,7 +46,7 @@ def row_of(draft: Draft, home: Home) -> RunRow:
     )
 
 
-def line_of(draft: Draft, home: Home) -> LedgerLine:
+def line_of(draft: Draft, home: Home, account: str | None) -> LedgerLine:
     offer = draft.order.offer
     return LedgerLine(
         mark=draft.mark,
@@ -58,6 +58,7 @@ def line_of(draft: Draft, home: Home) -> LedgerLine:
         rate_usd_per_hour=str(offer.rate_usd_per_hour),
         limit_usd=str(draft.spend_limit_usd),
         intent_at=home.world.now(),
+        account=account,
     )
 
 
@@ -126,7 +127,7 @@ def request_of(
         spent_before_usd=draft.spent_before_usd,
         heartbeat_s=draft.order.heartbeat_s or _heartbeat_s(draft.run.store),
     )
-    boot = dataclasses.replace(boot, fence=fence, push_s=draft.timing.push_s, home_s=draft.timing.home_s)
+    boot = dataclasses.replace(boot, fence=fence, push_s=draft.timing.push_s, home_s=draft.timing.home_reserve_s)
     boot = dataclasses.replace(
         boot,
         keep_on_failure_s=draft.order.keep_on_failure_s,

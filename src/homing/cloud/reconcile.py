@@ -5,34 +5,40 @@
     heartbeat, outcome           ->  the run's state; the lease: whether another home has adopted it
     what changed                 ->  the run's record in its store
 
-A provider or store that cannot be asked is reported and leaves everything as it was: unknown, never gone.
+A provider or store that cannot be asked is reported and leaves everything as it was: unknown, never gone. So is what a
+key of another account does not show (whose.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from homing.cloud import meter
 from homing.cloud.ask import ask_all
-from homing.cloud.guards import can_end_itself
 from homing.cloud.home import Home
 from homing.cloud.lease import describe, other_owner
-from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, SILENT, LedgerLine, RunRow
-from homing.cloud.mark import owner_prefix
+from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
+from homing.cloud.mark import shown_mark, twin_mark
 from homing.cloud.providers.base import Instance, Provider, Resource
 from homing.cloud.providers.registry import HERE_ONLY, configured
+from homing.cloud.receipt import last_beat, note_bill, receipt, seen_spend
 from homing.cloud.record import is_recorded, write_record
-from homing.cloud.signs import read_document, read_signs
-from homing.errors import HomingError, LimitReached, UsageError
-from homing.store import run_key
-from homing.wire import names
+from homing.cloud.signs import read_signs
+from homing.cloud.whose import check_account, note_account, say
+from homing.errors import HomingError, LimitReached, OtherAccount, UsageError
 from homing.wire.codec import WireError
-from homing.wire.control import Heartbeat
 
-__all__ = ["CREATE_GRACE_S", "LOOKS", "end_resources", "is_absent", "providers_in_use", "receipt", "refresh", "unasked"]
+__all__ = [
+    "CREATE_GRACE_S",
+    "LOOKS",
+    "end_resources",
+    "is_absent",
+    "note_twin",
+    "providers_in_use",
+    "refresh",
+    "unasked",
+]
 
 LOOKS = 3  # a list may be late: absent means absent in this many looks over the provider's settle time
 _RECORD_S = 86400.0  # for so long after its end a run's record is still brought up to date
@@ -82,90 +88,6 @@ def is_absent(provider: Provider, home: Home, mark: str, instance_id: str | None
     return True
 
 
-def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
-    """Closes a line: ends when the provider says it ended, else when its agent said goodbye, else now; costs the larger
-    of their figure and ours. One that neither a provider nor its agent has told of costs what stands in the ledger."""
-    ended_at, heard = instance.ended_at if instance is not None else None, Decimal(0)
-    if ended_at is None:
-        beat = None
-        with contextlib.suppress(HomingError, WireError, OSError):  # blind: then it counts until now
-            beat = _last_beat(home, line)
-        if instance is None and beat is None:
-            home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(line.spend_usd), note=note)
-            return
-        heard = _counted(home, line, beat)
-        ended_at = _goodbye(home, line, beat, heard)
-    assert line.created_at is not None, line
-    began = [line.created_at]
-    if instance is not None and instance.ended_at is not None and instance.created_at is not None:
-        # By the clock that tells its end too: ours may be ahead of it by more than the whole life.
-        began.append(instance.created_at)
-    until = ended_at if ended_at is not None else home.world.now()
-    ours = max(meter.cost(Decimal(line.rate_usd_per_hour), until - at) for at in began)
-    if heard > ours:  # the clock at home was set back: and from its last word to its end it billed too
-        ours = heard + meter.cost(Decimal(line.rate_usd_per_hour), meter.MARGIN_S)
-    seen = _written(home, line) if ended_at is not None else _seen_spend(home, line)
-    theirs = (instance.spend_usd if instance is not None else None) or Decimal(0)
-    if instance is not None:
-        _note_bill(home, line.mark, instance)
-    home.ledger.close(line.mark, at=until, spend_usd=max(ours, seen, theirs), note=note)
-
-
-def _written(home: Home, line: LedgerLine) -> Decimal:
-    """What the ledger holds now: somebody may have seen it alive since this line was read."""
-    now = next((each for each in home.ledger.lines(line.run_id) if each.mark == line.mark), line)
-    return max(Decimal(line.spend_usd), Decimal(now.spend_usd))
-
-
-def _last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
-    """What the agent of this attempt last said; None where it never spoke. Raises when blind."""
-    run = home.ledger.run(line.run_id)
-    if run is None or line.created_at is None:
-        return None
-    beat = read_document(home.store_of(run), run_key(run.id, names.HEARTBEAT), Heartbeat)
-    return beat if beat is not None and beat.mark == line.mark else None
-
-
-def _counted(home: Home, line: LedgerLine, beat: Heartbeat | None) -> Decimal:
-    """Dollars of this attempt by its agent's own count, which no clock at home can set back."""
-    try:
-        told = Decimal(beat.spend_usd if beat is not None else 0)
-    except ArithmeticError:  # damaged: a look must not end by it
-        told = Decimal(0)
-    if not told.is_finite():
-        return Decimal(0)
-    before = [each for each in home.ledger.lines(line.run_id) if each.attempt < line.attempt]
-    return max(Decimal(0), told - meter.total_spend(before, home.world.now()))
-
-
-def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal) -> float | None:
-    """By when a machine that has said goodbye had ended its billing, by its own count; None where none is said.
-
-    Not every provider tells when one ended, or remembers it for long, and a laptop may have been closed for days.
-    """
-    if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
-        return None
-    assert line.created_at is not None, line
-    rate = Decimal(line.rate_usd_per_hour)
-    # By its clock, and by its dollars, which count what home told it of its age: the larger.
-    lived_s = max(0.0, beat.t - beat.started_at, float(counted_usd / rate * 3600) if rate > 0 else 0.0)
-    return min(home.world.now(), line.created_at + lived_s + meter.MARGIN_S)
-
-
-def _seen_spend(home: Home, line: LedgerLine) -> Decimal:
-    """What stands in the ledger, and of a process that looks again, never less than has passed before its eyes.
-
-    A clock that is set back takes no dollar back: who looks on, as the guard does, counts by a stop watch and writes it
-    down. One look alone writes nothing: its clock may be the one that is wrong.
-    """
-    spend, at = meter.line_spend(line, home.world.now()), home.world.monotonic()
-    before = home.seen_spend.get(line.mark)
-    if before is not None:
-        spend = max(spend, before[0] + meter.cost(Decimal(line.rate_usd_per_hour), at - before[1]))
-    home.seen_spend[line.mark] = (spend, at)
-    return Decimal(line.spend_usd) if before is None else spend
-
-
 def end_resources(provider: Provider, mark: str) -> str:
     """Volumes, keys and groups under the mark; "" when none is left, otherwise what is."""
     for resource in _resources(provider, mark):
@@ -180,17 +102,16 @@ def _resources(provider: Provider, mark: str) -> list[Resource]:
 
 def providers_in_use(home: Home) -> list[str]:
     """Those in the ledger under our own mark, and those that can be asked although nobody named them."""
-    ours = owner_prefix(home.owner)
-    named = {line.provider for line in home.ledger.lines() if line.mark.startswith(ours)}
+    named = {line.provider for line in home.ledger.lines() if home.is_ours(line.mark)}
     return sorted(named | set(configured(home.path, home.world)))
 
 
 def _adopted_groups(home: Home, lines: list[LedgerLine]) -> list[list[LedgerLine]]:
     """Lines of other homes, by whom has to be asked about them."""
-    adopted = home.ledger.adopted() if any(not line.mark.startswith(owner_prefix(home.owner)) for line in lines) else {}
+    adopted = home.ledger.adopted() if any(not home.is_ours(line.mark) for line in lines) else {}
     groups: dict[tuple[str, str, str, str], list[LedgerLine]] = {}
     for line in lines:
-        its = adopted.get(line.mark)
+        its = adopted.get(shown_mark(line.mark))
         if its is not None:
             groups.setdefault((line.provider, its.owner, its.host, its.home), []).append(line)
     return list(groups.values())
@@ -207,8 +128,7 @@ def _close_unborn(home: Home) -> None:
 
 
 def _views(home: Home, lines: list[LedgerLine]) -> list[_View]:
-    ours = owner_prefix(home.owner)
-    own = {name: [line for line in lines if line.provider == name and line.mark.startswith(ours)]
+    own = {name: [line for line in lines if line.provider == name and home.is_ours(line.mark)]
            for name in providers_in_use(home)}  # fmt: skip
     found = [_View(name, lambda name=name: home.provider(name), of, name) for name, of in own.items()]  # type: ignore[misc]
     for group in _adopted_groups(home, lines):
@@ -239,23 +159,25 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
         if isinstance(listed, UsageError) and not lines:
             return []  # never used here and not set up
         for line in lines.values():
-            if line.destroyed_at is None and line.created_at is not None:
+            if line.destroyed_at is None and line.created_at is not None and line.state != REFUSED:
                 home.ledger.update(line.mark, state="unknown", billing="maybe")
         return [f"{unasked(name)} {_first_line(listed)}"]
     problems: list[str] = []
-    owned: dict[str, Instance] = {}
-    for instance in listed:
-        first, known = owned.setdefault(instance.mark, instance), lines.get(instance.mark)
-        if first is not instance:
-            # A create call that seemed lost took effect late. The ledger has a line per mark, so it is said here.
-            problems.append(f"{name} shows {first.id} and {instance.id} under the one mark {instance.mark}: both bill.")
-            if known is not None and known.instance_id == instance.id:
-                owned[instance.mark] = instance
+    owned = _by_line(listed, lines)
     others = {line.mark: line.provider for line in home.ledger.lines() if line.provider != name}
     for mark, instance in owned.items():
-        if mark in others:
+        beside = owned.get(shown_mark(mark))
+        if beside is not None and beside is not instance:
+            problems.append(f"{name} shows {beside.id} and {instance.id} under the one mark {beside.mark}: both bill.")
+        if shown_mark(mark) in others:
             # An id of one provider in the line of another would make a stranger of the machine that is there.
-            problems.append(f"{name} shows {instance.id} under the mark {mark}, which is on {others[mark]}.")
+            where = others[shown_mark(mark)]
+            problems.append(f"{name} shows {instance.id} under the mark {mark}, which is on {where}.")
+            continue
+        if mark in lines:
+            note_account(home, view.open_(), lines[mark])
+        if shown_mark(mark) != mark:
+            note_twin(home, lines.get(shown_mark(mark)), instance)
             continue
         _note_owned(home, lines.get(mark), instance)
     for line in lines.values():
@@ -267,13 +189,50 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
     return problems
 
 
+def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, Instance]:
+    """Mark in the ledger -> machine. Of two under one mark the one that stands there, else the older, has its line; the
+    other, of a create call that seemed lost and took effect late, gets one of its own."""
+    found: dict[str, Instance] = {}
+    for instance in listed:
+        known, beside, mark = lines.get(instance.mark), found.get(instance.mark), instance.mark
+        if twin_mark(mark, instance.id) in lines:
+            found[twin_mark(mark, instance.id)] = instance
+        elif beside is None or beside.id == instance.id:  # a list may show one twice
+            found[mark] = instance
+        elif known is not None and known.instance_id == instance.id:
+            found[mark], found[twin_mark(mark, beside.id)] = instance, beside
+        else:
+            found[twin_mark(mark, instance.id)] = instance
+    return found
+
+
+def note_twin(home: Home, line: LedgerLine | None, instance: Instance) -> None:
+    """A second machine under the mark of a line, for as long as the create call can have made it."""
+    mark, now = twin_mark(instance.mark, instance.id), home.world.now()
+    twin = next((each for each in home.ledger.lines() if each.mark == mark), None)
+    if twin is None:
+        beside = line or _forgotten(instance, now)
+        rate = max(Decimal(beside.rate_usd_per_hour), instance.rate_usd_per_hour)
+        twin = replace(
+            beside,
+            mark=mark,
+            instance_id=instance.id,
+            rate_usd_per_hour=str(rate),
+            created_at=beside.created_at or now,
+            destroyed_at=None,
+            spend_usd="0",
+        )
+        home.ledger.adopt(twin)
+    _note_owned(home, twin, replace(instance, mark=mark))
+
+
 def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> None:
     if line is None:
         home.ledger.adopt(_forgotten(instance, home.world.now()))
     elif line.destroyed_at is not None:
         home.ledger.reopen(line.mark, instance_id=instance.id, note="was closed, but the provider shows it")
-    spend = max(_seen_spend(home, line) if line else Decimal(0), instance.spend_usd or Decimal(0))
-    _note_bill(home, instance.mark, instance)
+    spend = max(seen_spend(home, line) if line else Decimal(0), instance.spend_usd or Decimal(0))
+    note_bill(home, instance.mark, instance)
     home.ledger.update(
         instance.mark,
         instance_id=instance.id,
@@ -284,16 +243,16 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> None
     )
 
 
-def _note_bill(home: Home, mark: str, instance: Instance) -> None:
-    if instance.spend_usd is not None:
-        home.ledger.note_bill(mark, instance.spend_usd, home.world.now())
-
-
 def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
     """Its receipt, once nothing of it is left. Returns what is, in a sentence."""
     assert line.created_at is not None, line
     if line.instance_id is None and home.world.now() - line.created_at < CREATE_GRACE_S:
         return []  # its create call may be under way in another process
+    try:
+        check_account(home, provider, line)
+    except OtherAccount as exc:
+        home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
+        return [say(exc)]
     if not is_absent(provider, home, line.mark, line.instance_id):
         return []
     # What was made for this one attempt has no further use, and a volume goes on billing.
@@ -303,7 +262,7 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
         return [f"{line.mark} has ended, but {left}"]
     if line.instance_id is None:
         # Perhaps it lived and ended before anybody looked: while its store cannot be read, nothing is known.
-        beat = _last_beat(home, line)
+        beat = last_beat(home, line)
         receipt(home, line, None, "never seen at the provider" if beat is None else "seen by its heartbeats alone")
     else:
         instance = provider.describe(line.instance_id)

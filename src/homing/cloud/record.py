@@ -54,7 +54,10 @@ def is_recorded(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
 def _digest(home: Home, run: RunRow, lines: list[LedgerLine]) -> bytes:
     """Of all that the record must tell, but for what time alone changes."""
     told = [run.state, run.reason, run.spend_limit_usd, run.exit_code, run.ended_at, _time_limit_s(home, run.id)]
-    of_lines = [(line.mark, line.instance_id, line.created_at, line.destroyed_at, line.limit_usd) for line in lines]
+    of_lines = [
+        (line.mark, line.instance_id, line.created_at, line.destroyed_at, line.limit_usd, line.account)
+        for line in lines
+    ]
     return hashlib.sha256(json.dumps([told, of_lines]).encode()).hexdigest().encode()
 
 
@@ -96,6 +99,7 @@ def _attempt(home: Home, line: LedgerLine, now: float, adopted: Adopted | None) 
         note=line.note,
         host=adopted.host if adopted else home.world.host(),
         home=adopted.home if adopted else str(home.path),
+        account=line.account,
     )
 
 

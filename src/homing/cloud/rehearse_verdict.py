@@ -13,6 +13,7 @@ from typing import Any
 
 from homing.cloud import meter
 from homing.cloud.ledger import LedgerLine
+from homing.cloud.mark import shown_mark
 
 __all__ = ["Row", "Verdict", "compare"]
 
@@ -49,16 +50,15 @@ def compare(bill: list[dict[str, Any]], now: float, lines: list[LedgerLine], lim
     problems = [f"{each['kind']} {each['id']} ({each['mark']}) still bills." for each in bill if each["until"] is None]
     problems += [f"The ledger has not closed {line.mark}: {line.state}." for line in lines if line.destroyed_at is None]
     machines = [each for each in bill if each["kind"] == "instance"]
-    by_mark = {line.mark: line for line in lines}
     rows = []
-    for mark in dict.fromkeys([*(line.mark for line in lines), *(each["mark"] for each in machines)]):
+    for mark in dict.fromkeys([*(shown_mark(line.mark) for line in lines), *(each["mark"] for each in machines)]):
         ours = [each for each in machines if each["mark"] == mark]
-        line = by_mark.get(mark)
-        spend = Decimal(line.spend_usd) if line is not None else Decimal(0)
+        of_mark = [line for line in lines if shown_mark(line.mark) == mark]
+        spend = sum((Decimal(line.spend_usd) for line in of_mark), Decimal(0))
         seconds = sum((now if each["until"] is None else each["until"]) - each["since"] for each in ours)
         row = Row(mark, len(ours), seconds, sum((Decimal(each["usd"]) for each in ours), Decimal(0)), spend)
         rows.append(row)
-        problems += _disagreement(row, line)
+        problems += _disagreement(row, of_mark)
     problems += _overlaps(machines, now)
     total = sum((Decimal(each["usd"]) for each in bill), Decimal(0))
     if total > limit_usd:
@@ -66,13 +66,13 @@ def compare(bill: list[dict[str, Any]], now: float, lines: list[LedgerLine], lim
     return Verdict(rows, problems)
 
 
-def _disagreement(row: Row, line: LedgerLine | None) -> list[str]:
-    if line is None:
+def _disagreement(row: Row, lines: list[LedgerLine]) -> list[str]:
+    if not lines:
         return [f"{row.mark} was billed {meter.show_usd(row.bill_usd)} and is not in the ledger."]
-    margin = meter.cost(Decimal(line.rate_usd_per_hour), meter.MARGIN_S)
+    margin = sum((meter.cost(Decimal(line.rate_usd_per_hour), meter.MARGIN_S) for line in lines), Decimal(0))
     if row.ledger_usd < row.bill_usd - _ROUNDING_USD:
         return [f"The ledger says {row.ledger_usd} for {row.mark}, less than the {row.bill_usd} that was billed."]
-    if row.ledger_usd > row.bill_usd + margin:
+    if row.ledger_usd > row.bill_usd + margin and not any(line.is_at_most for line in lines):
         return [f"The ledger says {row.ledger_usd} for {row.mark}, far more than the {row.bill_usd} that was billed."]
     return []
 

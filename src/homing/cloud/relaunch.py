@@ -22,6 +22,7 @@ from homing.cloud.offers import is_dear
 from homing.cloud.plan import make_plan
 from homing.cloud.providers.base import Offer
 from homing.cloud.signs import read_document
+from homing.cloud.whose import check_own
 from homing.errors import (
     CreateFailed,
     HomingError,
@@ -94,6 +95,7 @@ def relaunch(home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
         )
         try:
             _refuse_dear(row.offer, kept.run, home.ledger.lines(run.id))
+            check_own(home, row.offer.provider, home.ledger.lines(run.id))
             # In the try: what is left of the limit may be too little for this offer and enough for the next.
             return _launch(draft(order, home), home, run, tell)
         except NotOwner:

@@ -28,6 +28,7 @@ __all__ = [
     "billing_lines",
     "dump_line",
     "figures_of",
+    "last_step",
     "look",
     "newest_figures",
     "newest_pushed",
@@ -78,6 +79,7 @@ class Status:
             "ended_at": self.run.ended_at,
             "store": self.run.store,
             "spend_usd": str(self.spend_usd),
+            "is_at_most": any(line.is_at_most for line in self.lines),  # spend_usd, by a receipt that is an upper bound
             "spend_limit_usd": self.run.spend_limit_usd,
             "is_billing": self.is_billing,
             "fetched_step": self.run.fetched_step,
@@ -130,7 +132,7 @@ def newest_pushed(home: Home, run: RunRow) -> str:
 
 
 def dump_line(line: LedgerLine) -> dict[str, Any]:
-    return codec.dump(line)
+    return {**codec.dump(line), "is_at_most": line.is_at_most}
 
 
 def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, float]:
@@ -170,7 +172,7 @@ def progress_line(
         parts.append(f"{beat.phase} {status.phases.index(beat.phase) + 1}/{len(status.phases)}")
     if beat is not None and beat.num_steps:
         landing = "" if beat.end_step is None else f", landing at {beat.end_step:,}"
-        parts.append(f"step {_last_step(status, beat):,}/{beat.num_steps:,}{landing}")
+        parts.append(f"step {last_step(status, beat):,}/{beat.num_steps:,}{landing}")
     if beat is not None and beat.phase == _BY_REWARD:
         parts += say_figures(figures or {})
     elif beat is not None and beat.loss is not None:
@@ -182,7 +184,8 @@ def progress_line(
     if beat is not None and "gpu" in beat.use and status.run.is_live:
         parts.append(f"card {beat.use['gpu']:.0%}, its memory {beat.use.get('gpu_memory', 0.0):.0%}")
     found = ahead(status, beat, plan)
-    parts.append(meter.show_spend(status.spend_usd, status.limit_usd) + _at_the_end(status, found))
+    spent = meter.at_most(*status.lines) + meter.show_spend(status.spend_usd, status.limit_usd)
+    parts.append(spent + _at_the_end(status, found))
     if found is not None:
         parts.append(f"eta {format_duration(found.eta_s)}" + ("" if found.is_whole else " of this phase"))
     elif beat is not None and beat.state != "training" and status.run.is_live:
@@ -190,7 +193,7 @@ def progress_line(
     return " | ".join(parts)
 
 
-def _last_step(status: Status, beat: Heartbeat) -> int:
+def last_step(status: Status, beat: Heartbeat) -> int:
     """A trainer that has ended says where; its lines of numbers come only every few steps."""
     outcome = status.signs.outcome if status.signs else None
     return max(beat.step, outcome.step) if outcome is not None and outcome.phase == beat.phase else beat.step

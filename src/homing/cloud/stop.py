@@ -69,7 +69,7 @@ def wait_for_stop(
             raise HomingError(
                 what=f"{run.id} did not stop within {format_duration(timeout_s)}.",
                 why=f"The agent's last word: {now}. The request stays in the store and will be obeyed when it is seen.",
-                fix=f"homing watch {run.name}   or at once, losing what is not pushed: homing destroy {run.name}",
+                fix=f"homing watch {run.id}   or at once, losing what is not pushed: homing destroy {run.id}",
             )
         home.world.sleep(_EVERY_S)
 

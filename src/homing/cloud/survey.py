@@ -18,7 +18,7 @@ from homing.cloud.ask import ask_all
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
-from homing.cloud.mark import make_mark, owner_prefix
+from homing.cloud.mark import make_mark, owner_in, owner_prefix
 from homing.cloud.providers.base import Provider, Resource, wait_until
 from homing.cloud.providers.registry import HERE_ONLY
 from homing.cloud.reconcile import providers_in_use, refresh, unasked
@@ -189,14 +189,13 @@ def _not_asked(name: str, exc: HomingError | OSError) -> str:
 
 def _askable(home: Home, lines: list[LedgerLine]) -> list[tuple[str, Callable[[], Provider]]]:
     """Our own view of each provider, and one of each adopted mark's."""
-    ours = owner_prefix(home.owner)
     found: dict[str, Callable[[], Provider]] = {}
     for name in providers_in_use(home):
         found[name] = lambda name=name: home.provider(name)  # type: ignore[misc]
     for line in lines:
-        if not line.mark.startswith(ours):
-            owner = line.mark[: len(ours)]
-            found[f"{line.provider} ({owner}...)"] = lambda line=line: home.provider_of(line)  # type: ignore[misc]
+        if not home.is_ours(line.mark):
+            theirs = owner_prefix(owner_in(line.mark))
+            found[f"{line.provider} ({theirs}...)"] = lambda line=line: home.provider_of(line)  # type: ignore[misc]
     return list(found.items())
 
 

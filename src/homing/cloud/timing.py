@@ -63,16 +63,22 @@ class Timing:
     doubt: float  # by how much it may be slower than this
     text: str
     paces: dict[str, Pace] = field(default_factory=dict)  # by kind of phase; those that are not here: tokens_per_s
+    home_doubt: float = 1.0  # on home_s, in what limits keep back; what is assumed is long enough
+
+    @property
+    def home_reserve_s(self) -> float:
+        return self.home_doubt * self.home_s
 
     def whole_s(self, run: Run) -> float:
         """As planned, from create to gone."""
         work = sum(self._steps_s(phase, phase.num_steps) for phase in run.phases)
-        return self.arrive_s + self.start_s + work + self._finish_s(run) + self.home_s + 2 * self.push_s
+        return self.arrive_s + self.start_s + work + self._finish_s(run) + _way_home_s(self.home_s, self.push_s)
 
     def parts(self, run: Run) -> list[tuple[str, float]]:
         """The same, phase by phase, with the way there and the way home around them."""
         phases = [(p.kind, self._steps_s(p, p.num_steps) + self._finish_phase_s(p)) for p in run.phases]
-        return [("boot and start", self.arrive_s + self.start_s), *phases, ("home", self.home_s + 2 * self.push_s)]
+        way_home = ("home", _way_home_s(self.home_s, self.push_s))
+        return [("boot and start", self.arrive_s + self.start_s), *phases, way_home]
 
     def least_s(self, run: Run) -> float:
         """The shortest limit that still brings a finished model home: warm-up, a few steps, their decay."""
@@ -85,8 +91,7 @@ class Timing:
 
     def steps_in(self, run: Run, allowed_s: float) -> tuple[int, float]:
         """How many of the planned steps fit into so many seconds, and when the last of them is done."""
-        land_s = allowed_s - max(reserve_s(LAND, allowed_s), reserve_s(END, allowed_s) + self.home_s + 2 * self.push_s)
-        land_s -= self._finish_s(run)
+        land_s = allowed_s - self._kept_s(allowed_s) - self._finish_s(run)
         work_s = sum(self._steps_s(phase, phase.num_steps) for phase in run.phases)
         planned = sum(phase.num_steps for phase in run.phases)
         part = max(0.0, min(1.0, (land_s - self.arrive_s - self.start_s) / max(work_s, 1e-9)))
@@ -115,11 +120,16 @@ class Timing:
         seconds = self._eval_s(phase) + self.save_s + self.step_s(phase)
         return _FINISH_DOUBT * self.doubt * seconds + _FINISH_SPARE_S
 
+    def _kept_s(self, allowed_s: float) -> float:
+        """Of a limit: what its guards and the way home keep back."""
+        end_s = reserve_s(END, allowed_s) + _way_home_s(self.home_reserve_s, self.push_s)
+        return max(reserve_s(LAND, allowed_s), end_s)
+
     def _with_reserve(self, work_s: float) -> float:
         """The whole limit of which so much is left for work: the guards keep a part of it, which grows with it."""
         allowed = work_s
         for _ in range(100):
-            kept_s = max(reserve_s(LAND, allowed), reserve_s(END, allowed) + self.home_s + 2 * self.push_s)
+            kept_s = self._kept_s(allowed)
             if allowed - kept_s >= work_s and reserve_s(END, allowed) >= _END_S:
                 return allowed
             allowed = max(allowed + 1.0, work_s + kept_s)
@@ -141,23 +151,31 @@ def timing_of(run: Run, offer: Offer, speed: Speed, home: Home) -> Timing:
         push_bytes_per_s=push_bytes_per_s,
     )
     trip = Trip(**known) if known is not None else trip
+    push_s = size / trip.push_bytes_per_s
     from_hub = f" with {format_bytes(hub_bytes)} from the Hub" if hub_bytes else ""
     text = (
         f"{format_duration(trip.arrive_s)} to boot{from_hub}, {format_duration(trip.start_s)} to the first step,"
         f" {format_bytes(size)} a checkpoint at {format_bytes(int(trip.push_bytes_per_s))}/s,"
-        f" {format_duration(trip.home_s)} to come home; {'measured here' if known is not None else 'assumed'}"
+        f" {format_duration(_way_home_s(trip.home_s, push_s))} to come home with it;"
+        f" {'measured here' if known is not None else 'assumed'}"
     )
     return Timing(
         arrive_s=trip.arrive_s,
         start_s=trip.start_s,
         tokens_per_s=speed.tokens_per_s,
         save_s=size / _DISK_BYTES_PER_S,
-        push_s=size / trip.push_bytes_per_s,
-        home_s=trip.home_s * (_MEASURED_DOUBT if known is not None else 1.0),
+        push_s=push_s,
+        home_s=trip.home_s,
         doubt=_MEASURED_DOUBT if is_measured else _DOUBT,
         text=text,
         paces=dict(speed.phases),
+        home_doubt=_MEASURED_DOUBT if known is not None else 1.0,
     )
+
+
+def _way_home_s(home_s: float, push_s: float) -> float:
+    """A checkpoint may still be on its way when the last one is written."""
+    return home_s + 2 * push_s
 
 
 def pushing(run: Run) -> str:

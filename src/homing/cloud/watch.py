@@ -25,7 +25,7 @@ from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.signs import Tail, read_document
 from homing.cloud.speed import remember
-from homing.cloud.status import Status, look, newest_figures, progress_line, say_figures
+from homing.cloud.status import Status, last_step, look, newest_figures, progress_line, say_figures
 from homing.cloud.timing import measure_trip
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.store import Store, run_key
@@ -147,6 +147,7 @@ class _Watch:
         self.plans: dict[str, Planned | None] = {}  # by mark
         self.times: dict[str, float] = {}  # of samples, by their path
         self.last_line = ""
+        self.last_told: tuple[str, int] | None = None  # phase and step of that line
         self.problem = ""
         self.refresh_problems: list[str] = []
         self.is_told_stale = self.is_told_waiting = False
@@ -231,7 +232,7 @@ class _Watch:
 
     def _past(self, events: list[Event], lines: list[LedgerLine]) -> Iterator[tuple[float, Report]]:
         since = -math.inf
-        for line, following in itertools.pairwise(lines):
+        for line, following in itertools.pairwise([line for line in lines if not line.is_twin]):
             own = [event for event in events if since <= event.t < following.intent_at]
             since = following.intent_at
             self.told |= {_mark(event) for event in own}
@@ -240,7 +241,7 @@ class _Watch:
             spend = meter.line_spend(line, self.home.world.now())
             reached = f"up to step {steps[-1]:,}" if steps else "before its first step"
             data = {"attempt": line.attempt, "step": steps[-1] if steps else 0, "spend_usd": str(spend)}
-            said = f"attempt {line.attempt} is over: {reached}, {meter.show_usd(spend)}"
+            said = f"attempt {line.attempt} is over: {reached}, {meter.at_most(line)}{meter.show_usd(spend)}"
             yield line.intent_at, Report("event", said, data)
 
     def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
@@ -283,7 +284,7 @@ class _Watch:
         line = progress_line(status, beat, self.figures.get(beat.phase) if beat else None, self._plan(status))
         if line != self.last_line:
             self.line_due = now + self.every_s
-            self.last_line = line
+            self.last_line, self.last_told = line, _where(status, beat)
             yield Report("line", line, self._line_data(status))
 
     def _plan(self, status: Status) -> Planned | None:
@@ -336,7 +337,7 @@ class _Watch:
         is_stale = status.is_silent and status.is_billing
         if is_stale and not self.is_told_stale:
             said = f"No heartbeat for {format_duration(age_s or 0.0)}: the agent may be dead or cut off, and it bills."
-            yield Report("alert", f"{said} To end it: homing destroy {self.run.name}")
+            yield Report("alert", f"{said} To end it: homing destroy {self.run.id}")
         self.is_told_stale = is_stale
         if (
             status.run.state == "launching"
@@ -345,7 +346,7 @@ class _Watch:
         ):
             self.is_told_waiting = True
             said = "Nothing is created yet. If no `homing launch` is at work on it any more, close it:"
-            yield Report("alert", f"{said} homing destroy {self.run.name}")
+            yield Report("alert", f"{said} homing destroy {self.run.id}")
 
     def _is_over(self) -> bool:
         run = self.home.ledger.run(self.run.id)
@@ -363,12 +364,18 @@ class _Watch:
         status = look(self.home, self.run)
         try:
             yield from self._news(status.lines)
-            self.line_due = self.home.world.monotonic()
-            yield from self._line(status, self.line_due)
+            # By now the dollars have changed, and whoever shows this says them anyway: only a new step is news.
+            if not self.last_line or self.last_told != _where(status, self._beat(status)):
+                self.line_due = self.home.world.monotonic()
+                yield from self._line(status, self.line_due)
             remember_speed(self.home, self.run, self.store)
         except (HomingError, WireError, OSError) as exc:
             yield Report("problem", f"The last lines could not be read: {str(exc).splitlines()[0]}")
         yield Report("end", f"{self.run.state}: {self.run.reason}", status.to_dict())
+
+
+def _where(status: Status, beat: Heartbeat | None) -> tuple[str, int] | None:
+    return None if beat is None else (beat.phase, last_step(status, beat))
 
 
 def _mark(event: Event) -> tuple[float, str, str, str]:

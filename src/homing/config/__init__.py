@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from homing.config.load import Loaded, load_run
     from homing.config.paths import find_run_file, home, newest_run, preset_dir, run_files, typed_name
     from homing.config.resolve import PrepSettings
-    from homing.config.smoke import has_smoke_passed, mark_smoke_passed, needs_smoke_first
+    from homing.config.smoke import has_smoke_failed, has_smoke_passed, mark_smoke, needs_smoke_first
 
 __all__ = [
     "Loaded",
     "PrepSettings",
     "find_run_file",
+    "has_smoke_failed",
     "has_smoke_passed",
     "home",
     "load_run",
-    "mark_smoke_passed",
+    "mark_smoke",
     "needs_smoke_first",
     "newest_run",
     "preset_dir",
@@ -36,7 +37,7 @@ _MODULES = {
     "load": ("Loaded", "load_run"),
     "paths": ("find_run_file", "home", "newest_run", "preset_dir", "run_files", "typed_name"),
     "resolve": ("PrepSettings",),
-    "smoke": ("has_smoke_passed", "mark_smoke_passed", "needs_smoke_first"),
+    "smoke": ("has_smoke_failed", "has_smoke_passed", "mark_smoke", "needs_smoke_first"),
 }
 
 

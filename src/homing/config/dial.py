@@ -1,10 +1,12 @@
-"""The one dial and the rates: a depth to a shape, tokens to a batch, width and batch to learning rates.
+"""The one dial and the rates: a depth to a shape, tokens to a batch, and all of it to learning rates.
 
     depth -> width = 64 x depth in steps of 128, heads of 128 -> tokens = 12 per scaling parameter
-          -> batch grows with tokens^0.383, a power of two -> rates scale with sqrt(batch) and 1/sqrt(width)
+          -> batch, a power of two, grows with tokens^0.383; below the point of reference it falls with tokens^0.62
+          -> Muon's rate grows with batch^0.15 and falls with steps^0.32; rates of embedding and head with 1/sqrt(width)
 
-The rules are nanochat's (karpathy/nanochat, scripts/base_train.py), measured around a model of depth 12 with a batch of
-2^19 tokens, which is the point all of them start from.
+The point of reference is nanochat's (karpathy/nanochat, scripts/base_train.py): depth 12, 2,520 steps of 2^19 tokens,
+where Muon's rate is 0.02. What is said of shorter runs comes from sweeps at 6 layers (docs/log.md): 0.028 was best in
+320 steps of 65,536 tokens, and 0.020 better than it in 1,281.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ __all__ = [
     "batch_for_tokens",
     "batch_scale",
     "batch_within",
+    "muon_rates",
     "shape_of_depth",
     "tokens_for",
 ]
@@ -32,20 +35,34 @@ TOKENS_PER_PARAM = 12
 REFERENCE_DEPTH = 12
 REFERENCE_WIDTH = 768
 REFERENCE_BATCH = 2**19
+REFERENCE_STEPS = 2520
 BATCH_EXPONENT = 0.383
+# Short runs want many steps more than they want calm ones: 640 steps of 32,768 tokens were better than 320 of 65,536.
+SHORT_BATCH_EXPONENT = 0.62
 # Fewer steps than this and warm-up and decay have nothing to work with; a smaller batch is then the better deal.
 LEAST_STEPS = 500
 
 MUON_LR = 0.02
-# nanochat takes 0.3, but norms the embedding before the first block. These families do not, and there 0.3 was worse
-# than the sixth of it by 0.12 nats (6 layers, width 384, 350 steps of 16,384 tokens).
-MUON_LR_EMBEDDING = 0.05
-MUON_LR_HEAD = 0.008
-MUON_LR_NORM = 0.008
+MUON_LR_BOUNDS = (0.01, 0.03)
+MUON_BATCH_EXPONENT = 0.15
+MUON_STEPS_EXPONENT = 0.32
 ADAMW_LR = 6e-4
-# swift norms its embedding, and nanochat's rates fit it.
-SWIFT_LR_EMBEDDING = 0.3
-SWIFT_LR_SCALAR = 0.5
+# Beside Muon, by AdamW. swift norms its embedding, so only the direction of a row counts there.
+PRETRAIN_RATES = {
+    "stock": {"lr_embedding": 0.15, "lr_head": 0.008, "lr_norm": 0.008},
+    "swift": {"lr_embedding": 0.3, "lr_head": 0.008, "lr_norm": 0.008, "lr_scalar": 0.15},
+}
+# Of later phases, before their share and the batch's.
+LATER_RATES = {
+    "stock": {"lr_embedding": 0.05, "lr_head": 0.008, "lr_norm": 0.008},
+    "swift": {"lr_embedding": 0.3, "lr_head": 0.008, "lr_norm": 0.008, "lr_scalar": 0.5},
+}
+# Below it an embedding that is not normed wants less: 0.05 was better than 0.37 by 0.04 bits at 2,048 tokens a step.
+SMALL_BATCH = 2**16
+BY_WIDTH = ("lr_embedding", "lr_head")
+# What goes with Muon instead of the run file's usual numbers: AdamW beside it, and in pretraining the rest.
+MUON_BESIDE = {"beta1": 0.8, "eps": 1e-10}
+MUON_PRETRAIN = {"clip": 0.3, "weight_decay": 0.28}
 SWIFT_ROPE_BASE = 100_000.0
 
 
@@ -78,14 +95,16 @@ def tokens_for(model: Model) -> int:
 
 
 def batch_for_tokens(num_tokens: float, context: int, vocab_size: int) -> int:
-    best = REFERENCE_BATCH * (num_tokens / _reference_tokens(vocab_size)) ** BATCH_EXPONENT
+    share = num_tokens / _reference_tokens(vocab_size)
+    best = REFERENCE_BATCH * share ** (SHORT_BATCH_EXPONENT if share < 1 else BATCH_EXPONENT)
     return _whole_rows(min(best, num_tokens / LEAST_STEPS), context)
 
 
 def batch_for_steps(num_steps: int, context: int, vocab_size: int) -> int:
     """The same rule where only the steps are known: batch x steps tokens, solved for the batch."""
-    power = (num_steps / _reference_tokens(vocab_size)) ** BATCH_EXPONENT
-    return _whole_rows((REFERENCE_BATCH * power) ** (1 / (1 - BATCH_EXPONENT)), context)
+    per_token = num_steps / _reference_tokens(vocab_size)
+    exponent = SHORT_BATCH_EXPONENT if per_token * REFERENCE_BATCH < 1 else BATCH_EXPONENT
+    return _whole_rows((REFERENCE_BATCH * per_token**exponent) ** (1 / (1 - exponent)), context)
 
 
 def batch_within(batch_tokens: int, num_steps: int, num_train_tokens: int, context: int) -> int:
@@ -104,6 +123,23 @@ def batch_scale(batch_tokens: int) -> float:
 
 def width_scale(width: int) -> float:
     return math.sqrt(REFERENCE_WIDTH / width)
+
+
+def muon_rates(model: Model, kind: str, batch_tokens: int, num_steps: int) -> dict[str, float]:
+    """Of a phase whose matrices Muon trains: `lr` and those beside it. Where no steps are known yet, as of 2,520."""
+    by_width = width_scale(model.width)
+    if kind != "pretrain":
+        share = batch_scale(batch_tokens) * PHASE_RATE[kind]
+        rates = {name: rate * share for name, rate in ({"lr": MUON_LR} | LATER_RATES[model.family]).items()}
+        return {name: rate * by_width if name in BY_WIDTH else rate for name, rate in rates.items()}
+    by_batch = (batch_tokens / REFERENCE_BATCH) ** MUON_BATCH_EXPONENT
+    by_steps = (REFERENCE_STEPS / (num_steps or REFERENCE_STEPS)) ** MUON_STEPS_EXPONENT
+    least, most = MUON_LR_BOUNDS
+    rates = {"lr": min(most, max(least, MUON_LR * by_batch * by_steps))} | PRETRAIN_RATES[model.family]
+    if model.family == "stock":
+        rates["lr_embedding"] *= min(1.0, math.sqrt(batch_tokens / SMALL_BATCH))
+    # A narrow model takes them as one of width 768 does: so they were found at width 384.
+    return {name: rate * min(1.0, by_width) if name in BY_WIDTH else rate for name, rate in rates.items()}
 
 
 def adamw_rate(width: int, batch_tokens: int) -> float:

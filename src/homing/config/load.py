@@ -54,8 +54,9 @@ def load_run(
     said = apply_sets(source, sets)
     trace, resolved = _resolve(source, path, is_for_prep=is_for_prep or is_smoke)
     if is_smoke:
-        shrink(source, resolved.run, keeps_vocabulary=bool(trace.file.tokenizer.file))
-        trace, resolved = _resolve(source, path, is_for_prep=is_for_prep)
+        keeps = bool(trace.file.tokenizer.file)
+        shrink(source, resolved.run, keeps_vocabulary=keeps, take_bytes=resolved.prep.take_bytes)
+        trace, resolved = _resolve(source, path, is_for_prep=is_for_prep, is_smoke=True)
     return Loaded(
         resolved.run, path, source.text, resolved.prep, said + trace.warnings, resolved.is_prepared,
         resolved.phase_preps, resolved.source,
@@ -74,20 +75,21 @@ def _repeat(path: Path, sets: Sequence[str], *, is_changed: bool) -> Loaded:
     return Loaded(run, path, text, nothing, [], is_prepared=True)
 
 
-def _resolve(source: Source, path: Path, *, is_for_prep: bool) -> tuple[Trace, Resolved]:
+def _resolve(source: Source, path: Path, *, is_for_prep: bool, is_smoke: bool = False) -> tuple[Trace, Resolved]:
     checked = check(source)
     trace = Trace(source, checked)
-    name = _name(trace, path)
+    name = _name(trace, path, is_smoke=is_smoke)
     resolved = resolve(trace, name, is_for_prep=is_for_prep)
     if trace.mistakes:
         raise RunFileError(sorted(dict.fromkeys(trace.mistakes), key=_by_line))
     return trace, resolved
 
 
-def _name(trace: Trace, path: Path) -> str:
+def _name(trace: Trace, path: Path, *, is_smoke: bool) -> str:
     typed = trace.file.name
     if typed:
-        if path.stem != typed and path == run_files().get(path.stem):
+        # A smoke run's name was made from the file's just now: nobody has to be told.
+        if not is_smoke and path.stem != typed and path == run_files().get(path.stem):
             other = shares_with(path, typed)
             also = f", and so is {other}; give it name: {path.stem}" if other is not None else ", as its name: says"
             trace.warn(f"{path} is the run {typed}{also}.")

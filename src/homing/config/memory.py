@@ -81,6 +81,7 @@ class Memory:
     is_rollout_kept: bool = False  # captured graphs need the same buffers at every step
     passing: int = 0  # rl: what comes and goes while prompts are read and samples looked back at
     host: int = 0  # offload: the optimizer's state, in the host's memory
+    is_pass_kept: bool = False  # train.graphs: on; a captured pass keeps its memory while the rest is done
 
     @property
     def always(self) -> int:
@@ -100,8 +101,10 @@ class Memory:
         return int((max(1, num_cards) * (self.host + PROCESS_BYTES) + self.gradients) / HOST_SHARE)
 
     def peak(self, micro_batch: int) -> int:
-        sampling = self.passing + (0 if self.is_rollout_kept else self.rollout)
-        return self.always + max(self.forward(micro_batch), self.scratch, sampling)
+        forward, sampling = self.forward(micro_batch), self.passing + (0 if self.is_rollout_kept else self.rollout)
+        if self.is_pass_kept:
+            return self.always + forward + max(self.scratch, sampling)
+        return self.always + max(forward, self.scratch, sampling)
 
     def forward(self, micro_batch: int) -> int:
         logits = min(self.logits_most, micro_batch * self.logits_per_row) + self.head_gradient
@@ -129,11 +132,13 @@ def training_memory(run: Run, phase: Phase | None = None, *, has_bf16: bool = Tr
     precision = run.train.precision
     if precision == "auto":
         precision = "bf16" if has_bf16 else "fp32"
-    return memory_of(
+    memory = memory_of(
         run.model, phase.optimizer.kind, precision=precision, states=phase.optimizer.states, method=phase.method,
         lora=phase.lora, recompute=phase.recompute, rl=phase.rl, offload=phase.offload,
         prompt=prompt_tokens(run.model, phase.rl, is_open=run.base is not None) if phase.rl else 0,
     )  # fmt: skip
+    # Not with auto, which leaves it alone where memory is short.
+    return replace(memory, is_pass_kept=run.train.graphs == "on")
 
 
 def memory_of(

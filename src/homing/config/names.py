@@ -206,6 +206,8 @@ FOREIGN: dict[str, str] = {
     "torch_dtype": "train.precision",
     "torch_compile": "train.compile",
     "use_compile": "train.compile",
+    "cuda_graphs": "train.graphs",
+    "use_cuda_graphs": "train.graphs",
     "logging_steps": "train.log_every",
     "log_interval": "train.log_every",
     "num_threads": "train.threads",

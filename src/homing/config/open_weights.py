@@ -20,6 +20,7 @@ from homing.errors import DataError, UsageError
 from homing.hf_config import model_of
 from homing.wire import names
 from homing.wire.run import Model
+from homing.wire.template import Unreadable, template_beside
 
 __all__ = ["Source", "SourceFile", "bring", "chat_template_in", "is_hub_address", "read_source"]
 
@@ -201,16 +202,11 @@ def _check_tokenizer(data: dict[str, Any], shape: Model, address: str) -> int:
 
 
 def chat_template_in(folder: Path) -> str:
-    """The template of a model's folder; "" where it has none. In a file of its own where there is one: newer writers
-    put it there, and it wins in transformers too."""
-    if (folder / names.CHAT_TEMPLATE).is_file():
-        return (folder / names.CHAT_TEMPLATE).read_text(encoding="utf-8")
-    has_config = (folder / names.TOKENIZER_CONFIG).is_file()
-    template = _read_json(folder / names.TOKENIZER_CONFIG).get("chat_template") if has_config else None
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else ""
+    """The template of a model's folder; "" where it has none."""
+    try:
+        return template_beside(folder).source
+    except Unreadable as exc:
+        raise DataError(f"{exc.path} cannot be read.", str(exc), "Bring the folder again.") from exc
 
 
 def _ids(value: Any) -> tuple[int, ...]:

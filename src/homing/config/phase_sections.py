@@ -229,57 +229,71 @@ class Phase(Section):
     )
     lr: Number | None = key(
         "Peak learning rate of the block matrices.",
-        derived="muon 0.02, adamw 6e-4 at width 768; scaled by batch, adamw also by width",
+        derived="muon 0.02 in 2,520 steps of 524,288 tokens, more in fewer steps, less in smaller ones; adamw 6e-4 at"
+        " width 768, scaled by batch and width",
         example="3e-4",
         gt=0.0,
         le=10.0,
     )
     lr_embedding: Number | None = key(
-        "Peak rate of the input embedding.", derived="muon: 0.05 scaled by width and batch; adamw: lr", example="0.05",
-        gt=0.0, le=10.0,
-    )  # fmt: skip
+        "Peak rate of the input embedding.",
+        derived="muon: 0.15, less at batches below 65,536 tokens, in swift 0.3; adamw: lr",
+        example="0.05",
+        gt=0.0,
+        le=10.0,
+    )
     lr_head: Number | None = key(
         "Peak rate of the output head, and of a tied matrix.",
-        derived="muon: 0.008 scaled by width and batch; adamw: lr",
+        derived="muon: 0.008, less at widths above 768; adamw: lr",
         example="0.008",
         gt=0.0,
         le=10.0,
     )
     lr_norm: Number | None = key(
-        "Peak rate of the norms.", derived="muon: 0.008 scaled by batch; adamw: lr", example="0.005", gt=0.0, le=10.0
+        "Peak rate of the norms.", derived="muon: 0.008; adamw: lr", example="0.005", gt=0.0, le=10.0
     )
     lr_scalar: Number | None = key(
-        "Peak rate of swift's gates and scales.", derived="muon: 0.5 scaled by batch; adamw: lr", example="0.5",
+        "Peak rate of swift's gates and scales.", derived="muon: 0.15; adamw: lr", example="0.5",
         gt=0.0, le=10.0,
     )  # fmt: skip
-    weight_decay: Number = key("Decay of the block matrices.", default=0.1, example="0.1", ge=0.0, le=10.0)
-    beta1: Number = key("AdamW's first moment.", default=0.9, example="0.9", ge=0.0, lt=1.0)
+    weight_decay: Number = key(
+        "Decay of the block matrices.",
+        default=0.1,
+        derived="0.28 by muon in pretraining; 0 in sft, rl and on loaded weights",
+        example="0.1",
+        ge=0.0,
+        le=10.0,
+    )
+    beta1: Number = key("AdamW's first moment.", default=0.9, derived="0.8 beside muon", example="0.9", ge=0.0, lt=1.0)
     beta2: Number = key("AdamW's second moment.", default=0.95, example="0.99", ge=0.0, lt=1.0)
-    eps: Number = key("AdamW's epsilon.", default=1e-8, example="1e-8", gt=0.0, le=0.1)
-    momentum: Number = key("Muon's momentum.", default=0.95, derived="0.97 in swift", example="0.95", ge=0.0, lt=1.0)
+    eps: Number = key("AdamW's epsilon.", default=1e-8, derived="1e-10 beside muon", example="1e-8", gt=0.0, le=0.1)
+    momentum: Number = key("Muon's momentum.", default=0.95, example="0.95", ge=0.0, lt=1.0)
     momentum_start: Number = key(
         "Muon's momentum at the first step, from where it grows over 300 steps; 0: as later.",
-        default=0.0,
-        derived="0.85 in swift",
+        default=0.85,
         example="0.85",
         ge=0.0,
         lt=1.0,
     )
     variance_beta: Number = key(
         "Muon's memory of how much each row of a matrix moves, by which rows are evened out (NorMuon); 0: off.",
-        default=0.0,
-        derived="0.9 in swift",
+        default=0.9,
         example="0.9",
         ge=0.0,
         lt=1.0,
     )
     cautious: Flag = key(
         "Muon's weight decay only where the step itself goes towards zero.",
-        default=False,
-        derived="true in swift",
+        default=True,
         example="true",
     )
-    clip: Number = key("Largest norm of all gradients together; 0: no clipping.", default=1.0, example="1.0", ge=0.0)
+    clip: Number = key(
+        "Largest norm of all gradients together; 0: no clipping.",
+        default=1.0,
+        derived="0.3 by muon in pretraining",
+        example="1.0",
+        ge=0.0,
+    )
     schedule: Literal["wsd", "cosine", "constant"] = key(
         "wsd: warm up, stay, decay in a straight line. cosine: warm up, then half a cosine. constant: warm up, stay.",
         default="wsd",

@@ -38,6 +38,7 @@ _WARMUP_SHARE = 0.02
 _MOST_WARMUP_STEPS = 1000
 _DECAY_FRACTION = 0.5
 _EPOCHS = {"mid": 1.0, "sft": 3.0}  # where a phase of this kind has no length
+_HABITS = ("beta1", "eps", "momentum", "momentum_start", "variance_beta", "cautious", "clip", "weight_decay")
 _FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
 
 
@@ -93,7 +94,7 @@ def resolve_phase(
         num_steps=num_steps,
         batch_tokens=batch_tokens,
         micro_batch=micro_batch,
-        optimizer=_optimizer(trace, at, wire, model, batch_tokens, has_base=source is not None),
+        optimizer=_optimizer(trace, at, wire, model, batch_tokens, num_steps, has_base=source is not None),
         schedule=_schedule(trace, at, wire, num_steps),
         eval_every=int(
             when("eval_every", "eval", "every", eval_steps(num_steps), f"derived from {wire}.num_steps: {_EVALS}")
@@ -257,7 +258,9 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
         trace.warn(f"phases.{number}.batch_tokens is larger than all of the text: {batch_tokens:,} against {amount}.")
 
 
-def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens: int, *, has_base: bool) -> Optimizer:
+def _optimizer(
+    trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens: int, num_steps: int, *, has_base: bool
+) -> Optimizer:
     phase = trace.value(at)
     is_loaded = has_base or phase.method != "full"
     kind = trace.plain(f"{wire}.optimizer.kind", (*at, "optimizer"))
@@ -267,20 +270,14 @@ def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens:
     if phase.method != "full" and kind == "muon":
         trace.wrong((*at, "optimizer"), "adapters are trained by adamw.", "Delete it, or use optimizer: adamw.")
     by_kind = dial.PHASE_RATE[phase.kind]
-    by_batch, by_width = dial.batch_scale(batch_tokens) * by_kind, dial.width_scale(model.width)
-    is_swift = model.family == "swift"
-    embedding = dial.SWIFT_LR_EMBEDDING if is_swift else dial.MUON_LR_EMBEDDING
-    batch_why = f"derived from {wire}.batch_tokens"
+    is_swift, is_pretrain = model.family == "swift", phase.kind == "pretrain"
     both_why = f"derived from model.width and {wire}.batch_tokens"
     if kind == "muon":
+        whys = {"lr": f"derived from {wire}.batch_tokens and {wire}.num_steps" if is_pretrain else both_why}
         rates = {
-            "lr": (dial.MUON_LR * by_batch, batch_why),
-            "lr_embedding": (embedding * by_width * by_batch, both_why),
-            "lr_head": (dial.MUON_LR_HEAD * by_width * by_batch, both_why),
-            "lr_norm": (dial.MUON_LR_NORM * by_batch, batch_why),
+            name: (rate, whys.get(name, f"default of {model.family}, by model.width" if is_pretrain else both_why))
+            for name, rate in dial.muon_rates(model, phase.kind, batch_tokens, num_steps).items()
         }
-        if is_swift:
-            rates["lr_scalar"] = (dial.SWIFT_LR_SCALAR * by_batch, batch_why)
     else:
         usual = dial.adamw_rate(model.width, batch_tokens) * by_kind
         if is_loaded:
@@ -295,29 +292,28 @@ def _optimizer(trace: Trace, at: KeyPath, wire: str, model: Model, batch_tokens:
         name: trace.take(f"{wire}.optimizer.{name}", (*at, name), float(f"{value:.4g}"), why)
         for name, (value, why) in rates.items()
     }
-    plain = {name: trace.plain(f"{wire}.optimizer.{name}", (*at, name)) for name in ("beta2", "clip", "states")}
-    # Decay pulls towards zero, which is no place that trained weights should go.
-    is_late = is_loaded or phase.kind in ("sft", "rl")
-    usual_decay = 0.0 if is_late else phase.weight_decay
-    why = f"default of {phase.kind}" if is_late else "default"
-    plain["weight_decay"] = trace.take(f"{wire}.optimizer.weight_decay", (*at, "weight_decay"), usual_decay, why)
+    plain = {name: trace.plain(f"{wire}.optimizer.{name}", (*at, name)) for name in ("beta2", "states")}
     if plain["states"] != "fp32" and kind == "muon":
         trace.wrong((*at, "states"), "is about AdamW's moments.", "Use optimizer: adamw, or delete it.")
-    return Optimizer(kind=kind, **taken, **plain, **_memory(trace, at, wire, is_swift_muon=is_swift and kind == "muon"))
+    return Optimizer(kind=kind, **taken, **plain, **_habits(trace, at, wire, kind, is_loaded=is_loaded))
 
 
-def _memory(trace: Trace, at: KeyPath, wire: str, *, is_swift_muon: bool) -> dict[str, Any]:
-    """How long the optimizer remembers: the run file's word, else what suits the family."""
-    swift: dict[str, Any] = {
-        **{"beta1": 0.8, "eps": 1e-10, "momentum": 0.97, "momentum_start": 0.85},
-        **{"variance_beta": 0.9, "cautious": True},
+def _habits(trace: Trace, at: KeyPath, wire: str, optimizer: str, *, is_loaded: bool) -> dict[str, Any]:
+    """What the optimizer remembers, cuts and lets decay: the run file's word, else what suits it and the phase."""
+    kind: str = trace.value(at).kind
+    own = dial.MUON_BESIDE if optimizer == "muon" else {}
+    own = own | dial.MUON_PRETRAIN if optimizer == "muon" and kind == "pretrain" else own
+    usual = {
+        name: (own.get(name, trace.value((*at, name))), "default of muon" if name in own else "default")
+        for name in _HABITS
     }
-    own = swift if is_swift_muon else {name: trace.value((*at, name)) for name in swift}
-    why = "default of swift" if is_swift_muon else "default"
-    wires = {name: "is_cautious" if name == "cautious" else name for name in swift}
+    if is_loaded or kind in ("sft", "rl"):
+        # Decay pulls towards zero, which is no place that trained weights should go.
+        usual["weight_decay"] = (0.0, f"default of {kind}")
+    wires = {name: "is_cautious" if name == "cautious" else name for name in usual}
     return {
         wires[name]: trace.take(f"{wire}.optimizer.{wires[name]}", (*at, name), value, why)
-        for name, value in own.items()
+        for name, (value, why) in usual.items()
     }
 
 

@@ -15,7 +15,17 @@ from homing.wire import names
 from homing.wire.codec import WireError, loads
 from homing.wire.data import DataManifest
 
-__all__ = ["Prepared", "missing_files", "read_prepared", "sha256_of", "tokenizer_specials", "tokenizer_vocab_size"]
+__all__ = [
+    "Prepared",
+    "missing_files",
+    "read_prepared",
+    "sha256_of",
+    "tokenizer_specials",
+    "tokenizer_vocab_size",
+    "unlisted_files",
+]
+
+_SHARD_ENDINGS = (".bin", ".idx", ".mask")
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,13 @@ def missing_files(prepared: Prepared, *, is_hashing: bool = False) -> list[str]:
         if problem := _problem(prepared.dir / name, num_bytes, digest if is_hashing or name == names.TOKENIZER else ""):
             problems.append(problem)
     return problems
+
+
+def unlisted_files(prepared: Prepared) -> list[str]:
+    """Shards that somebody put there: without a place in the manifest nobody reads them."""
+    shards = [shard for split in prepared.manifest.splits.values() for shard in split.shards]
+    listed = {name for shard in shards for name, _, _ in shard.files()}
+    return sorted({path.name for path in prepared.dir.iterdir() if path.suffix in _SHARD_ENDINGS} - listed)
 
 
 def _problem(path: Path, num_bytes: int | None, digest: str) -> str:

@@ -56,6 +56,7 @@ class PrepSettings:
     shard_tokens: int
     dir: Path  # absolute
     is_vocab_firm: bool = True  # a person's own number; else prep may take a smaller one, aloud
+    take_bytes: int = 0  # of the text; 0: all of it
 
 
 @dataclass(frozen=True)
@@ -260,13 +261,17 @@ def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
                 " Raise data.val_fraction, or name a file under data.validation, and prepare again."
             )
         return found
-    num_bytes = num_text_bytes(trace.file.data.text)
+    num_bytes = _taken(trace, num_text_bytes(trace.file.data.text))
     if not num_bytes:
         return Corpus(0, 0, "not prepared yet")
     guess, told = _guess(num_bytes, vocab_size, None)
     source = f"estimated from {format_bytes(num_bytes)} of text"
     trace.warn(f"Not prepared yet: {told}, {source}. `homing prep` counts them.")
     return Corpus(guess, 0, source)
+
+
+def _taken(trace: Trace, num_bytes: int) -> int:
+    return min(num_bytes, trace.file.data.take or num_bytes)
 
 
 def _guess(num_bytes: int, vocab_size: int, prepared: Prepared | None) -> tuple[int, str]:
@@ -293,6 +298,7 @@ def _corpus_of(
         return Corpus(data.num_train_tokens, data.num_val_tokens, source, own.num_train_tokens if own else 0)
     patterns = [*prep.text, *(source.path for source in prep.chat)]
     num_bytes = num_text_bytes(patterns)
+    num_bytes = _taken(trace, num_bytes) if prep.kind != "chat" else num_bytes
     if not num_bytes:
         return Corpus(0, 0, "not prepared yet")
     guess, told = _guess(num_bytes, vocab_size, prepared)
@@ -336,6 +342,7 @@ def _prep(trace: Trace, vocab_size: int, data_dir: Path, source: Source | None, 
         shard_tokens=data.shard_tokens,
         dir=data_dir,
         is_vocab_firm=source is not None or bool(existing) or _is_vocab_firm(trace),
+        take_bytes=data.take,
     )
 
 
@@ -370,6 +377,7 @@ def _train(trace: Trace) -> Train:
         precision=trace.plain("train.precision", ("train", "precision")),
         compile=trace.plain("train.compile", ("train", "compile")),
         attention=trace.plain("train.attention", ("train", "attention")),
+        graphs=trace.plain("train.graphs", ("train", "graphs")),
         is_deterministic=trace.plain("train.is_deterministic", ("train", "deterministic")),
         num_threads=trace.plain("train.num_threads", ("train", "threads")),
         num_ranks=trace.plain("train.num_ranks", ("train", "ranks")),

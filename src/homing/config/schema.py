@@ -20,6 +20,7 @@ from homing.config.kinds import Bytes, Count, Duration, Flag, Number, Switch, Te
 from homing.config.phase_sections import Phase
 from homing.config.placeholders import Filled
 from homing.config.section import Section, key
+from homing.wire.run import Train as ResolvedTrain
 
 __all__ = ["NAME_PATTERN", "RunFile", "Section"]
 
@@ -37,7 +38,8 @@ class Data(Section):
     """The text to learn from, and where its tokens lie."""
 
     text: Texts = key(
-        "Text files, globs or directories; .gz, .xz and .zst are unpacked, .jsonl gives one document per line.",
+        "Text files, globs or directories; .gz, .xz and .zst are unpacked, .jsonl gives one document per line. Also one"
+        " file in a store or on the Hub, such as hf:datasets/OWNER/NAME/train.jsonl, which prep brings by its hash.",
         default=[],
         example="[books/*.txt, more/]",
     )
@@ -56,6 +58,13 @@ class Data(Section):
     text_field: Text = key("The field of a .jsonl line that holds the text.", default="text", example="content")
     shard_tokens: Count = key(
         "Tokens in one shard file.", default=100_000_000, example="100M", ge=1_000, le=10_000_000_000
+    )
+    take: Bytes = key(
+        "How much of the text is prepared, for a trial on little of it: from every file its share, and the rest is not"
+        " read. 0: all of it.",
+        default=0,
+        example="100MB",
+        ge=0,
     )
     dir: Text | None = key(
         "Where tokenizer, shards and manifest are written and read.", derived="data/NAME", example="data/goethe"
@@ -217,6 +226,12 @@ class Train(Section):
         " choice is kept with the run.",
         default="auto",
         example="flash",
+    )
+    graphs: Annotated[Literal["auto", "on", "off"], Switch] = key(
+        "Each micro-batch as one captured CUDA graph: for small models and batches, where a card waits for the host."
+        " auto: measured after the first step, and the faster way is kept with the run. on: wherever it can be.",
+        default=ResolvedTrain.graphs,
+        example="auto",
     )
     deterministic: Flag = key(
         "Bit for bit the same on the same card and versions, at some speed.", default=False, example="true"

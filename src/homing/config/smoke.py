@@ -1,9 +1,11 @@
-"""The smoke profile: the same file shrunk to minutes, and the note that it passed.
+"""The smoke profile: the same file shrunk to minutes, and the note how it ended.
 
-    run file + --smoke -> a few narrow layers, short context, small vocabulary, 200 steps, small batch -> NAME-smoke
+    run file + --smoke -> little of the text, a few narrow layers, short context, small vocabulary, 200 steps, small
+                          batch -> NAME-smoke
 
 Whatever else the file says stays as it is, so text, optimizer, schedule, store and providers are really tried. A big
-first run asks whether its smoke profile has passed; the note lies under the home, by the hash of the run file.
+first run asks whether its smoke profile has passed, and is refused where it failed; the note lies under the home, by
+the hash of the run file.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from homing.config.paths import home
 from homing.config.source import KeyPath, Source
 from homing.wire.run import Rl, Run
 
-__all__ = ["PROFILE", "has_smoke_passed", "mark_smoke_passed", "needs_smoke_first", "shrink"]
+__all__ = ["PROFILE", "has_smoke_failed", "has_smoke_passed", "mark_smoke", "needs_smoke_first", "shrink"]
 
 PROFILE = "smoke profile"
 _LAYERS, _HEADS, _HEAD_SIZE, _CONTEXT, _VOCAB = 4, 4, 32, 128, 2048
 _STEPS, _ROWS = 200, 16
+# Several times what the steps read, and what the tokenizer learns from.
+_TAKE_BYTES, _SAMPLE_BYTES = 20_000_000, 10_000_000
 
 _BIG_PARAMS = 300_000_000
 _BIG_TOKENS = 2_000_000_000
@@ -35,19 +39,34 @@ def needs_smoke_first(run: Run) -> bool:
     return run.sizes.num_params >= _BIG_PARAMS or num_tokens > _BIG_TOKENS
 
 
-def mark_smoke_passed(file: Path, figures: dict[str, Any] | None = None) -> Path:
-    """Notes that the smoke profile of exactly this run file went through. Called by whoever saw it end well."""
+def mark_smoke(file: Path, *, is_passed: bool, figures: dict[str, Any] | None = None) -> None:
+    """Notes how the smoke profile of exactly this run file ended. Called by whoever saw it; the last one counts."""
     note = _note(file)
     note.parent.mkdir(parents=True, exist_ok=True)
     aside = note.with_suffix(f".{os.getpid()}.tmp")
-    document = {"schema": "homing.smoke/1", "file": str(file), "passed_at": time.time(), "figures": figures or {}}
+    told = {"file": str(file), "is_passed": is_passed, "at": time.time(), "figures": figures or {}}
+    document = {"schema": "homing.smoke/1", **told}
     aside.write_text(json.dumps(document, default=str), encoding="utf-8")
     aside.replace(note)
-    return note
 
 
 def has_smoke_passed(file: Path) -> bool:
-    return _note(file).is_file()
+    return _is_passed(file) is True
+
+
+def has_smoke_failed(file: Path) -> bool:
+    """Which it did, and has not passed since; a file that was changed since then has not been tried."""
+    return _is_passed(file) is False
+
+
+def _is_passed(file: Path) -> bool | None:
+    """None where it has not been tried, or nothing readable tells of it."""
+    try:
+        found = json.loads(_note(file).read_bytes())
+    except (OSError, ValueError):
+        return None
+    # Before failures were noted too, a note meant that it had passed.
+    return bool(found.get("is_passed", True)) if isinstance(found, dict) else None
 
 
 def _note(file: Path) -> Path:
@@ -55,8 +74,9 @@ def _note(file: Path) -> Path:
     return home() / "smoke" / f"{hashlib.sha256(Path(file).read_bytes()).hexdigest()}.json"
 
 
-def shrink(source: Source, run: Run, *, keeps_vocabulary: bool) -> None:
-    """Changes `source` as a row of --set would; `run` is what the file resolves to at full size."""
+def shrink(source: Source, run: Run, *, keeps_vocabulary: bool, take_bytes: int) -> None:
+    """Changes `source` as a row of --set would; `run` is what the file resolves to at full size, `take_bytes` how much
+    of the text the file asks for (0: all)."""
     model = run.model
     heads = min(_HEADS, model.num_heads)
     share = model.num_heads // model.num_kv_heads
@@ -66,6 +86,7 @@ def shrink(source: Source, run: Run, *, keeps_vocabulary: bool) -> None:
     changes: dict[KeyPath, Any] = {
         ("name",): f"{run.name[:26].rstrip('-')}-smoke",
         ("data", "dir"): f"{run.data.dir}-smoke",
+        ("data", "take"): min(_TAKE_BYTES, take_bytes or _TAKE_BYTES),
         ("model", "context"): context,
     }
     if not run.base:  # open weights are as large as they are
@@ -77,7 +98,7 @@ def shrink(source: Source, run: Run, *, keeps_vocabulary: bool) -> None:
             ("model", "head_size"): _HEAD_SIZE,
             ("model", "ffn_width"): 3 * width,
             ("model", "tied"): model.is_tied,
-            ("tokenizer", "sample"): "10MB",
+            ("tokenizer", "sample"): _SAMPLE_BYTES,
         }
         if not keeps_vocabulary:
             changes[("tokenizer", "vocab_size")] = min(_VOCAB, model.vocab_size)

@@ -199,7 +199,7 @@ def _build(here: _Here, phase: Phase) -> _Model:
         torch.manual_seed(run.seed)
         return _Model(load_model(here, phase, start)[0], told_start(here, start), is_trained=True)
     model = Decoder(dataclasses.replace(run.model, num_layers=num_layers))
-    model.init_weights(run.seed)
+    model.init_weights(run.seed, phase.optimizer.kind)
     model.to(here.device)
     if phase.lora is not None:
         lora.freeze(model, lora.storage_for(phase.method, pick_precision(run.train.precision, here.device)))

@@ -52,6 +52,7 @@ class Door:
     sdk: Any
     client: Any
     who: str  # for people: which token, masked
+    environment: str = ""  # a name space inside the workspace; "": its own default
 
     def call(self, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
         """`make` gives the SDK's own coroutine (`.aio`): only that can be cancelled, and it tidies up when it is."""
@@ -85,7 +86,7 @@ def open_door(world: World, verb: str = "launch") -> Door:
         # By its own token, not by the SDK's one client per process: the environment may name another account later.
         _CLIENTS[key] = _knock(modal, token_id, token_secret)
     who = f"MODAL_TOKEN_ID {token_id[:3]}...{token_id[-2:]}" if token_id else "the token of the Modal profile"
-    return Door(modal, _CLIENTS[key], who)
+    return Door(modal, _CLIENTS[key], who, str(modal.config.config.get("environment") or ""))
 
 
 def failures() -> tuple[type[BaseException], ...]:

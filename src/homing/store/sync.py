@@ -36,6 +36,7 @@ __all__ = ["Superseded", "bring_request", "fetch_inputs", "main", "push_once", "
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 60.0
+_MISSING_TRIES = 3  # before an input that the store does not have is given up, and the run with it
 _FETCHED = "fetched"  # in the work folder: which boot.json has had its inputs brought
 
 
@@ -101,13 +102,31 @@ def fetch_inputs(boot: Boot, store: Store, world: World) -> None:
             if item.url:
                 told += f", in {_take_from_hub(boot, item, path, pusher):.1f} s from the Hub"
             else:
-                store.get(item.key, path, item.sha256)
+                _take_from_store(boot, item, path, pusher)
             _keep(boot, item, path, world)
         if begun:
             world.append(path, begun)
         # An event and not only a log line: to the agent's watchdog a long fetch that moves is not idle.
         pusher.event("input_fetched", f"{told}.")
     world.write(os.path.join(boot.work_dir, _FETCHED), _this(boot))
+
+
+def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None:
+    """A store that does not answer is waited for by the agent; one that says that it has no such key is asked again,
+    for a list or a copy of it may be late, and then believed."""
+    for tries in range(1, _MISSING_TRIES + 1):
+        try:
+            return pusher.store.get(item.key, path, item.sha256)
+        except NotInStore:
+            tried = f"try {tries} of {_MISSING_TRIES}"
+            text = f"{item.path} cannot be had: {item.key} is not in {pusher.store.url}, {tried}."
+            log.warning("%s", text)
+            if tries == _MISSING_TRIES:
+                # As with weights that the Hub refuses: the agent ends the run with these words, and no other begins.
+                fix = f"Somebody removed it. Where its data is: homing launch {boot.run_id} --resume pushes it again."
+                pusher.event("input_missing", f"{text} {fix}", stops=boot.mark)
+                raise
+        pusher.world.sleep(boot.heartbeat_s * 2**tries)
 
 
 def _take_from_hub(boot: Boot, item: Input, path: str, pusher: Pusher) -> float:

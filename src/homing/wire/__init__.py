@@ -6,6 +6,7 @@ checkpoint  manifest.json inside a checkpoint                          event   e
 control     control.json, request.json, heartbeat.json, use.json       record  the run's own record in the store
 boot        boot.json, what an instance is told at start               limit   who ends an instance, and when
 orders      the agent's part of boot.json, with how to end billing     instance  the agent's part of names
+turns       turns.json, what a chat template writes around words       template  that template, as text
 
 Standard library only, and Python 3.8: the agent runs on whatever Python an image has.
 """

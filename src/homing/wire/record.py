@@ -25,6 +25,7 @@ class Attempt:
     note: str = ""
     host: str = ""  # where it was launched from, and the home there: a `local` instance lies below it
     home: str = ""
+    account: Optional[str] = None  # of the provider, by the key that rented it: another's key does not show it
 
 
 @record("lease", 1)

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.accounts import another_key_ends_nothing
 from tests.contracts.owners import owner_for
 from tests.contracts.providers import ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
-from tests.doubles.aws import AwsDouble, NoMachines, Settings, Strike
+from tests.doubles.aws import ACCOUNT, AwsDouble, NoMachines, Settings, Strike
 
 from homing.cloud.mark import make_mark
-from homing.cloud.providers.aws import Aws
+from homing.cloud.providers.aws import Aws, _ended_at
 from homing.cloud.providers.aws_api import AwsRefused
 from homing.cloud.providers.aws_machine import ends_in_s
 from homing.cloud.providers.base import Instance, Needs, Offer, Provider, Request
@@ -793,3 +794,86 @@ def test_setting_up_lets_every_verb_look_at_aws(tmp_path: Path) -> None:
     step.do()
     assert Aws.is_configured(rig.home, rig.world)
     assert rig.provider.setup_steps()[0].is_done
+
+
+# --- whose account it is ---
+
+
+def test_what_the_key_of_another_account_does_not_show_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    rig.double.accounts["AKIAOTHER"] = "210987654321"
+    line = another_key_ends_nothing(
+        rig.create(),
+        rig.home,
+        OWNER,
+        rig.world,
+        use=lambda: monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER"),
+        use_first=lambda: monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIACANARY"),
+    )
+    assert line.account == ACCOUNT
+
+
+def test_another_profile_of_the_credentials_file_is_another_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    rig.double.accounts["AKIAOTHER"] = "210987654321"
+    path = tmp_path / "credentials"
+    path.write_text(
+        "[mine]\naws_access_key_id = AKIACANARY\naws_secret_access_key = a\n"
+        "[team]\naws_access_key_id = AKIAOTHER\naws_secret_access_key = b\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    another_key_ends_nothing(
+        rig.create(),
+        rig.home,
+        OWNER,
+        rig.world,
+        use=lambda: monkeypatch.setenv("AWS_PROFILE", "team"),
+        use_first=lambda: monkeypatch.setenv("AWS_PROFILE", "mine"),
+    )
+
+
+def test_the_account_is_asked_for_once_and_a_new_key_of_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    assert [rig.provider.account() for _ in range(3)] == [ACCOUNT] * 3
+    assert rig.double.count("GetCallerIdentity") == 1
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANEW")
+    assert open_aws(rig.home, rig.world).account() == ACCOUNT
+
+
+def test_a_credentials_file_that_changes_under_a_process_changes_nothing_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    rig.double.accounts["AKIAOTHER"] = "210987654321"
+    path, text = tmp_path / "credentials", "[default]\naws_access_key_id = {}\naws_secret_access_key = a\n"
+    path.write_text(text.format("AKIACANARY"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    made = rig.create()
+    aws = open_aws(rig.home, rig.world)
+    assert aws.account() == ACCOUNT
+    path.write_text(text.format("AKIAOTHER"))
+    assert [each.id for each in aws.list_owned()] == [made.id], "one account in every region and service"
+
+
+def test_an_account_that_cannot_be_asked_for_is_silence(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Strike("lost_before", "GetCallerIdentity", times=99))
+    with pytest.raises(ProviderSilent):
+        rig.provider.account()
+
+
+def test_an_end_that_is_told_in_whole_seconds_lies_at_the_end_of_that_second() -> None:
+    # Taken as its beginning, receipts were up to a second below what EC2 bills.
+    at = _ended_at({"StateTransitionReason": "User initiated (2026-11-16 08:22:00 GMT)"})
+    assert at is not None
+    assert at.isoformat() == "2026-11-16T08:22:01+00:00"

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.accounts import another_key_ends_nothing, line_of
 from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.rest_faults import RestFaults
+from tests.doubles.accounts import Accounts
 from tests.doubles.fake_world import KEY, FakeWorld
 
+from homing.cloud.home import Home
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance, Needs, Provider, Request, Resource
 from homing.cloud.providers.fake import KEY_ENV, SERVER, URL_ENV, Fake
 from homing.cloud.providers.fake_cloud import INSTANCE_KEY_ENV, KEY_HEADER, Settings
 from homing.cloud.providers.fake_faults import Faults, Strike
 from homing.cloud.providers.registry import configured, open_provider
+from homing.cloud.reconcile import refresh
 from homing.errors import HomingError, NoOffer, ProviderRefused, ProviderSilent, UsageError
 from homing.wire.boot import EndBilling
 from homing.world import HttpRequest, World
@@ -252,3 +256,40 @@ def test_a_server_that_is_down_is_no_answer_and_not_an_empty_cloud(homing_home: 
     world.sleep = lambda seconds: None  # type: ignore[method-assign]
     with pytest.raises(HomingError, match="cannot be asked"):
         Fake(home=homing_home, owner=OWNER, world=world).list_owned()
+
+
+# --- whose account it is ---
+
+OTHER_KEY, NEW_KEY = "key-of-another-account", "second-key-of-the-account"
+
+
+def with_accounts(rig: Rig) -> Rig:
+    """Two accounts behind one address, the first with two keys."""
+    other = FakeWorld()
+    other.cloud.account = "account-other"
+    clouds = {KEY: (rig.cloud, KEY), NEW_KEY: (rig.cloud, KEY), OTHER_KEY: (other.cloud, KEY)}
+    rig.world.cloud = Accounts(KEY_HEADER, clouds)  # type: ignore[assignment]
+    return rig
+
+
+def test_what_the_key_of_another_account_does_not_show_is_not_gone(tmp_path: Path) -> None:
+    rig = with_accounts(Rig(tmp_path))
+
+    def use(key: str) -> None:
+        rig.world.key = key
+
+    made = rig.create()
+    another_key_ends_nothing(
+        made, tmp_path / "home", OWNER, rig.world, use=lambda: use(OTHER_KEY), use_first=lambda: use(KEY)
+    )
+
+
+def test_a_new_key_of_the_same_account_shows_and_ends_what_the_old_one_rented(tmp_path: Path) -> None:
+    rig = with_accounts(Rig(tmp_path))
+    rented = line_of(rig.create(), tmp_path / "home", OWNER, rig.world).ledger.lines()[0]
+    rig.world.key = NEW_KEY
+    home = Home(tmp_path / "home", rig.world)
+    assert home.provider("fake").account() == rented.account
+    rig.cloud.preempt(str(rented.instance_id))
+    assert refresh(home) == []
+    assert home.ledger.lines()[0].state == "gone"

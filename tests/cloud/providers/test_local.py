@@ -13,7 +13,7 @@ import pytest
 from tests.contracts.providers import ProviderContract
 
 from homing.cloud.mark import make_mark
-from homing.cloud.providers.base import Needs, Provider, Request, wait_until
+from homing.cloud.providers.base import Needs, Provider, Remembering, Request, wait_until
 from homing.cloud.providers.local import Local
 from homing.cloud.providers.process_tree import MACHINE_ENV
 from homing.errors import CreateFailed, ProviderRefused, UsageError
@@ -43,6 +43,16 @@ class TestLocal(ProviderContract):
 
     def run_script(self, request: Request, script: str) -> None:
         Path(request.order.files[0].source).write_text(script)
+
+    def test_it_knows_by_the_mark_alone_what_has_ended_and_what_never_was(
+        self, provider: Provider, request_: Request
+    ) -> None:
+        assert isinstance(provider, Remembering)
+        assert provider.remember(request_.mark) is None
+        provider.destroy(provider.create(request_).id)
+        kept = provider.remember(request_.mark)
+        assert kept is not None
+        assert (kept.state, kept.created_at is None, kept.ended_at is None) == ("gone", False, False)
 
     def test_it_outlives_the_process_that_made_it(
         self, provider: Provider, request_: Request, owner: str, homing_home: Path, tmp_path: Path

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from grpclib import Status
 from tests.cloud.rig import make_run
+from tests.contracts.accounts import another_key_ends_nothing, line_of
 from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
@@ -21,6 +22,7 @@ from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, TOKEN_SECRET, Fault
 from tests.doubles.modal import Modal as Cloud
 
+from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
 from homing.cloud.launch import LaunchOrder, draft
 from homing.cloud.mark import make_mark
@@ -29,6 +31,7 @@ from homing.cloud.providers.base import Delivering, Needs, Offer, Preparing, Pro
 from homing.cloud.providers.modal import Modal
 from homing.cloud.providers.modal_offers import LIFETIME_S, gpu_string, rate_key
 from homing.cloud.providers.rest import Unwelcome
+from homing.cloud.reconcile import refresh
 from homing.errors import CreateFailed, HomingError, NoOffer, ProviderRefused, ProviderSilent, StoreError, UsageError
 from homing.store import modal_client, open_store
 from homing.wire.limit import LAND, allowed_s, reserve_s
@@ -587,3 +590,57 @@ def _until(check: object, timeout_s: float = 30.0) -> None:
     while not check():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.1)
+
+
+# --- whose account it is ---
+
+OTHER_TOKEN, NEW_TOKEN = "ak-other000token", "ak-second00token"
+
+
+def test_what_the_token_of_another_workspace_does_not_show_is_not_gone(
+    cloud: Cloud, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.workspaces[OTHER_TOKEN] = Cloud(cloud.folder, name="team")
+    made = modal.create(order_of(modal, tmp_path))
+    line = another_key_ends_nothing(
+        made,
+        tmp_path / "home",
+        OWNER,
+        Skipping(cloud),
+        use=lambda: monkeypatch.setenv("MODAL_TOKEN_ID", OTHER_TOKEN),
+        use_first=lambda: monkeypatch.setenv("MODAL_TOKEN_ID", TOKEN_ID),
+    )
+    assert line.account == "double"
+
+
+def test_a_new_token_of_the_same_workspace_is_the_same_account_and_is_asked_for_once(
+    cloud: Cloud, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [modal.account() for _ in range(3)] == ["double"] * 3
+    assert cloud.calls.count("WorkspaceNameLookup") == 1
+    cloud.workspaces[NEW_TOKEN] = cloud
+    monkeypatch.setenv("MODAL_TOKEN_ID", NEW_TOKEN)
+    assert Modal(home=tmp_path / "home", owner=OWNER, world=Skipping(cloud)).account() == "double"
+
+
+def test_another_environment_of_the_workspace_is_another_account_and_yet_ends_what_it_sees_by_its_id(
+    cloud: Cloud, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an app is looked up by its name, in another environment, nothing is listed."""
+    made = modal.create(order_of(modal, tmp_path))
+    home = line_of(made, tmp_path / "home", OWNER, Skipping(cloud))
+    monkeypatch.setenv("MODAL_ENVIRONMENT", "dev")
+    cloud.apps.clear()
+    elsewhere = Home(tmp_path / "home", Skipping(cloud))
+    assert elsewhere.provider("modal").account() == "double/dev"
+    assert refresh(elsewhere) == []
+    assert home.ledger.lines()[0].destroyed_at is None
+    destroy_lines(elsewhere, elsewhere.ledger.lines())
+    assert cloud.billing() == []
+    assert home.ledger.lines()[0].state == "gone"
+
+
+def test_a_workspace_that_cannot_be_asked_for_is_silence(cloud: Cloud, modal: Modal) -> None:
+    cloud.faults.append(Fault("WorkspaceNameLookup", times=99))
+    with pytest.raises(ProviderSilent):
+        modal.account()

@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.accounts import another_key_ends_nothing, line_of
 from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
 from tests.contracts.rest_faults import RestFaults
+from tests.doubles.accounts import Accounts
 from tests.doubles.openapi import FOLDER_ENV, OpenApi, Unlike
 from tests.doubles.runpod import GPUS, NO_CAPACITY, NO_DISK, Gpu
 from tests.doubles.runpod_world import KEY, URL, RunpodWorld
 
 from homing.cloud.bundle import TORCH_CUDA
+from homing.cloud.destroy import destroy_lines
 from homing.cloud.doctor_balance import Balance, check_balance
+from homing.cloud.home import Home
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance, Needs, Provider, Request, Resource
 from homing.cloud.providers.fake_faults import Faults, Strike
@@ -34,8 +38,17 @@ from homing.cloud.providers.registry import configured, open_provider
 from homing.cloud.providers.runpod import KEY_ENV, Runpod
 from homing.cloud.providers.runpod_catalogue import storage_rate
 from homing.cloud.providers.runpod_pod import MAY_END, end_command
+from homing.cloud.reconcile import refresh
 from homing.config.clouds.runpod import IMAGE, RunpodCloud
-from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
+from homing.errors import (
+    CreateFailed,
+    NoOffer,
+    ProviderRefused,
+    ProviderSilent,
+    StartTimeout,
+    StillBilling,
+    UsageError,
+)
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 OWNER = owner_for(__name__)
@@ -884,3 +897,102 @@ def test_the_published_document_is_what_judges(tmp_path: Path) -> None:
         reply = HttpResponse(200, {"content-type": "application/json"}, json.dumps(wrong).encode())
         with pytest.raises(Unlike):
             judge.check(HttpRequest("GET", f"{URL}/pods/{made.id}"), reply)
+
+
+# --- whose account it is ---
+
+OTHER_KEY, NEW_KEY = "rpa_key-of-another-account", "rpa_second-key-of-the-account"
+
+
+def with_accounts(rig: Rig) -> Rig:
+    """Two accounts behind one address, the first with two keys."""
+    other = RunpodWorld()
+    other.cloud.account = "user_other"
+    clouds = {KEY: (rig.cloud, KEY), NEW_KEY: (rig.cloud, KEY), OTHER_KEY: (other.cloud, KEY)}
+    rig.world.cloud = Accounts("authorization", clouds)  # type: ignore[assignment]
+    return rig
+
+
+@pytest.mark.parametrize("may_ask", [True, False], ids=["by its id", "by its key"])
+def test_what_the_key_of_another_account_does_not_show_is_not_gone(tmp_path: Path, may_ask: bool) -> None:
+    rig = with_accounts(Rig(tmp_path))
+    if not may_ask:
+        rig.cloud.balance_usd = None  # a key without the right to ask GraphQL
+    made = rig.create()
+    another_key_ends_nothing(
+        made,
+        rig.home,
+        OWNER,
+        rig.world,
+        use=lambda: rig.world.env.update({KEY_ENV: OTHER_KEY}),
+        use_first=lambda: rig.world.env.update({KEY_ENV: KEY}),
+    )
+    assert rig.num_living == 0
+
+
+def test_a_new_key_of_the_same_account_is_known_by_the_id_that_graphql_tells_once(tmp_path: Path) -> None:
+    rig = with_accounts(Rig(tmp_path))
+    before = rig.provider.account()
+    assert (rig.provider.account(), rig.world.asked("POST", "/graphql")) == (before, 1)
+    assert KEY not in before
+    rig.world.env[KEY_ENV] = NEW_KEY
+    assert Runpod(home=rig.home, owner=OWNER, world=rig.world).account() == before
+
+
+def test_a_key_that_may_not_ask_whose_it_is_stands_for_its_account_and_is_not_told(tmp_path: Path) -> None:
+    rig = with_accounts(Rig(tmp_path))
+    rig.cloud.balance_usd = None
+    told = rig.provider.account()
+    assert told.startswith("key:")
+    assert len(told) == len("key:") + 16
+    assert rig.provider.account() == told
+    assert rig.world.asked("POST", "/graphql") == 1, "once for a while"
+    rig.cloud.balance_usd = Decimal(1)
+    rig.world.pass_time(300.0)
+    assert rig.provider.account() == rig.cloud.account, "it was a bad moment"
+
+
+@pytest.mark.parametrize("answer", [HttpResponse(502, {}, b""), NetworkError("cut"), HttpResponse(200, {}, b"<html>")])
+def test_nobody_who_answers_is_not_another_account(tmp_path: Path, answer: HttpResponse | NetworkError) -> None:
+    rig = Rig(tmp_path)
+    home = line_of(rig.create(), rig.home, OWNER, rig.world)
+    real_http = rig.world.http
+
+    def http(request: HttpRequest) -> HttpResponse:
+        if not request.url.endswith("/graphql"):
+            return real_http(request)
+        if isinstance(answer, NetworkError):
+            raise answer
+        return answer
+
+    rig.world.http = http  # type: ignore[method-assign]
+    (pod_id,) = rig.cloud.pods
+    rig.cloud.lose(pod_id, "gone")
+    home = Home(rig.home, rig.world)
+    with pytest.raises(ProviderSilent, match="whose key"):
+        home.provider("runpod").account()
+    (problem,) = refresh(home)
+    assert "could not be looked at" in problem
+    assert "--same-account" not in problem
+    assert home.ledger.lines()[0].destroyed_at is None
+    rig.world.http = real_http  # type: ignore[method-assign]
+    assert refresh(home) == []
+    assert home.ledger.lines()[0].state == "gone"
+
+
+def test_a_machine_is_ended_also_while_nobody_says_whose_key_it_is(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    home = line_of(rig.create(), rig.home, OWNER, rig.world)
+    real_http, seen = rig.world.http, Home(rig.home, rig.world)
+    lists = HttpResponse(200, {}, b'{"pods": []}')  # late, as a list may be
+
+    def http(request: HttpRequest) -> HttpResponse:
+        if request.url.endswith("/graphql"):
+            raise NetworkError("cut")
+        return lists if request.method == "GET" and request.url.endswith("/pods") else real_http(request)
+
+    rig.world.http = http  # type: ignore[method-assign]
+    with pytest.raises(StillBilling, match="end is not confirmed"):
+        destroy_lines(seen, home.ledger.lines())
+    assert rig.num_living == 0, "it was asked to end all the same"
+    assert home.ledger.lines()[0].destroyed_at is None

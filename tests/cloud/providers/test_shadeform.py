@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.accounts import another_key_ends_nothing, line_of
 from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
 from tests.contracts.rest_faults import RestFaults
+from tests.doubles.accounts import Accounts
 from tests.doubles.openapi import Unlike
 from tests.doubles.shadeform import CATALOGUE, KEY, URL, Settings, ShadeformCloud, card, published
 
+from homing.cloud.home import Home
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance, Needs, Offer, Provider, Request, Resource
 from homing.cloud.providers.fake_faults import Faults, Strike
@@ -25,6 +28,8 @@ from homing.cloud.providers.registry import configured
 from homing.cloud.providers.shadeform import KEY_ENV, URL_ENV, Shadeform
 from homing.cloud.providers.shadeform_guard import moment_of
 from homing.cloud.providers.shadeform_offers import choose_os
+from homing.cloud.reconcile import refresh
+from homing.cloud.whose import vouch
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.world import Completed, HttpRequest, HttpResponse, World
 
@@ -790,3 +795,60 @@ def test_doctor_finds_a_machine_whose_guard_somebody_took_away(tmp_path: Path) -
     assert made.id in findings(rig)["shadeform.guard"]
     rig.provider.destroy(made.id)
     assert findings(rig) == {}, "what is gone needs none"
+
+
+# --- whose account it is ---
+
+OTHER_KEY, NEW_KEY = "key-of-another-account", "second-key-of-the-account"
+
+
+def with_accounts(rig: Rig) -> Rig:
+    """Two accounts behind one address, the first with two keys."""
+    clouds = {KEY: (rig.cloud, KEY), NEW_KEY: (rig.cloud, KEY), OTHER_KEY: (ToyWorld().cloud, KEY)}
+    rig.world.cloud = Accounts("x-api-key", clouds)  # type: ignore[assignment]
+    return rig
+
+
+def test_what_the_key_of_another_account_does_not_show_is_not_gone(tmp_path: Path) -> None:
+    rig = with_accounts(Rig(tmp_path))
+    line = another_key_ends_nothing(
+        rig.create(),
+        rig.home,
+        OWNER,
+        rig.world,
+        use=lambda: rig.world.env.update({KEY_ENV: OTHER_KEY}),
+        use_first=lambda: rig.world.env.update({KEY_ENV: KEY}),
+    )
+    assert KEY not in str(line)
+
+
+def test_a_new_key_that_shows_the_machine_is_of_its_account(tmp_path: Path) -> None:
+    rig = with_accounts(Rig(tmp_path))
+    made = rig.create()
+    rented = line_of(made, rig.home, OWNER, rig.world).ledger.lines()[0].account
+    rig.world.env[KEY_ENV] = NEW_KEY
+    home = Home(rig.home, rig.world)
+    assert home.provider("shadeform").account() != rented, "Shadeform does not tell"
+    assert refresh(home) == []
+    assert home.ledger.lines()[0].account == home.provider("shadeform").account()
+    rig.cloud.preempt(made.id)
+    rig.world.pass_time(600.0)
+    assert refresh(home) == []
+    assert home.ledger.lines()[0].state == "gone"
+
+
+def test_after_a_new_key_and_the_end_a_person_can_say_that_it_is_the_same_account(tmp_path: Path) -> None:
+    rig = with_accounts(Rig(tmp_path))
+    made = rig.create()
+    line_of(made, rig.home, OWNER, rig.world)
+    rig.cloud.preempt(made.id)
+    rig.world.pass_time(30 * 86400.0)  # so long that nobody remembers it
+    rig.world.env[KEY_ENV] = NEW_KEY
+    home = Home(rig.home, rig.world)
+    (problem,) = refresh(home)
+    assert "does not tell" in problem
+    (changed,) = vouch(home, home.ledger.lines())
+    assert changed.mark == made.mark
+    assert refresh(home) == []
+    (line,) = home.ledger.lines()
+    assert (line.state, line.account) == ("gone", home.provider("shadeform").account())

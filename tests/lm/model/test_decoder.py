@@ -329,6 +329,20 @@ def test_fresh_weights_lose_about_the_logarithm_of_the_vocabulary(width: int, is
     assert abs(model.loss(ids, targets).item() - math.log(1000)) < 0.4
 
 
+def test_for_muon_a_head_of_its_own_begins_at_nearly_nothing_and_a_tied_one_as_ever() -> None:
+    plain, own, tied, own_tied = (Decoder(shaped(is_tied=is_tied)) for is_tied in (False, False, True, True))
+    plain.init_weights(0)
+    tied.init_weights(0)
+    own.init_weights(0, "muon")
+    own_tied.init_weights(0, "muon")
+    ratios = {
+        name: (own.get_parameter(name).std() / p.std()).item() for name, p in plain.named_parameters() if p.dim() == 2
+    }
+    changed = {name.split(".")[-2]: round(ratio, 2) for name, ratio in ratios.items() if abs(ratio - 1) > 1e-6}
+    assert changed == {"lm_head": 0.04, "gate_proj": 0.7, "up_proj": 0.7}
+    assert torch.equal(tied.model.embed_tokens.weight, own_tied.model.embed_tokens.weight)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while tracing
 def test_the_decoder_traces_into_one_graph() -> None:

@@ -235,7 +235,3 @@ def test_no_tokenizer_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no tokenizer at") as caught:
         load_tokenizer(tmp_path)
     assert "homing prep" in caught.value.fix
-
-
-def test_one_special_leaves_room_for_9743_merges_of_10000() -> None:
-    assert 10_000 - len(SPECIALS["one"]) - 256 == 9743

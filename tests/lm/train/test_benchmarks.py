@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from homing.wire import codec, names
+from homing.wire.run import Run
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -39,10 +42,31 @@ def test_training_waits_for_the_copy_of_a_checkpoint_and_not_for_the_disk() -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("script", ["gpu/variants.py", "gpu/quality.py"])
+@pytest.mark.parametrize("script", ["gpu/variants.py", "gpu/quality.py", "gpu/hours.py", "gpu/graphs.py"])
 def test_what_is_to_be_tried_on_a_card_runs_at_toy_size_on_a_cpu(script: str) -> None:
     code, last = run(script)
     assert (code, last.split()[0]) == (0, "PASS"), last
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_five_runs_whose_hours_are_judged_are_written_at_home_and_as_long_as_asked(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "benchmarks/gpu/hours.py"), "--write-runs", str(tmp_path)]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([*script, "--seconds-each", "60"], env=env, check=True, timeout=300)
+    runs = {folder.name: codec.loads(Run, (folder / names.RUN).read_bytes()) for folder in tmp_path.iterdir()}
+    shapes = {name: (run.model.num_layers, run.model.width, run.model.num_heads) for name, run in runs.items()}
+    assert shapes == {
+        "6x384": (6, 384, 3), "12x768-6heads": (12, 768, 6), "12x768-12heads": (12, 768, 12),
+        "12x768-swift": (12, 768, 6), "20x1280": (20, 1280, 10),
+    }  # fmt: skip
+    assert {name for name, run in runs.items() if run.model.family == "swift"} == {"12x768-swift"}
+    for name, run in runs.items():
+        phase = run.phases[0]
+        # At what an H200 does at all; each with evaluations and saves before its end.
+        seconds = phase.num_steps * phase.batch_tokens * run.sizes.flops_per_token / 989e12
+        assert 10 < seconds < 60, name
+        assert 20 < phase.eval_every <= phase.save_every < phase.num_steps / 2, name
 
 
 @pytest.mark.slow

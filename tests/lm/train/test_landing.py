@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from steady import SteadyPace
+from steady import Clock, SteadyPace
 from tests.lm.train.test_loop import StopAt, events, figures, go, metrics, weights
 from tiny import make_data, make_run
 
-from homing.lm.train import checkpoint, loop
+from homing.lm.train import checkpoint, control, lander, loop, shelf
+from homing.lm.train import figures as figures_module
 from homing.lm.train.control import Wishes
 from homing.lm.train.landing import Pace, Pilot
 from homing.lm.train.schedule import Landing, lr_scale
@@ -323,15 +324,33 @@ def test_a_landed_run_with_no_more_time_stays_as_it_is(tmp_path: Path, data_dir:
     assert (tmp_path / names.METRICS).read_text() == before
 
 
-def test_a_time_limit_lands_too_on_the_real_clock(tmp_path: Path, data_dir: Path) -> None:
-    run = make_run(
+def limited_run(data_dir: Path) -> Any:
+    return make_run(
         data_dir, num_steps=100_000, eval_every=0, save_every=0, train={"time_limit_s": 8.0},
         schedule=Schedule("wsd", 10, 20_000, 0.0),
     )  # fmt: skip
+
+
+def test_a_time_limit_lands_too_with_a_whole_decay(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    for module in (loop, figures_module, shelf, control, lander):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(loop._Phase, "step", clock.takes(0.05, loop._Phase.step))
     wishes = Wishes(tmp_path)
-    ended, _ = go(tmp_path, run, wishes)
+    ended, _ = go(tmp_path, limited_run(data_dir), wishes)
+    assert "Landed at step" in ended.reason
+    assert 60 < ended.step < 8.0 / 0.05
+    assert (wishes.left_s() or -1.0) > 0
+    rates = [m.lr or 0.0 for m in metrics(tmp_path)]
+    assert rates[-1] < 0.1 * max(rates)
+
+
+def test_a_time_limit_lands_too_on_the_real_clock(tmp_path: Path, data_dir: Path) -> None:
+    """How many steps that leaves for the decay is the machine's matter, and not looked at."""
+    wishes = Wishes(tmp_path)
+    ended, _ = go(tmp_path, limited_run(data_dir), wishes)
     assert "Landed at step" in ended.reason
     assert "time limit" in ended.reason
     assert (wishes.left_s() or -1.0) > 0, "everything was done inside the limit"
-    rates = [m.lr or 0.0 for m in metrics(tmp_path)]
-    assert rates[-1] < 0.1 * max(rates)

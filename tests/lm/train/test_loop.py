@@ -107,7 +107,7 @@ def test_a_tiny_run_learns_and_reproduces_its_loss(tmp_path: Path, data_dir: Pat
     assert len([line for line in said if line.startswith("step ")]) == 12
 
 
-GOLDEN_FIRST, GOLDEN_LAST = 5.705, 2.422
+GOLDEN_FIRST, GOLDEN_LAST = 5.694, 2.510
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 8])

@@ -49,6 +49,9 @@ class AdoptedOnly:
     def cannot(self) -> dict[Feature, str]:
         return self._inner.cannot
 
+    def account(self) -> str:
+        return self._inner.account()
+
     def offers(self, needs: Needs) -> list[Offer]:
         return self._inner.offers(needs)
 

@@ -98,6 +98,9 @@ class Aws:
         """Whether this home has ever used it. Keys alone do not tell: they may be those of a bucket elsewhere."""
         return world.exists(home / "aws")
 
+    def account(self) -> str:
+        return self.api.account
+
     def configure(self, settings: dict[str, Any]) -> None:
         self._settings = AwsCloud.model_validate(settings)
 
@@ -449,4 +452,4 @@ def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
     if found is None:
         return None
     at = datetime.datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S")
-    return at.replace(tzinfo=datetime.UTC)
+    return at.replace(tzinfo=datetime.UTC) + datetime.timedelta(seconds=1)  # told in whole ones: at the end of that one

@@ -63,7 +63,12 @@ class AwsApi:
     def region(self) -> str:
         """The one that the person named, in the environment or the profile; "" where nobody did."""
         named = self._world.environment().get("AWS_REGION", "")  # which other SDKs read, and boto3 does not
-        return named or str(self._session("").region_name or "")
+        return named or str(self._session.region_name or "")
+
+    @functools.cached_property
+    def account(self) -> str:
+        """Its number, which every key of it may ask for, whatever else it may do."""
+        return str(self.call("sts", "get_caller_identity", GLOBAL)["Account"])
 
     def call(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:
         problem = ""
@@ -153,11 +158,13 @@ class AwsApi:
         from botocore.config import Config
 
         config = Config(retries={"mode": "standard", "total_max_attempts": 1}, user_agent_extra="homing")
-        client = self._session(region).client(service, config=config)
+        client = self._session.client(service, region_name=region, config=config)
         client.meta.events.register("before-send.*", _through(self._world))
         return client
 
-    def _session(self, region: str) -> Any:
+    @functools.cached_property
+    def _session(self) -> Any:
+        """One for all regions: what is read from a file must not be of another account in the next of them."""
         try:
             import boto3
             import botocore.session
@@ -166,7 +173,7 @@ class AwsApi:
         inner = botocore.session.get_session()
         inner.register_component("data_loader", _loader())
         try:
-            return boto3.session.Session(botocore_session=inner, region_name=region or None)
+            return boto3.session.Session(botocore_session=inner)
         except botocore.exceptions.ProfileNotFound as exc:
             raise _no_credentials(exc) from exc
 

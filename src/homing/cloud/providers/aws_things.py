@@ -1,7 +1,7 @@
 """What an instance of AWS needs beside itself: a role, a security group, a persistent volume; and a budget alert.
 
     made for one attempt, under its mark, and destroyed with it      role + instance profile, group
-    kept by the person's wish until `destroy --all`                  volume of a run, budget of a home
+    kept by the person's wish until `destroy --all --kept`           volume of a run, budget of a home
 
 Each is made by looking first and is tagged in the very call that makes it. Destroying what is gone is success.
 """
@@ -78,7 +78,7 @@ def make_group(api: AwsApi, region: str, network: str, mark: str, ssh_from: str)
 
 def make_budget(api: AwsApi, prefix: str, dollars: str, email: str) -> None:
     """One monthly budget of the account. It mails hours late: an alarm, never a limit."""
-    account = str(api.call("sts", "get_caller_identity", GLOBAL)["Account"])
+    account = api.account
     budget = {
         "BudgetName": f"{prefix}budget",
         "BudgetLimit": {"Amount": dollars, "Unit": "USD"},
@@ -183,8 +183,7 @@ class Things:
         elif resource.kind == "role":
             self._destroy_role(name)
         elif resource.kind == "budget":
-            account = str(self._api.call("sts", "get_caller_identity", GLOBAL)["Account"])
-            self._drop("budgets", "delete_budget", GLOBAL, AccountId=account, BudgetName=name)
+            self._drop("budgets", "delete_budget", GLOBAL, AccountId=self._api.account, BudgetName=name)
         else:
             raise UsageError(what=f"AWS has no {resource.kind!r} of ours.", fix="homing reconcile")
 
@@ -234,8 +233,8 @@ class Things:
 
     def _budgets(self) -> list[Resource]:
         try:
-            account = str(self._api.call("sts", "get_caller_identity", GLOBAL)["Account"])
-            rows = self._api.call("budgets", "describe_budgets", GLOBAL, AccountId=account).get("Budgets", [])
+            asked = {"AccountId": self._api.account}
+            rows = self._api.call("budgets", "describe_budgets", GLOBAL, **asked).get("Budgets", [])
         except AwsRefused as exc:
             if exc.code.startswith(("AccessDenied", "NotFound")):
                 return []  # who may not see budgets cannot have made one

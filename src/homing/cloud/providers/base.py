@@ -10,6 +10,7 @@ Every call is safe to repeat and none outlives its timeout. Knows nothing of tra
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from homing.wire.boot import Boot, EndBilling
 from homing.world import World
 
 __all__ = [
+    "KEY_ACCOUNT",
     "Billing",
     "Cautioning",
     "Configurable",
@@ -40,8 +42,10 @@ __all__ = [
     "Place",
     "Preparing",
     "Provider",
+    "Remembering",
     "Request",
     "Resource",
+    "key_account",
     "lack",
     "mask",
     "wait_until",
@@ -51,6 +55,7 @@ InstanceState = Literal["requested", "booting", "ready", "preempted", "destroyin
 Billing = Literal["yes", "no", "maybe"]
 # What a person may ask of a provider beyond renting; each provider says which it lacks, in a sentence.
 Feature = Literal["native_deadline", "native_spend_limit", "end_itself", "spot", "ssh", "multi_node", "file_store"]
+KEY_ACCOUNT = "key:"  # how an account begins that only its key tells: another key may be of the same one
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,7 @@ class Instance:
     is_running: bool = True  # False only where the provider knows that no program of ours runs on it any more
     detail: str = ""  # one sentence, or the provider's raw state
     page: str = ""  # where the provider shows it
+    twins: tuple[str, ...] = ()  # from create alone: made beside it by a call that seemed lost, and ended at once
 
 
 @dataclass(frozen=True)
@@ -211,6 +217,8 @@ class Provider(Protocol):
     cannot: dict[Feature, str]  # feature -> the sentence a person reads on asking for it
     guard: str  # the provider's own spend guard in a sentence; "" where it has none
     settle_s: float  # how late its list may be: absent means absent in several looks over this long
+
+    def account(self) -> str: ...  # whose key it asks with: stable, no secret, asked for once; raises, never guesses
 
     def offers(self, needs: Needs) -> list[Offer]: ...
 
@@ -266,6 +274,13 @@ class Delivering(Protocol):
     def deliver(self, instance_id: str) -> None: ...  # has a deadline; what is gone needs nothing
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """A provider that keeps all that it ever made: whether a create call took effect is known there for ever."""
+
+    def remember(self, mark: str) -> Instance | None: ...  # None: nothing was ever made under it; raises when blind
+
+
 def lack(offer: Offer, needs: Needs) -> str:
     """Why this offer does not cover the needs, in a few words; "" when it does."""
     wanted, has = find_gpu(needs.gpu), find_gpu(offer.device)
@@ -288,6 +303,14 @@ def lack(offer: Offer, needs: Needs) -> str:
     if most is not None and rate > most:
         return f"costs {format_usd(rate)}/h, over the limit of {format_usd(most)}/h"
     return ""
+
+
+def key_account(provider: str, key: str) -> str:
+    """An account whose API does not say which it is, known by its key alone.
+
+    Eight bytes of a hash tell two keys apart; an API key has far too many bits to be found again from them.
+    """
+    return KEY_ACCOUNT + hashlib.sha256(f"homing account {provider} {key}".encode()).hexdigest()[:16]
 
 
 _SECRET = re.compile(r"(?i)(key|token|secret|passw|credential)")

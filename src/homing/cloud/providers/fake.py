@@ -82,6 +82,9 @@ class Fake:
 
     # --- what kind of cloud it is ---
 
+    def account(self) -> str:
+        return str(self._about["account"])
+
     @property
     def guard(self) -> str:
         return "The fake cloud ends an instance by itself at the limit." if self._about["has_guard"] else ""
@@ -133,7 +136,8 @@ class Fake:
     def create(self, request: Request) -> Instance:
         body = self._create_body(request)
         once = Once(self.name, self.settle_s, self._world, self._with_mark, self._end)
-        return self._instance(once.create(request, lambda: self._api.post("/instances", body), _refused))
+        made = once.create(request, lambda: self._api.post("/instances", body), _refused)
+        return dataclasses.replace(self._instance(made), twins=tuple(once.twins))
 
     def hand_over(self, request: Request, instance_id: str) -> None:
         """Nothing: create carried it all."""

@@ -61,6 +61,7 @@ class FakeCloud:
         self.faults = faults or Faults()
         self.offers = offers
         self._true_now, self._machines, self._api_key = now, machines, api_key
+        self.account = f"account-{hashlib.sha256(api_key.encode()).hexdigest()[:8]}"
         self._on_change = on_change
         self._dice = Dice(self.faults, Random(seed))
         self._things: dict[str, Thing] = {}
@@ -191,7 +192,7 @@ class FakeCloud:
         if caller is not None and (path[:2] != ["instances", "self"] or request.method == "PUT"):
             raise Refusal(403, "this key belongs to one instance and may only look at and end it")
         if route == "account":
-            about = {**dataclasses.asdict(self.settings), "now": self.now()}
+            about = {**dataclasses.asdict(self.settings), "now": self.now(), "account": self.account}
             return answer(200, about)
         if route == "offers":
             return answer(200, {"offers": [self._show_offer(offer) for offer in self.offers]})

@@ -72,6 +72,9 @@ class Local:
         self._prefix = owner_prefix(owner)
         self._world = world
 
+    def account(self) -> str:
+        return "this computer"  # and not its name, which changes with the network
+
     # --- what it would rent ---
 
     def offers(self, needs: Needs) -> list[Offer]:
@@ -154,6 +157,9 @@ class Local:
             return self._instance(instance_id, "booting", made, detail="created, not started; bills until destroyed")
         died = self._instance(instance_id, "ready", made, detail="all its processes have died; bills until destroyed")
         return dataclasses.replace(died, is_running=False)
+
+    def remember(self, mark: str) -> Instance | None:
+        return self.describe(mark) if self._exists(self._folder(mark), "instance.json") else None
 
     def list_owned(self) -> list[Instance]:
         folders = self._world.listdir(self._root) if self._world.exists(self._root) else []

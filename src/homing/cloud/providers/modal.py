@@ -75,6 +75,9 @@ class Modal:
     def is_configured(home: Path, world: World) -> bool:
         return has_account(world.environment(), world)
 
+    def account(self) -> str:
+        return self._api.workspace
+
     def configure(self, settings: dict[str, Any]) -> None:
         self._settings = {**_DEFAULTS, **settings}
 

@@ -42,6 +42,20 @@ class ModalApi:
         except Shut as exc:
             raise self._silent("It does not answer at all.", str(exc)) from exc
 
+    @cached_property
+    def workspace(self) -> str:
+        """Its name, with the environment in it where one is set: in another one nothing of ours is listed either."""
+
+        async def look() -> str:
+            found = self.door.sdk.Workspace.from_context(client=self.door.client)
+            await found.hydrate.aio()
+            return str(found.name or "")
+
+        name = self.ask("Workspace", look)
+        if not name:
+            raise self._silent("It does not say which workspace the token is of.", "The name is empty.")
+        return f"{name}/{self.door.environment}" if self.door.environment else name
+
     # --- what sandboxes are made of ---
 
     def app(self, *, may_create: bool) -> Any | None:

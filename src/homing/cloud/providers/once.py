@@ -11,7 +11,7 @@ Whatever is not known at the end is said, with the id of what was made where the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from homing.cloud.providers.base import Request
@@ -32,6 +32,7 @@ class Once:
     world: World
     find: Callable[[str], list[dict[str, Any]]]  # what lives under a mark, the oldest first
     end: Callable[[str], None]  # by id
+    twins: list[str] = field(default_factory=list)  # made beside the one that is kept, and ended: they have billed
 
     def create(
         self,
@@ -83,6 +84,7 @@ class Once:
         try:
             for body in self.find(mark):
                 if body["id"] != kept["id"]:
+                    self.twins.append(str(body["id"]))
                     self.end(str(body["id"]))
         except ProviderRefused as exc:
             raise CreateFailed(

@@ -48,7 +48,7 @@ def open_provider(name: str, *, home: Path, owner: str, world: World) -> Provide
         raise UsageError(
             what=f"There is no provider {name!r}.",
             why=f"Known: {', '.join(sorted(PROVIDERS))}." + (f" Did you mean {near[0]}?" if near else ""),
-            fix="Change cloud.providers in the run file.",
+            fix="Name one of them: --provider, or cloud.providers in the run file.",
         )
     where, extra = PROVIDERS[name]
     module_name, class_name = where.split(":")

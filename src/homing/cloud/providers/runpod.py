@@ -30,6 +30,7 @@ from homing.cloud.doctor_balance import Balance
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers import runpod_catalogue, runpod_pod
 from homing.cloud.providers.base import (
+    KEY_ACCOUNT,
     Connection,
     Feature,
     Instance,
@@ -39,12 +40,13 @@ from homing.cloud.providers.base import (
     Place,
     Request,
     Resource,
+    key_account,
     lack,
     wait_until,
 )
 from homing.cloud.providers.once import Once
 from homing.cloud.providers.rest import Api, Unwelcome
-from homing.cloud.providers.runpod_balance import read_balance
+from homing.cloud.providers.runpod_balance import read_account, read_balance
 from homing.cloud.providers.runpod_catalogue import ANYWHERE, COUNTS, Choice, Wanted
 from homing.cloud.providers.runpod_log import read_log
 from homing.cloud.providers.runpod_refusals import CONSOLE, not_ours, refused
@@ -74,6 +76,7 @@ _URL = "https://api.runpod.io/v2"
 _DESCRIBE_EVERY_S = 7.5  # the account has some 60 requests a minute for all that it does
 _BILL = "/billing/pods?bucketSize=day&lastN=31"
 _BILL_EVERY_S = 300.0
+_WHOSE_EVERY_S = 300.0
 _SSH_S = 120.0  # until a pod that was just made shows its address
 _TIMER_S = 300.0  # beyond the start limit: then the pod's own timer ends what nobody took over
 _LATE_S = 120.0  # beyond the start limit, clocks being what they are: who begins after that has been here before
@@ -105,6 +108,7 @@ class Runpod:
         self._looked: dict[str, tuple[float, Instance]] = {}
         self._made: dict[str, float] = {}  # ids that this process created, and when
         self._bills: dict[str, tuple[float, Decimal | None]] = {}
+        self._whose = (0.0, "")  # when it was asked for, and what was told
 
     @staticmethod
     def is_configured(home: Path, world: World) -> bool:
@@ -149,7 +153,16 @@ class Runpod:
         return found
 
     def balance(self) -> Balance | None:
-        return read_balance(dataclasses.replace(self._api, url=self._url.removesuffix("/v2")))
+        return read_balance(self._graphql)
+
+    def account(self) -> str:
+        """By its id; where the key may not ask for it, by the key: asked again now and then, for that may have been
+        a bad moment of GraphQL, which refuses and fails in the same words."""
+        now, (at, told) = self._world.monotonic(), self._whose
+        if not told or (told.startswith(KEY_ACCOUNT) and now - at >= _WHOSE_EVERY_S):
+            told = read_account(self._graphql) or key_account(self.name, self._key)
+            self._whose = (now, told)
+        return told
 
     # --- what it would rent ---
 
@@ -192,12 +205,13 @@ class Runpod:
             body.update({} if body else self._create_body(request))
             return self._api.post("/pods", body)
 
-        made = self._once.create(request, post, refused)
+        once = self._once
+        made = once.create(request, post, refused)
         self._made[str(made["id"])] = self._world.monotonic()
         instance = self._instance(made)
         # Not dearer than it was offered, or not told before it runs: counted as it was offered; hand_over looks again.
         rate = max(instance.rate_usd_per_hour, request.offer.rate_usd_per_hour)
-        return dataclasses.replace(instance, rate_usd_per_hour=rate)
+        return dataclasses.replace(instance, rate_usd_per_hour=rate, twins=tuple(once.twins))
 
     def hand_over(self, request: Request, instance_id: str) -> None:
         """Waits until the pod can be reached, then brings files and secrets, and asks what the pod's own key may do."""
@@ -272,7 +286,8 @@ class Runpod:
         return (self._world.environment().get(URL_ENV) or _URL).rstrip("/")
 
     @cached_property
-    def _api(self) -> Api:
+    def _key(self) -> str:
+        """Read once: the file may come to hold another account's while this process asks with the first."""
         key = _find_key(self._world)
         if not key:
             raise UsageError(
@@ -280,9 +295,17 @@ class Runpod:
                 why=f"{KEY_ENV} is not set, and there is no ~/.runpod/config.toml with an apikey.",
                 fix=f"Make one at {CONSOLE}/user/settings, then: export {KEY_ENV}=...",
             )
-        headers = {"authorization": f"Bearer {key}", "user-agent": f"homing/{__version__}"}
+        return key
+
+    @cached_property
+    def _api(self) -> Api:
+        headers = {"authorization": f"Bearer {self._key}", "user-agent": f"homing/{__version__}"}
         fix = f"Check {KEY_ENV}, and the rights of that key: {CONSOLE}/user/settings"
         return Api("runpod", self._url, headers, self._world, fix)
+
+    @property
+    def _graphql(self) -> Api:
+        return dataclasses.replace(self._api, url=self._url.removesuffix("/v2"))
 
     @property
     def _settings(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What is left of the credit at RunPod: the one thing that its REST API does not tell and its older GraphQL does.
+"""Whose the key is and what is left of the credit at RunPod: its REST API tells neither, and its older GraphQL does.
 
-One question without side effects, asked once. A key without that right, no answer, or an answer of another shape is
-None: then nobody knows, and nothing is guessed.
+Each is one question without side effects, asked once. A key without that right or an answer of another shape is None:
+then nobody knows, and nothing is guessed. Of the balance, which nothing hangs on, so is no answer.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import logging
 from decimal import Decimal, InvalidOperation
 
 from homing.cloud.doctor_balance import Balance
-from homing.cloud.providers.rest import Api, Unsure
-from homing.errors import ProviderRefused
+from homing.cloud.providers.rest import Api, Unsure, Unwelcome
+from homing.errors import ProviderRefused, ProviderSilent
 
-__all__ = ["GRAPHQL", "read_balance"]
+__all__ = ["GRAPHQL", "read_account", "read_balance"]
 
 log = logging.getLogger(__name__)
 GRAPHQL = "/graphql"  # beside /v2
 _QUERY = "query { myself { clientBalance currentSpendPerHr } }"
+_WHO = "query { myself { id } }"
 
 
 def read_balance(api: Api) -> Balance | None:
@@ -30,4 +31,25 @@ def read_balance(api: Api) -> Balance | None:
         log.info("runpod told nothing of its balance: %s", exc)
     except (KeyError, TypeError, InvalidOperation):  # GraphQL says no with 200, `errors` and no data
         log.info("runpod's answer has no balance in it: %s", body.get("errors"))
+    return None
+
+
+def read_account(api: Api) -> str | None:
+    """The account's own id, which stays when its keys change. Raises where nobody answers: that is no other account."""
+    try:
+        body = api.post(GRAPHQL, {"query": _WHO})
+        return str(body["data"]["myself"]["id"])
+    except Unsure as exc:
+        raise ProviderSilent(
+            what="runpod cannot be asked now whose key this is.",
+            why=f"{exc}.",
+            doubt="What this key does not show may bill on.",
+            fix="Try again in a minute: homing runs",
+        ) from exc
+    except Unwelcome as exc:
+        if exc.status != 403:
+            raise
+        log.info("runpod does not tell this key whose it is: %s", exc.why)
+    except (KeyError, TypeError):
+        log.info("runpod's answer does not say whose key it is: %s", body.get("errors"))
     return None

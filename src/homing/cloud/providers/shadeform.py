@@ -33,6 +33,7 @@ from homing.cloud.providers.base import (
     Place,
     Request,
     Resource,
+    key_account,
     lack,
     wait_until,
 )
@@ -97,6 +98,10 @@ class Shadeform:
     def configure(self, settings: dict[str, Any]) -> None:
         self._settings, self._catalogue = settings, Catalogue()
 
+    def account(self) -> str:
+        """Its API does not say whose key it is: another key may be of the same account."""
+        return key_account(self.name, self._api.headers[KEY_HEADER])
+
     @property
     def cannot(self) -> dict[Feature, str]:
         lacking: dict[Feature, str] = {
@@ -159,7 +164,8 @@ class Shadeform:
         once = Once(self.name, self.settle_s, self._world, self._account.with_mark, self._account.delete)
         instance_id = str(once.create(request, post, _refused)["id"])
         if sent:
-            return self._armed(request, instance_id, sent[0][1])
+            armed = self._armed(request, instance_id, sent[0][1])
+            return dataclasses.replace(armed, twins=tuple(once.twins))
         # An earlier call made it; its guard may be that of a launch which has got further.
         return self._armed(request, instance_id, self._full(request), is_earlier_fine=True)
 

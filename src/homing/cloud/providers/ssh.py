@@ -63,6 +63,9 @@ class Ssh:
         self._host: Host | None = None
         self._facts: dict[str, Any] = {}
 
+    def account(self) -> str:
+        return "hosts of one's own"  # which of them stands in an instance's id
+
     def configure(self, settings: Settings) -> None:
         """The host that the run file names; without it only hosts from before can be asked."""
         self._host, self._facts = Host(settings, self._root, self._world), {}
@@ -164,6 +167,14 @@ class Ssh:
         if instance.state == "gone" and instance.created_at is not None:
             host.forget(mark)
         return instance
+
+    def remember(self, mark: str) -> Instance | None:
+        # Noted at home before every create call, until it was seen gone; then the host at hand may know of it.
+        host = next((host for host in self._hosts_in_use() if mark in host.marks()), self._host)
+        if host is None:
+            return None
+        answer = host.call("describe", mark=mark)
+        return None if answer.get("made", "damaged") is None else self._instance(host, answer)
 
     def list_owned(self) -> list[Instance]:
         """Asks every host that something was created on and not seen to end. One that does not answer hides nothing:

@@ -130,7 +130,8 @@ class AwsCloud(Section):
     )
     volume: Bytes = key(
         "Size of a persistent EBS volume for this run: environment and inputs lie on it, and a later attempt finds them"
-        " again. It ties the run to one zone, outlives the instance and bills on until `homing destroy --all`.",
+        " again. It ties the run to one zone, outlives the instance and bills on until it is destroyed:"
+        " `homing destroy --all --kept`.",
         default=0,
         example="100GB",
         ge=0,

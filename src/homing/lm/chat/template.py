@@ -24,7 +24,7 @@ from jinja2.utils import Namespace
 from homing.errors import DataError
 from homing.lm.chat.messages import Fault, Message
 from homing.wire.names import CHAT_TEMPLATE as TEMPLATE
-from homing.wire.names import TOKENIZER_CONFIG
+from homing.wire.template import Unreadable, template_beside
 
 __all__ = ["TEMPLATE", "ChatTemplate", "find_template"]
 
@@ -81,41 +81,17 @@ class ChatTemplate:
 
 
 def find_template(folder: Path, *, now: datetime.datetime | None = None) -> ChatTemplate | None:
-    """None where the folder has none. `folder` holds a tokenizer: data, a checkpoint, or somebody's model."""
-    config: dict[str, Any] = {}
-    path = folder / TOKENIZER_CONFIG
-    if path.is_file():
-        try:
-            config = json.loads(path.read_bytes())
-            assert isinstance(config, dict)
-        except (OSError, ValueError, AssertionError, RecursionError) as exc:
-            why = str(exc) or "It is no object."
-            raise DataError(f"{path} cannot be read.", why=why, fix="Fetch it again.") from exc
-    names = {name: text for name in _NAMES if (text := _token(config.get(name)))}
-    if (folder / TEMPLATE).is_file():
-        return ChatTemplate(_read(folder / TEMPLATE), names, path=str(folder / TEMPLATE), now=now)
-    source = _default(config.get("chat_template"))
-    return ChatTemplate(source, names, path=str(path), now=now) if source else None
-
-
-def _read(path: Path) -> str:
-    """As it is, also with the line break that editors put at its end: so does transformers."""
+    """None where the folder has none."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise DataError(f"{path} cannot be read.", why=str(exc), fix="Take it as it came with the model.") from exc
+        found = template_beside(folder)
+    except Unreadable as exc:
+        raise DataError(f"{exc.path} cannot be read.", str(exc), "Take it as it came with the model.") from exc
+    names = {name: text for name in _NAMES if (text := _token(found.config.get(name)))}
+    return ChatTemplate(found.source, names, path=str(found.path), now=now) if found.source else None
 
 
 def _token(value: Any) -> str:
     return str(value.get("content", "")) if isinstance(value, dict) else value if isinstance(value, str) else ""
-
-
-def _default(value: Any) -> str:
-    """Some models have several templates by name; the one called default is meant."""
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else ""
 
 
 def _with_reasoning(message: Message) -> Message:

@@ -132,7 +132,7 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         segments: Tensor | None = None,
         weights_BT: Tensor | None = None,
-        num_targets: int | None = None,
+        num_targets: int | Tensor | None = None,
     ) -> Tensor:
         """Mean nats per target in fp32; targets of -100 do not count. `weights_BT`: what each target counts.
         `num_targets`: of the whole batch, where this is a part of one."""
@@ -216,8 +216,9 @@ class Decoder(nn.Module):
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
-    def init_weights(self, seed: int) -> None:
-        init_weights(self, self.shape, seed)
+    def init_weights(self, seed: int, optimizer: str = "adamw") -> None:
+        """`optimizer`: who will train them, muon or adamw."""
+        init_weights(self, self.shape, seed, optimizer)
 
     def num_params(self) -> int:
         """Every parameter once; padding rows are not parameters."""

@@ -40,12 +40,15 @@ def mean_loss(
     softcap: float = 0.0,
     *,
     weights_N: Tensor | None = None,
-    num_targets: int | None = None,
+    num_targets: int | Tensor | None = None,
 ) -> Tensor:
     """Nats over the targets that are not IGNORED, each times its weight, divided by their number or by `num_targets`,
-    the number in a whole of which these are a part. 0 where there are none, so an empty row teaches nothing."""
+    the number in a whole of which these are a part (as a tensor: of fp32, on the device, at least 1). 0 where there are
+    none, so an empty row teaches nothing."""
     if num_targets is None:
         count = (targets_N != IGNORED).sum().clamp(min=1).float()
+    elif isinstance(num_targets, Tensor):
+        count = num_targets
     else:
         count = torch.full((), float(max(1, num_targets)), device=h_ND.device)  # a fill: the device is not waited for
     if torch.is_grad_enabled() and (h_ND.requires_grad or head_PD.requires_grad):

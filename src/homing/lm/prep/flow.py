@@ -27,7 +27,7 @@ from homing.lm.prep.order import (
 )
 from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.prep.publish import find_finished, publish
-from homing.lm.prep.scan import Scan, Scanner, marker_note, scan_warnings
+from homing.lm.prep.scan import Scan, Scanner, marker_note, part_note, scan_warnings
 from homing.lm.prep.work import Work, disk_full, open_work, write_whole
 from homing.lm.shards.write import ShardWriter, dtype_for
 from homing.lm.text.documents import Cuts
@@ -110,6 +110,8 @@ def _make(job: _Job) -> DataManifest:
             job.report(Progress("scan", warning=warning))
         if job.order.specials != "one" and (note := marker_note(scan)):
             job.report(Progress("scan", note=note))
+        if job.inputs.is_part:
+            job.report(Progress("scan", note=part_note(scan, job.inputs)))
         splits = splits or _encode(job, scan, encoder.result)
     _check_unchanged(job.inputs, work)
     return _manifest(job, scan, splits)
@@ -155,7 +157,8 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan
             for piece in all_pieces:
                 tell_scan(piece.read_bytes, 0)
     else:
-        _check_disk(job, sum(s.num_bytes for s in job.inputs.sources if not s.packing and not s.is_jsonl))
+        plain = sum(s.num_bytes for s in job.inputs.sources if not s.packing and not s.is_jsonl)
+        _check_disk(job, min(plain, job.inputs.num_bytes))
         splits = _encode_pieces(job, chain([first], pieces), threshold, encoder, mark={})
     scan = _save_scan(job, scanner)
     return scan, splits if scan.threshold == threshold else None

@@ -44,6 +44,7 @@ class PrepOrder:
     tokenizer: str = ""  # a tokenizer.json to use as it is
     sample_bytes: int = 100_000_000
     shard_tokens: int = 100_000_000
+    take_bytes: int = 0  # of the text, from every file its share; 0: all of it
     is_forced: bool = False  # do finished work again
 
 
@@ -65,14 +66,25 @@ class Inputs:
     text: list[Source]
     validation: list[Source]
     warnings: list[str]
+    take_bytes: int = 0
 
     @property
     def sources(self) -> list[Source]:
         return [*self.text, *self.validation]
 
     @property
-    def num_bytes(self) -> int:
+    def num_file_bytes(self) -> int:
         return sum(source.num_bytes for source in self.sources)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the files hold more than is to be taken of them."""
+        return 0 < self.take_bytes < self.num_file_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """That are to be read, as far as is known beforehand."""
+        return self.take_bytes if self.is_part else self.num_file_bytes
 
     @property
     def stamps(self) -> list[list[object]]:
@@ -161,7 +173,7 @@ def find_inputs(order: PrepOrder) -> Inputs:
             why="Nothing is left to train on.",
             fix="Leave --validation out; documents are then held out by their hash.",
         )
-    return Inputs(kept, validation.sources, warnings)
+    return Inputs(kept, validation.sources, warnings, order.take_bytes)
 
 
 def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any]:
@@ -181,6 +193,8 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
         "sample_bytes": 0 if order.tokenizer else order.sample_bytes,
         "shard_tokens": order.shard_tokens,
     }
+    if inputs.is_part:
+        settings["take_bytes"] = order.take_bytes
     if facts.why_slow:  # somebody else's tokenizer, with the papers that lie beside it
         beside = [existing_tokenizer(order).parent / name for name in PAPERS]
         settings["papers"] = {path.name: file_sha256(path) for path in beside if path.is_file()}

@@ -1,11 +1,15 @@
 """Sources to pieces of a few MB: the unit in which both passes work.
 
+Where only a part of the text is to be taken, every file gives its beginning, as much as its share of all files. So the
+part is spread over all of them, the same on every pass, and the rest is not read.
+
 A second thread reads, unpacks, splits and hashes the next piece while this one is counted or encoded: unpacking,
 hashing and both Rust libraries let go of the interpreter, so the two really run at once.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -16,6 +20,7 @@ from typing import TypeVar
 
 from homing.lm.prep.order import Inputs
 from homing.lm.text.documents import Cuts, documents_of
+from homing.lm.text.find import Source
 from homing.lm.text.read import Reading
 
 __all__ = ["Piece", "Position", "ahead", "pieces_of"]
@@ -41,7 +46,32 @@ class Piece:
     documents: list[bytes] = field(default_factory=list)
     num_text_bytes: int = 0
     after: Position = BEGINNING
-    read_bytes: int = 0  # of all sources on disk, when the piece was full
+    read_bytes: int = 0  # of `Inputs.num_bytes`, when the piece was full
+
+
+class _Pace:
+    """A document is taken while what was taken is no further along than the files are."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._share = inputs.take_bytes / inputs.num_file_bytes if inputs.is_part else math.inf
+        self._allowed = 0.0
+        self.taken_bytes = 0
+
+    def begin_anew(self) -> None:
+        """At the first validation file: what the text took too much must not be taken from it."""
+        self._allowed = float(self.taken_bytes)
+
+    def open(self, source: Source) -> None:
+        self._allowed += self._share * source.num_bytes
+
+    @property
+    def has_room(self) -> bool:
+        return self.taken_bytes < self._allowed
+
+    def take(self, documents: Iterator[bytes]) -> Iterator[bytes]:
+        while self.has_room and (document := next(documents, None)) is not None:
+            self.taken_bytes += len(document)
+            yield document
 
 
 def _piece_bytes() -> int:
@@ -52,33 +82,39 @@ def _piece_bytes() -> int:
 def pieces_of(
     inputs: Inputs, cuts: Cuts, *, start: Position = BEGINNING, sha256s: list[str] | None = None
 ) -> Iterator[Piece]:
-    """Every document from `start` on, in order. With `sha256s`, each source's hash is appended as it ends."""
-    size = _piece_bytes()
-    sources = inputs.sources
-    read_before = sum(source.num_bytes for source in sources[: start.source])
+    """Every document from `start` on, in order. With `sha256s`, each source's hash is appended as it ends: "" where
+    it was not read to its end."""
+    size, pace, read_before = _piece_bytes(), _Pace(inputs), 0
     piece = Piece(is_validation=start.source >= len(inputs.text))
-    for number in range(start.source, len(sources)):
-        if piece.is_validation != (number >= len(inputs.text)):
+    for number, source in enumerate(inputs.sources):
+        is_before, sha256 = number < start.source, ""
+        if piece.is_validation != (number >= len(inputs.text)) and not is_before:
             yield piece
             piece = Piece(is_validation=True)
-        reading = Reading(sources[number], is_hashed=sha256s is not None)
-        with reading:
-            count = 0
-            for document in documents_of(reading, cuts):
-                count += 1
-                if number == start.source and count <= start.document:
-                    continue
-                piece.documents.append(document)
-                piece.num_text_bytes += len(document)
-                if piece.num_text_bytes >= size:
-                    piece.after = Position(number, count)
-                    piece.read_bytes = read_before + min(reading.num_bytes_read, sources[number].num_bytes)
-                    yield piece
-                    piece = Piece(piece.is_validation)
-            if sha256s is not None:
-                sha256s.append(reading.sha256())
-        read_before += sources[number].num_bytes
-        piece.after, piece.read_bytes = Position(number + 1, 0), read_before
+        if number == len(inputs.text):
+            pace.begin_anew()
+        pace.open(source)
+        # An earlier source is read again only where what it gave decides how much the later ones give.
+        if pace.has_room and (inputs.is_part or not is_before):
+            with Reading(source, is_hashed=sha256s is not None) as reading:
+                for count, document in enumerate(pace.take(documents_of(reading, cuts)), start=1):
+                    if is_before or (number == start.source and count <= start.document):
+                        continue
+                    piece.documents.append(document)
+                    piece.num_text_bytes += len(document)
+                    if piece.num_text_bytes >= size:
+                        piece.after = Position(number, count)
+                        here = read_before + min(reading.num_bytes_read, source.num_bytes)
+                        piece.read_bytes = min(pace.taken_bytes, inputs.num_bytes) if inputs.is_part else here
+                        yield piece
+                        piece = Piece(piece.is_validation)
+                if sha256s is not None and pace.has_room:
+                    sha256 = reading.sha256()
+        if sha256s is not None:
+            sha256s.append(sha256)
+        read_before += source.num_bytes
+        piece.after = Position(number + 1, 0)
+        piece.read_bytes = min(pace.taken_bytes, inputs.num_bytes) if inputs.is_part else read_before
     yield piece
 
 

@@ -1,4 +1,4 @@
-"""Pass one: every byte is read, hashed and checked, so that no bad text becomes data.
+"""Pass one: every byte that is taken is read, hashed and checked, so that no bad text becomes data.
 
 What it finds decides the rest: how many documents, how much text, where the split between train and val lies. On the
 way an even sample of the text goes to whoever wants it, which is the tokenizer's trainer.
@@ -20,9 +20,9 @@ from homing.lm.prep.order import Inputs, PrepOrder
 from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.text.documents import Cuts, unmarked_bytes_for
 from homing.lm.text.split import HASH_SPACE, SmallCorpus, choose_threshold
-from homing.units import counted
+from homing.units import counted, format_bytes
 
-__all__ = ["Scan", "Scanner", "marker_note", "scan_warnings"]
+__all__ = ["Scan", "Scanner", "marker_note", "part_note", "scan_warnings"]
 
 
 _MOST_NAMED = 20  # of the files that were cut
@@ -32,7 +32,7 @@ _MOST_NAMED = 20  # of the files that were cut
 class Scan:
     """What pass one found; lies in the state file, so a killed prep does not look again."""
 
-    sha256s: list[str]
+    sha256s: list[str]  # of the files; "" of one that was not read to its end
     num_documents: int
     num_text_bytes: int
     num_val_documents: int  # of validation files; 0 with a split by hash
@@ -116,6 +116,13 @@ def marker_note(scan: Scan) -> str:
     return (
         f"<|endoftext|> never occurs in the text: {many} cut at paragraph borders into documents of about"
         f" {scan.unmarked_bytes // 1024} KiB{others}."
+    )
+
+
+def part_note(scan: Scan, inputs: Inputs) -> str:
+    return (
+        f"{format_bytes(scan.num_text_bytes)} of text are taken, from every file its share of"
+        f" {format_bytes(inputs.num_file_bytes)}; data.take: 0 takes all."
     )
 
 

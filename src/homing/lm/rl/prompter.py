@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from homing.errors import DataError
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE, IM_END, IM_START, lacks_turns
 from homing.wire import codec, names
+from homing.wire.template import Unreadable, template_beside
 from homing.wire.turns import Turns
 
 __all__ = ["Prompter", "chatml", "in_turns", "stop_ids_of", "template_sha256"]
@@ -104,19 +104,10 @@ def chatml(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> tuple[in
 
 
 def _template_in(folder: Path) -> str:
-    """Its text, as it lies there; "" where there is none. In a file of its own where there is one, which wins."""
-    if (folder / names.CHAT_TEMPLATE).is_file():
-        return (folder / names.CHAT_TEMPLATE).read_text(encoding="utf-8")
-    path = folder / names.TOKENIZER_CONFIG
-    if not path.is_file():
-        return ""
     try:
-        found = json.loads(path.read_bytes()).get("chat_template")
-    except (OSError, ValueError, AttributeError) as exc:
-        raise DataError(f"{path} cannot be read.", why=str(exc), fix="homing prep RUN makes it anew.") from exc
-    if isinstance(found, list):  # several by name; the one called default is meant
-        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}.get("default")
-    return found if isinstance(found, str) else ""
+        return template_beside(folder).source
+    except Unreadable as exc:
+        raise DataError(f"{exc.path} cannot be read.", why=str(exc), fix="homing prep RUN makes it anew.") from exc
 
 
 def _turns_in(folder: Path) -> Turns | None:

@@ -45,10 +45,11 @@ class Batch:
                 weights_RT=None if self.weights_RT is None else self.weights_RT[rows],
             )
 
-    def loss(self, model: Decoder) -> Tensor:
+    def loss(self, model: Decoder, count: Tensor | None = None) -> Tensor:
+        """`count`: `num_targets`, where that is to be read on the device."""
         return model.loss(
             self.ids_RT, self.targets_RT, segments=self.segments_RT, weights_BT=self.weights_RT,
-            num_targets=self.num_targets,
+            num_targets=self.num_targets if count is None else count,
         )  # fmt: skip
 
 

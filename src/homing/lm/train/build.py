@@ -197,7 +197,7 @@ def _whole_model(session: Loading, phase: Phase, start: Path | None) -> Decoder:
         return _merged_model(session, start, phase.init_base, session.device)[0]
     model = Decoder(run.model)
     check_count(run, model)
-    model.init_weights(run.seed)
+    model.init_weights(run.seed, phase.optimizer.kind)
     if start is not None:
         model.load_weights(dict(_tensors(start)))
     return model.to(session.device)

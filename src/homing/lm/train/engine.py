@@ -1,7 +1,7 @@
 """A step on this machine: what was chosen for it, and what gives way where memory or the compiler fails.
 
     settle       choices of the checkpoint or new ones -> precision, compile, attention, rows at a time
-    first_step   as any other, and what it took: seconds, memory, what was compiled
+    first_step   as any other, and what it took: seconds, memory, what was compiled; then graphs or none for the others
     gradients    rows -> micro-batches -> loss and gradients; out of memory: smaller ones, and once more
     update       gradients -> weights
 
@@ -27,6 +27,7 @@ from homing.lm.train.compiling import Compiling
 from homing.lm.train.control import Hopeless
 from homing.lm.train.figures import Figures
 from homing.lm.train.metrics import Tell
+from homing.lm.train.passes import Passes
 from homing.lm.train.session import Session
 from homing.units import format_duration
 from homing.wire.run import Phase
@@ -45,12 +46,19 @@ class Engine:
         self.num_rows = built.work.rows_per_step // session.ranks.count  # of a step, on this rank
         self.micro_batch = 0
         self.compiling = Compiling(session, built, tell)
+        self.passes = Passes(built.model, session.device, session.run.train.graphs, tell, session.ranks.count)
         self._picked: dict[str, Any] = {}
 
     @property
     def choices(self) -> dict[str, Any]:
         """As they are by now: they ride in every checkpoint."""
-        return {**self._picked, "micro_batch": self.micro_batch, "is_compiled": self.compiling.is_on}
+        graphs = {"graphs": self.passes.picked} if self.passes.picked else {}
+        return {**self._picked, "micro_batch": self.micro_batch, "is_compiled": self.compiling.is_on, **graphs}
+
+    @property
+    def is_first_longer(self) -> bool:
+        """The first step took what no later one takes."""
+        return self.compiling.is_on or self.passes.has_tried
 
     def settle(self, before: dict[str, Any]) -> None:
         """`before`: the choices of the checkpoint, or none."""
@@ -70,8 +78,9 @@ class Engine:
         if device.type == "cuda":
             use_attention(picked.attention)
         self.model.has_flex = picked.segments == "flex"
+        self.passes.settle(str(before.get("graphs", "")) if before.get("device") == picked.device else "")
 
-    def first_step(self, take: Callable[[], Figures]) -> Figures:
+    def first_step(self, take: Callable[[], Figures], batch: Batch) -> Figures:
         begun = time.perf_counter()
         figures = self.compiling.first(take, self.phase.kind) if self.compiling.is_on else take()
         figures.read()
@@ -84,6 +93,7 @@ class Engine:
         text = f"First step {format_duration(since_start)} after the start, {format_duration(took)} of it in the step."
         self.tell("first_step", text, seconds=since_start, step_s=took, is_warm=self.compiling.parts.is_warm)
         self.compiling.keep()
+        self.passes.decide(next(batch.pieces(self.micro_batch)))
         return figures
 
     def gradients(self, batch: Batch, step: int) -> Tensor:
@@ -94,10 +104,10 @@ class Engine:
             try:
                 # What dropout draws from, again at each try.
                 lora.begin_step(self.model, step, first_row=self.s.ranks.rank * self.num_rows)
-                for piece in batch.pieces(self.micro_batch):
-                    loss = piece.loss(self.model)
-                    loss.backward()
-                    total += loss.detach()
+                pieces = list(batch.pieces(self.micro_batch))
+                self.passes.begin(pieces)
+                for piece in pieces:
+                    total += self.passes.run(piece)
             except torch.OutOfMemoryError as exc:
                 news, problem = _OUT_OF_MEMORY, str(exc).splitlines()[0]
             except Exception as exc:
@@ -111,6 +121,7 @@ class Engine:
                 self.s.ranks.add_up(self.model, total)
                 self.compiling.is_proven = self.compiling.is_on
                 return total
+            self.passes.forget()
             self.optimizer.zero_grad()
             change = self._shrink if news == _OUT_OF_MEMORY else self.compiling.stop
             change(problem or "It happened on another rank.")

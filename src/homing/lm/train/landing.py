@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections import deque
 from dataclasses import dataclass
 
@@ -21,9 +22,10 @@ from homing.lm.train.schedule import Landing, lr_scale
 from homing.units import format_duration
 from homing.wire.run import Phase
 
-__all__ = ["Pace", "Pilot", "Turn", "turn_text"]
+__all__ = ["Pace", "Pilot", "Rates", "Turn", "turn_text"]
 
 _WINDOW = 50  # steps: speed is that of now, not that of the beginning
+_RECENT = 15  # steps for what people are told: those of before a speed-up are soon forgotten
 _ENOUGH = 2  # measured steps before anything is decided; the first of all compiles and is never counted
 _SURE = 5  # measured steps before the end is foretold to people
 _DOUBT = 1.25  # on what happens once, at the end: the last save may be the slowest
@@ -34,13 +36,37 @@ _DISK_BYTES_PER_S = 50e6  # a slow disk with its fsync and the reading back, unt
 _RAISED_S = 20.0  # a deadline that moved by more was changed by a person, not by an estimate
 
 
-class Pace:
-    """How long each part of the work takes here. What was not seen yet is guessed from what was, rather too long."""
+@dataclass
+class Rates:
+    """Of this machine, from one phase to the next: as the newest save and sample showed them, and until then what is
+    usual where people rent. For what is likely; a deadline reckons with worse."""
 
-    def __init__(self, phase: Phase, *, checkpoint_bytes: int, can_evaluate: bool = True) -> None:
+    disk_bytes_per_s: float = 400e6  # a checkpoint written, synced and hashed
+    copy_bytes_per_s: float = 4e9  # of it to host memory, which is all that training waits for
+    layer_s: float = 1.5e-3  # of one sampled token in one layer, kernel by kernel (benchmarks/results/rl.json)
+
+
+class Pace:
+    """How long each part of the work takes here. What was not seen yet is guessed from what was, rather too long where
+    a deadline asks, and as is likely where people do (`to_go_s`). `sampled_layers`: how many layers the tokens of one
+    sampling pass, one after the other."""
+
+    def __init__(
+        self,
+        phase: Phase,
+        *,
+        checkpoint_bytes: int,
+        can_evaluate: bool = True,
+        sampled_layers: int = 0,
+        rates: Rates | None = None,
+    ) -> None:
         self._phase, self._can_evaluate = phase, can_evaluate
-        self._steps: deque[float] = deque(maxlen=_WINDOW)
-        self._known_step_s = self._step_s = 0.0
+        self._checkpoint_bytes, self._sampled_layers = checkpoint_bytes, sampled_layers
+        self._rates = rates or Rates()
+        # In rl the first of so many steps samples for all of them: only together they say how fast it goes.
+        self._round = phase.rl.updates_per_rollout if phase.rl else 1
+        self._steps: deque[float] = deque(maxlen=max(_WINDOW, 3 * self._round))
+        self._known_step_s = self._step_s = self._recent_s = 0.0
         self._eval_s: float | None = None
         self._save_s: float | None = None
         self._held_s: float | None = None
@@ -56,19 +82,31 @@ class Pace:
         ordered = sorted(self._steps)
         rest = ordered[: max(1, len(ordered) - 1)]
         self._step_s = max(ordered[len(ordered) // 2], sum(rest) / len(rest))
+        self._recent_s = self._median_of_recent()
+
+    def _median_of_recent(self) -> float:
+        recent, size = list(self._steps)[-max(_RECENT, 3 * self._round) :], self._round
+        rounds = [statistics.fmean(recent[end - size : end]) for end in range(len(recent), size - 1, -size)]
+        return statistics.median(rounds) if rounds else statistics.fmean(recent)
 
     def evaluated(self, seconds: float) -> None:
         self._eval_s = seconds
 
     def saved(self, seconds: float) -> None:
         self._save_s = seconds
+        if seconds > 0 and self._checkpoint_bytes:
+            self._rates.disk_bytes_per_s = self._checkpoint_bytes / seconds
 
     def held(self, seconds: float) -> None:
         """By a save that is written while training goes on: what training waited for it."""
         self._held_s = seconds
+        if seconds > 0 and self._checkpoint_bytes:
+            self._rates.copy_bytes_per_s = self._checkpoint_bytes / seconds
 
     def sampled(self, seconds: float) -> None:
         self._sample_s = seconds
+        if seconds > 0 and self._sampled_layers:
+            self._rates.layer_s = seconds / self._sampled_layers
 
     @property
     def num_steps(self) -> int:
@@ -91,9 +129,12 @@ class Pace:
 
     @property
     def eval_s(self) -> float:
+        return self._eval_at(self.step_s)
+
+    def _eval_at(self, step_s: float) -> float:
         if not self._can_evaluate:
             return 0.0
-        guess = self._phase.eval_tokens / max(1, self._phase.batch_tokens) * self.step_s * _FORWARD_SHARE
+        guess = self._phase.eval_tokens / max(1, self._phase.batch_tokens) * step_s * _FORWARD_SHARE
         return guess if self._eval_s is None else self._eval_s
 
     @property
@@ -102,7 +143,11 @@ class Pace:
 
     @property
     def sample_s(self) -> float:
-        return self.step_s if self._sample_s is None else self._sample_s
+        return max(self.step_s, self._guessed_sample_s) if self._sample_s is None else self._sample_s
+
+    @property
+    def _guessed_sample_s(self) -> float:
+        return self._sampled_layers * self._rates.layer_s
 
     @property
     def finish_s(self) -> float:
@@ -114,23 +159,37 @@ class Pace:
         saves and samples that fall due until then, each counted. None while no step was measured.
 
         What is likely, for people; `needs_s` is what a landing reckons with, and has doubts."""
-        if not self.step_s:
+        step_s = self._recent_s if self._steps else self._known_step_s
+        if not step_s:
             return None
-        phase, last_save = self._phase, self.save_s  # which alone is waited for to its end
-        held_s = last_save if self._held_s is None else self._held_s
+        phase, rates, eval_s = self._phase, self._rates, self._eval_at(step_s)
+        # The last one alone is waited for to its end.
+        last_save = self._checkpoint_bytes / rates.disk_bytes_per_s if self._save_s is None else self._save_s
+        held_s = self._checkpoint_bytes / rates.copy_bytes_per_s if self._held_s is None else self._held_s
+        sample_s = self._guessed_sample_s if self._sample_s is None else self._sample_s
         evals = _num_due(step + 1, end_step, phase.eval_every)
         saves = _num_due(step, end_step, phase.save_every)
         if phase.eval_every and phase.save_every:  # a planned checkpoint is measured first; those of both count once
             evals += _num_due(step + 1, end_step, phase.save_every)
             evals -= _num_due(step + 1, end_step, math.lcm(phase.eval_every, phase.save_every))
         samples = _num_due(step, end_step, phase.sample_every)
-        seconds = (end_step - step) * self.step_s + evals * self.eval_s + saves * held_s + samples * self.sample_s
-        seconds += self.eval_s if end_step > step else 0.0
-        by_time = seconds / phase.save_every_s if phase.save_every_s else 0.0
+        seconds = (end_step - step) * step_s + evals * eval_s + saves * held_s + samples * sample_s
+        seconds += eval_s if end_step > step else 0.0
+        by_time = self._saves_by_time(seconds, end_step - step)
         seconds += by_time * held_s
         if not phase.sample_every:  # then one with each checkpoint
-            seconds += (saves + by_time) * self.sample_s
-        return seconds + last_save + self.sample_s
+            seconds += (saves + by_time) * sample_s
+        return seconds + last_save + sample_s
+
+    def _saves_by_time(self, seconds: float, num_steps: int) -> float:
+        """Each save begins the time anew, so between two that are planned there may be no time for one."""
+        phase = self._phase
+        if not phase.save_every_s or not num_steps:
+            return 0.0
+        if not phase.save_every:
+            return seconds / phase.save_every_s
+        between_s = seconds / num_steps * phase.save_every
+        return num_steps / phase.save_every * math.floor(between_s / phase.save_every_s)
 
     def needs_s(self, num_steps: int) -> float:
         """So many more steps and all that comes after the last one, with each save as if training stood still for it:

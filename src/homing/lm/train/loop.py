@@ -46,7 +46,7 @@ from homing.lm.train.shelf import Shelf
 from homing.units import format_bytes, format_count
 from homing.wire import names
 from homing.wire.event import Metric, Outcome
-from homing.wire.run import Phase
+from homing.wire.run import Phase, Sampling
 
 __all__ = ["train"]
 
@@ -182,7 +182,7 @@ class _Phase:
                 is_evaluated = self.work.can_evaluate and (is_last or (self._is_eval_due() and not stop))
                 is_evaluated = is_evaluated and self.s.ranks.is_first  # while it evaluates and saves, the others wait
 
-                if is_first and self.engine.compiling.is_on:
+                if is_first and self.engine.is_first_longer:
                     # Minutes that no later step takes: the speed does not count them.
                     mark, tokens_since_mark = time.perf_counter(), 0
                 is_saved = self.s.ranks.is_first and (is_last or stop is not None or self._is_save_due())
@@ -227,7 +227,7 @@ class _Phase:
         return Figures(self.state.step + 1, torch.stack([total, norm]), self.begun_at, batch.figures)
 
     def _first_step(self, batch: Batch) -> Figures:
-        return self.engine.first_step(lambda: self.step(batch))
+        return self.engine.first_step(lambda: self.step(batch), batch)
 
     # -- setting up --------------------------------------------------------------------------------------------------
 
@@ -244,7 +244,14 @@ class _Phase:
             held = format_bytes(state_bytes(self.model, self.phase.optimizer))
             text = f"The optimizer's state ({held}) lives in the host's memory and passes over the card in each step."
             self._event("state_offloaded", text, aloud=True)
-        self.pace = Pace(self.phase, checkpoint_bytes=built.checkpoint_bytes, can_evaluate=self.work.can_evaluate)
+        num_texts = max(1, len(self._sampling().prompts))
+        self.pace = Pace(
+            self.phase,
+            checkpoint_bytes=built.checkpoint_bytes,
+            can_evaluate=self.work.can_evaluate,
+            sampled_layers=num_texts * self.s.run.sampling.num_tokens * self.model.shape.num_layers,
+            rates=self.s.rates,
+        )
         self.lander = Lander(self.phase, self.later, self.pace, self.s.wishes, self._event)
         self.engine = Engine(self.s, self.phase, built, self._event)
 
@@ -408,15 +415,18 @@ class _Phase:
             self._event("samples_plain", text, aloud=True)
         try:
             with self.s.journal.still("sampling", "sampling", phase=self.phase.kind):
-                sampling = self.s.run.sampling
-                asked = dataclasses.replace(sampling, prompts=self.phase.sample_prompts or sampling.prompts)
-                texts = sample_texts(self.model, self.s.tokenizer, asked, seed=self.s.run.seed + step, is_chat=is_chat)
+                asked, seed = self._sampling(), self.s.run.seed + step
+                texts = sample_texts(self.model, self.s.tokenizer, asked, seed=seed, is_chat=is_chat)
             path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
         except (HomingError, OSError, RuntimeError) as error:
             self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", aloud=True)
             return
         self.pace.sampled(time.monotonic() - begun)
         self._event("sampled", texts[0][0] + texts[0][1], path=str(path.relative_to(self.s.run_dir)))
+
+    def _sampling(self) -> Sampling:
+        sampling = self.s.run.sampling
+        return dataclasses.replace(sampling, prompts=self.phase.sample_prompts or sampling.prompts)
 
     def _event(self, kind: str, text: str, *, aloud: bool = False, step: int | None = None, **data: object) -> None:
         """`step`: of what happened, where it is told later."""

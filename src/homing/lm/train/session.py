@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,7 +18,9 @@ from homing.lm.tokenizer import Tokenizer
 from homing.lm.train.choices import set_up_device
 from homing.lm.train.compile_cache import keep_folders
 from homing.lm.train.control import Wishes
+from homing.lm.train.landing import Rates
 from homing.lm.train.metrics import Journal
+from homing.lm.train.passes import check_graphs
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.lm.train.run_dir import check_data, read_papers
 from homing.wire.run import Run
@@ -37,11 +39,13 @@ class Session:
     journal: Journal
     wishes: Wishes
     ranks: Ranks
+    rates: Rates = field(default_factory=Rates)  # as far as phases measured them
 
 
 def open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes, ranks: Ranks = ALONE) -> Session:
     check_phases(run.phases)
     device = set_up_device(run.train, ranks)
+    check_graphs(run.train.graphs, device)
     where = f"{describe_device(device)}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}"
     where += f", {ranks.count} ranks" if ranks.count > 1 else ""
     may_compile = device.type == "cuda" or run.train.compile == "on"  # else no folder is made for it

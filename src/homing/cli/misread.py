@@ -1,0 +1,268 @@
+"""What was typed and is not there, answered with what was probably meant. Nothing is guessed and then done.
+
+verb    a word that is no verb: another tool's word for it, a typing error, the verb behind the run, a provider
+usage   an option or a value that a verb does not take: misspelled, before its verb, another verb's, a run file's key
+
+Only questions are obeyed as meant: `homing help VERB`, `homing version`, `homing --help VERB`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from homing.errors import UsageError
+
+__all__ = ["help_first", "usage", "verb"]
+
+_PROVIDERS = ("aws", "local", "modal", "runpod", "shadeform", "ssh")
+
+# Other tools' words -> ours. The names that people bring along, not every synonym: a typing error is found by itself.
+_WORDS = {
+    "runs": "list ls ps jobs queue show",
+    "new": "init create",
+    "new --list": "presets models recipes",
+    "prep": "prepare preprocess tokenize tokenise tokenizer",
+    "verify": "validate check test",
+    "explain": "config settings options",
+    "plan": "cost costs price estimate preview dryrun dry-run",
+    "offers": "gpus prices pricing machines instances catalog",
+    "launch": "run start up submit rent deploy go",
+    "launch --resume": "resume continue restart",
+    "train --phase sft": "finetune fine-tune sft",
+    "train --phase pretrain": "pretrain",
+    "train --phase rl": "rl grpo",
+    "status": "info describe state",
+    "watch": "follow monitor attach top progress",
+    "logs": "log tail output",
+    "stop": "cancel halt pause abort",
+    "destroy": "kill rm remove delete down terminate teardown",
+    "fetch": "download pull get sync",
+    "generate": "gen sample complete infer predict prompt",
+    "chat": "talk ask speak serve",
+    "eval": "evaluate benchmark bench score perplexity",
+    "export": "convert gguf merge",
+    "publish": "upload push share",
+    "ledger": "bill bills billing spend spent receipt history report",
+    "tensorboard": "dashboard plot curves graph ui",
+    "doctor": "keys key accounts diagnose health whoami",
+    "setup": "login auth configure",
+    "ssh": "shell exec connect",
+    "quickstart": "demo tutorial example hello",
+}
+_MEANT = {word: ours for ours, words in _WORDS.items() for word in words.split()}
+
+# Other tools' options -> ours, where the verb has it. Keys of the run file are found by `homing explain`'s table.
+_OPTIONS = {
+    "--spend-limit": "--limit --budget --max-cost --max-spend --max-price --cost --dollars",
+    "--from": "--preset --template --base --model",
+    "--text": "--data --input --file --corpus",
+    "--json": "--format --output-format",
+    "--gpu": "--gpu-type --card --accelerator",
+    "--num-gpus": "--gpus --count",
+    "--cloud": "--provider --backend",
+    "--provider": "--cloud --backend",
+    "--tokens": "--max-tokens --length --n-predict --max-new-tokens",
+    "--temperature": "--temp -t",
+    "--prompt": "--input --message -m",
+    "--out": "--output -o --dir",
+    "--to": "--output -o --out --dir --format",
+    "--yes": "--force -f --no-confirm --non-interactive",
+    "--force": "--overwrite -f",
+    "--dry-run": "--dryrun --plan",
+    "--smoke": "--test --quick --debug",
+    "--checkpoint": "--step --ckpt",
+    "--follow": "--tail --watch",
+    "--every": "--interval --poll",
+}
+
+
+def help_first(typed: list[str]) -> list[str]:
+    """`help`, `help VERB`, `--help VERB`, `version`: what they ask for."""
+    if typed[:1] == ["version"]:
+        return ["--version", *typed[1:]]
+    if typed[:1] in (["help"], ["--help"], ["-h"]):
+        return [*typed[1:], "--help"]
+    return typed
+
+
+def verb(word: str, typed: list[str], verbs: Collection[str]) -> UsageError:
+    """The answer to a first word that is no verb."""
+    what, behind = f"There is no verb {word!r}.", typed[typed.index(word) + 1 :] if word in typed else []
+    if word in _MEANT:
+        return UsageError(what, f"Here it is called {_MEANT[word]}.", _retyped(word, _MEANT[word], typed))
+    if word in _PROVIDERS:
+        return UsageError(
+            what, f"{word} is a provider.", f"homing setup {word}   What it rents: homing offers --provider {word}"
+        )
+    swapped = next((other for other in behind if other in verbs), None)
+    if swapped is not None:
+        rest = list(typed)
+        rest.remove(swapped)
+        return UsageError(what, f"The verb stands first: {swapped}.", f"homing {shlex.join([swapped, *rest])}")
+    if any(Path("runs").glob(f"{_literal(word)}.*")):
+        return UsageError(what, f"{word} is a run, and a verb stands first.", f"homing plan {shlex.quote(word)}")
+    near = difflib.get_close_matches(word, [*verbs, *_MEANT], n=1)
+    if near:
+        ours = _MEANT.get(near[0], near[0])
+        return UsageError(what, f"Did you mean {ours}?", _retyped(word, ours, typed))
+    return UsageError(what, "`homing --help` lists them all.", "homing --help")
+
+
+def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[str], Any]) -> UsageError:
+    """The answer to what click refused; `load` gives the command of a verb."""
+    name = next((word for word in typed if word in verbs), "")
+    path = getattr(error.ctx, "command_path", "") or "homing"
+    path = path if " " in path else f"homing {name}".strip()
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        return _option(error, path, name, typed, verbs, load)
+    if kind == "MissingParameter":
+        missing = _shown(error.param)
+        which = "   Which there are: homing runs" if missing == "RUN" else ""
+        return UsageError(f"`{path}` needs {missing}.", _about(error.param), f"{_line(typed)} {missing}{which}")
+    if kind == "BadParameter" and error.param is not None:
+        return UsageError(f"{_shown(error.param)}: {_plain(error.message)}.", _about(error.param), f"{path} --help")
+    if error.message.startswith("Got unexpected extra argument"):
+        extra = error.message.partition("(s) ")[2].strip("()")
+        taken = " ".join(_shown(each) for each in error.ctx.command.params if not each.opts[0].startswith("-"))
+        why = f"It takes {taken}." if taken else "It takes options only."
+        return UsageError(f"`{path}` does not know what to do with {extra!r}.", why, f"{path} --help")
+    if error.message.startswith("No such command"):
+        return _inner(error, path, typed)
+    return UsageError(what=error.format_message(), fix=f"{path} --help")
+
+
+def _inner(error: Any, path: str, typed: list[str]) -> UsageError:
+    """`homing data chek`: a verb of a group."""
+    there, wrong = list(error.ctx.command.commands), error.message.split("'")[1]
+    near = difflib.get_close_matches(wrong, there, n=1)
+    return UsageError(
+        what=f"`{path}` has no verb {wrong!r}.",
+        why=f"It has: {', '.join(there)}.",
+        fix=_retyped(wrong, near[0], typed) if near else f"{path} --help",
+    )
+
+
+def _option(
+    error: Any, path: str, name: str, typed: list[str], verbs: Collection[str], load: Callable[[str], Any]
+) -> UsageError:
+    wrong = error.option_name
+    if error.ctx.parent is None:
+        return _in_front(wrong, name, typed, load)
+    own = _options(error.ctx.command)
+    what = f"`{path}` has no option {wrong}."
+    near = _elsewhere(wrong, own)
+    if near is None and "--set" in own and (key := _key(wrong)):
+        if name == "train" and key.startswith(("cloud.", "limits.")):
+            return UsageError(what, "`train` works on this computer and rents nothing.", "homing launch --help")
+        why = f"It is a key of the run file: {key}. Every key of it can be set for one command."
+        return UsageError(what, why, _as_set(wrong, key, typed))
+    if near := near or _spelled_like(wrong, own):
+        is_flag = wrong in ("--format", "--output-format")  # ours takes no value, theirs did
+        fix = f"{path} {near}" if is_flag else _retyped(wrong, near, typed)
+        return UsageError(what, f"Did you mean {near}? {_about(own[near])}".rstrip(), fix)
+    if others := _verbs_with(wrong, verbs, load):
+        return UsageError(what, f"It is an option of: {', '.join(others)}.", f"homing {others[0]} --help")
+    return UsageError(what, f"It has: {', '.join(own)}.", f"{path} --help")
+
+
+def _elsewhere(wrong: str, own: Collection[str]) -> str | None:
+    """The verb's own option that goes by this name in other tools."""
+    return next((each for each, others in _OPTIONS.items() if each in own and wrong in others.split()), None)
+
+
+def _spelled_like(wrong: str, own: Collection[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(wrong, list(own), n=1, cutoff=0.7)), None)
+
+
+def _in_front(wrong: str, name: str, typed: list[str], load: Callable[[str], Any]) -> UsageError:
+    """Before the verb: said again behind it, with its value."""
+    if not name:
+        near = difflib.get_close_matches(wrong, ["--help", "--version", "--json", "--quiet", "--verbose"], n=1)
+        why = f"Did you mean {near[0]}?" if near else "Options stand behind a verb: homing VERB [RUN] [OPTIONS]."
+        return UsageError(f"`homing` has no option {wrong}.", why, f"homing {near[0] if near else '--help'}")
+    cut, own = typed.index(name), _options(load(name))
+    again = [name, *typed[cut + 1 :], *typed[:cut]]
+    meant = None if wrong in own else _elsewhere(wrong, own) or _spelled_like(wrong, own)
+    return UsageError(
+        what=f"{wrong} stands before its verb.",
+        why="A verb comes first, and its options behind it: homing VERB [RUN] [OPTIONS].",
+        fix=_retyped(wrong, meant, again) if meant else _line(again),
+    )
+
+
+def _key(option: str) -> str:
+    """The key of the run file that an option such as --learning-rate or --depth asks for."""
+    # Only when somebody went wrong: reading the schema costs a tenth of a second.
+    from homing.config.keys import all_keys, find_keys
+    from homing.config.names import FOREIGN
+
+    plain = option.lstrip("-").replace("-", "_").lower()
+    ours = FOREIGN[plain].split(" ")[0] if plain in FOREIGN else next((key.path for key in find_keys(plain)), "")
+    return ours.replace(".N", ".0") if ours in all_keys() else ""
+
+
+def _as_set(wrong: str, key: str, typed: list[str]) -> str:
+    """The whole line again with `--set KEY=VALUE` for what was typed."""
+    place = next(number for number, word in enumerate(typed) if word.partition("=")[0] == wrong)
+    _, equals, value = typed[place].partition("=")
+    behind = typed[place + 1 :]
+    if not equals:
+        value, behind = (behind[0], behind[1:]) if behind and not behind[0].startswith("-") else ("VALUE", behind)
+    return f"homing {shlex.join([*typed[:place], '--set', f'{key}={value}', *behind])}"
+
+
+def _verbs_with(option: str, verbs: Iterable[str], load: Callable[[str], Any]) -> list[str]:
+    found = []
+    for name in verbs:
+        command = load(name)
+        inner = getattr(command, "commands", None)
+        here = {f"{name} {each}": sub for each, sub in inner.items()} if inner else {name: command}
+        found += [path for path, each in here.items() if option in _options(each)]
+    return found
+
+
+def _options(command: Any) -> dict[str, Any]:
+    return {flag: each for each in command.params for flag in each.opts if flag.startswith("-")}
+
+
+def _shown(parameter: Any) -> str:
+    """--tokens, RUN: as the help shows it."""
+    flag = str(parameter.opts[0])
+    return flag if flag.startswith("-") else str(parameter.metavar or flag.upper())
+
+
+def _about(parameter: Any) -> str:
+    return getattr(parameter, "help", None) or ""
+
+
+def _plain(message: str) -> str:
+    """What the validator says, in our manner: it speaks of `Input`, and of parsing."""
+    kinds = {"a valid integer": "a whole number", "a valid number": "a number", "a valid boolean": "true or false"}
+    said = message.partition(", unable to parse")[0].replace("Input should be", "it must be")
+    for theirs, ours in kinds.items():
+        said = said.replace(theirs, ours)
+    return said.rstrip(".")
+
+
+def _literal(word: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in word)
+
+
+def _line(typed: list[str]) -> str:
+    return f"homing {shlex.join(typed)}"
+
+
+def _retyped(wrong: str, right: str, typed: list[str]) -> str:
+    """The whole line again, with what was meant."""
+    if wrong in typed:
+        place = typed.index(wrong)
+        first, *options = right.split(" ")
+        return _line([*typed[:place], first, *typed[place + 1 :], *options])
+    # An option with its value behind `=`.
+    whole = next((word for word in typed if word.partition("=")[0] == wrong), None)
+    return _line([right + word[len(wrong) :] if word == whole else word for word in typed]) if whole else _line([right])

@@ -1,0 +1,163 @@
+"""What a machine has cost, written down when nothing of it is left: never less than its provider bills.
+
+    it ended   when the provider says so, else when its agent said goodbye, else when it was seen gone
+    it costs   the largest of rate x time, the provider's own figure, the agent's count and what the ledger holds
+
+Where nobody knows when it ended, or whether it ever was, it costs the most that it can have, and the note says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from decimal import Decimal
+
+from homing.cloud import meter
+from homing.cloud.guards import can_end_itself
+from homing.cloud.home import Home
+from homing.cloud.ledger import AT_MOST, REFUSED, LedgerLine
+from homing.cloud.providers.base import Instance, Remembering
+from homing.cloud.signs import read_document
+from homing.errors import HomingError
+from homing.store import run_key
+from homing.wire import names
+from homing.wire.codec import WireError
+from homing.wire.control import Heartbeat
+
+__all__ = ["counted", "last_beat", "note_bill", "receipt", "seen_spend"]
+
+
+def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
+    """Closes a line whose machine is gone, or was never seen."""
+    provider = None
+    if instance is None and line.created_at is not None and line.state != REFUSED:
+        provider = home.provider_of(line)
+        instance = provider.remember(line.mark) if isinstance(provider, Remembering) else None
+    if instance is None and (provider is None or isinstance(provider, Remembering)):
+        # Never asked for, or refused, or not among all that its provider ever made: it never was.
+        home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(line.spend_usd), note=note)
+        return
+    _close(home, line, instance, note)
+
+
+def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
+    now, rate = _latest(home, line), Decimal(line.rate_usd_per_hour)
+    if instance is not None:
+        rate = max(rate, instance.rate_usd_per_hour)  # a cloud may start one dearer than it offered it
+    ended_at, heard = instance.ended_at if instance is not None else None, Decimal(0)
+    if ended_at is None:
+        beat = None
+        with contextlib.suppress(HomingError, WireError, OSError):  # blind: then it counts until now
+            beat = last_beat(home, line)
+        heard = counted(line, beat, home.ledger.lines(line.run_id), now)
+        ended_at = _goodbye(home, line, beat, heard, now)
+    until = ended_at if ended_at is not None else now
+    ours = max(meter.cost(rate, until - at) for at in _beginnings(home, line, instance))
+    if heard > ours:  # the clock at home was set back: and from its last word to its end it billed too
+        ours = heard + meter.cost(rate, meter.MARGIN_S)
+    written = _written(home, line)
+    seen = written if ended_at is not None else seen_spend(home, line)
+    theirs = (instance.spend_usd if instance is not None else None) or Decimal(0)
+    if instance is not None:
+        note_bill(home, line.mark, instance)
+    spend = max(ours, seen, theirs)
+    if ended_at is None:
+        known = max(written, heard, theirs)  # for so much it is known to have lived
+        spend = max(known, min(spend, _most(home, line)))
+        if spend - known > meter.cost(rate, meter.MARGIN_S):
+            note = AT_MOST + note
+    home.ledger.close(line.mark, at=min(until, home.world.now()), spend_usd=spend, note=note)
+
+
+def _latest(home: Home, line: LedgerLine) -> float:
+    """Now, by the clock of the home that timed the create call: two computers agree within the margin, or so we take
+    it. What the agent has counted is known without either clock."""
+    is_own = home.is_ours(line.mark)
+    return home.world.now() + (0.0 if is_own else meter.MARGIN_S)
+
+
+def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list[float]:
+    assert line.created_at is not None, line
+    began = [line.created_at]
+    if instance is not None and instance.ended_at is not None and instance.created_at is not None:
+        # By the clock that tells its end too: ours may be ahead of it by more than the whole life.
+        began.append(instance.created_at)
+    asked_at = home.ledger.destroy_asked_at(line.mark) if instance is None else None
+    if asked_at is not None:
+        # Its end was wanted after it was asked for: if that reads earlier, the clock was set back meanwhile.
+        began.append(asked_at)
+    return began
+
+
+def _most(home: Home, line: LedgerLine) -> Decimal:
+    """What the provider's own guard lets it cost, which is set in the create call itself. Infinite where none acts
+    whatever became of the machine: it is gone, but nobody can say what ended it, or when."""
+    run, limit, provider = home.ledger.run(line.run_id), line.limit_usd, home.provider_of(line)
+    if run is None or limit is None or not provider.guard or "native_deadline" in provider.cannot:
+        return Decimal("Infinity")
+    # As large as it ever was: a limit may have been changed while it lived.
+    largest = max(Decimal(limit), Decimal(run.spend_limit_usd or limit))
+    earlier = [each for each in home.ledger.lines(run.id) if each.attempt < line.attempt]
+    # One that was closed after that launch counted less in it than it does now.
+    closed = [each for each in earlier if each.destroyed_at is not None and each.destroyed_at <= line.intent_at]
+    return largest - sum((Decimal(each.spend_usd) for each in closed), Decimal(0))
+
+
+def _written(home: Home, line: LedgerLine) -> Decimal:
+    """What the ledger holds now: somebody may have seen it alive since this line was read."""
+    now = next((each for each in home.ledger.lines(line.run_id) if each.mark == line.mark), line)
+    return max(Decimal(line.spend_usd), Decimal(now.spend_usd))
+
+
+def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
+    """What the agent of this attempt last said; None where it never spoke. Raises when blind."""
+    run = home.ledger.run(line.run_id)
+    if run is None or line.created_at is None:
+        return None
+    beat = read_document(home.store_of(run), run_key(run.id, names.HEARTBEAT), Heartbeat)
+    return beat if beat is not None and beat.mark == line.mark else None
+
+
+def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine], now: float) -> Decimal:
+    """Dollars of this attempt, of all in `lines`, by its agent's own count, which no clock at home can set back."""
+    try:
+        told = Decimal(beat.spend_usd if beat is not None else 0)
+    except ArithmeticError:  # damaged: a look must not end by it
+        told = Decimal(0)
+    if not told.is_finite():
+        return Decimal(0)
+    before = [each for each in lines if each.attempt < line.attempt]
+    return max(Decimal(0), told - meter.total_spend(before, now))
+
+
+def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal, now: float) -> float | None:
+    """By when a machine that has said goodbye had ended its billing, by its own count; None where none is said.
+
+    Not every provider tells when one ended, or remembers it for long, and a laptop may have been closed for days.
+    """
+    if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
+        return None
+    assert line.created_at is not None, line
+    rate = Decimal(line.rate_usd_per_hour)
+    # By its clock, and by its dollars, which count what home told it of its age: the larger.
+    lived_s = max(0.0, beat.t - beat.started_at, float(counted_usd / rate * 3600) if rate > 0 else 0.0)
+    return min(now, line.created_at + lived_s + meter.MARGIN_S)
+
+
+def seen_spend(home: Home, line: LedgerLine) -> Decimal:
+    """What stands in the ledger, and of a process that looks again, never less than has passed before its eyes.
+
+    A clock that is set back takes no dollar back: who looks on, as the guard does, counts by a stop watch and writes it
+    down. One look alone writes nothing: its clock may be the one that is wrong.
+    """
+    spend, at = meter.line_spend(line, home.world.now()), home.world.monotonic()
+    before = home.seen_spend.get(line.mark)
+    if before is not None:
+        spend = max(spend, before[0] + meter.cost(Decimal(line.rate_usd_per_hour), at - before[1]))
+    home.seen_spend[line.mark] = (spend, at)
+    return Decimal(line.spend_usd) if before is None else spend
+
+
+def note_bill(home: Home, mark: str, instance: Instance) -> None:
+    if instance.spend_usd is not None:
+        home.ledger.note_bill(mark, instance.spend_usd, home.world.now())

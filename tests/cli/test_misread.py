@@ -1,0 +1,196 @@
+"""What people type and is not there: help and version are given, everything else is answered with what was meant."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cloud.rig import Said, homing
+
+from homing.cli import misread
+from homing.cli.call import LazyVerbs
+from homing.cli.main import VERBS
+from homing.cloud.providers.registry import PROVIDERS
+
+Say = Callable[[str], Said]
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOMING_HOME", str(tmp_path / "home"))
+
+    def run(line: str) -> Said:
+        return homing(capsys, monkeypatch, *shlex.split(line))
+
+    return run
+
+
+def fix_of(said: Said) -> str:
+    assert said.code == 2, said
+    assert "Traceback" not in said.err
+    (line,) = [line for line in said.err.splitlines() if line.startswith("  fix ")]
+    return line.removeprefix("  fix ")
+
+
+@pytest.mark.parametrize("line", ["-h", "help", "--help", "-h -q"])
+def test_help_is_given_however_it_is_asked_for(say: Say, line: str) -> None:
+    said = say(line)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.strip() == say("").out.strip()
+
+
+@pytest.mark.parametrize("line", ["help runs", "--help runs", "-h runs", "runs -h"])
+def test_the_help_of_a_verb_is_given_before_and_behind_it(say: Say, line: str) -> None:
+    said = say(line)
+    assert (said.code, said.err) == (0, "")
+    assert said.out == say("runs --help").out
+    assert "Usage: homing runs" in said.out
+
+
+def test_the_help_of_a_verb_in_a_group_is_given_too(say: Say) -> None:
+    assert "Usage: homing store ls" in say("help store ls").out
+    assert "Usage: homing store ls" in say("store ls -h").out
+
+
+@pytest.mark.parametrize("line", ["-V", "version", "--version"])
+def test_the_version_is_told_however_it_is_asked_for(say: Say, line: str) -> None:
+    said = say(line)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("homing ")
+    assert len(said.out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("list", "homing runs"),
+        ("ls", "homing runs"),
+        ("ps", "homing runs"),
+        ("help ps", "homing help runs"),
+        ("kill moss", "homing destroy moss"),
+        ("rm moss --yes", "homing destroy moss --yes"),
+        ("resume moss", "homing launch moss --resume"),
+        ("download moss", "homing fetch moss"),
+        ("run moss --spend-limit 5", "homing launch moss --spend-limit 5"),
+        ("presets", "homing new --list"),
+        ("lunch moss", "homing launch moss"),
+        ("statsu", "homing status"),
+        ("moss launch --spend-limit 5", "homing launch moss --spend-limit 5"),
+        ("'my file' plan", "homing plan 'my file'"),
+        ("runpod", "homing setup runpod   What it rents: homing offers --provider runpod"),
+        ("qwertz", "homing --help"),
+        ("-q list", "homing -q runs"),
+    ],
+)
+def test_a_word_that_is_no_verb_is_answered_with_the_whole_line_again(say: Say, line: str, fix: str) -> None:
+    assert fix_of(say(line)) == fix
+
+
+def test_a_run_without_a_verb_is_told_from_a_typing_error(say: Say) -> None:
+    assert fix_of(say("play")) == "homing plan"  # a typing error, as far as can be known
+    Path("runs").mkdir()
+    Path("runs/play.yaml").touch()
+    said = say("play")
+    assert fix_of(said) == "homing plan play"
+    assert "play is a run" in said.err
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("--spend-limit 5 launch moss", "homing launch moss --spend-limit 5"),
+        ("--limit 5 launch moss", "homing launch moss --spend-limit 5"),
+        ("--limit=5 launch moss", "homing launch moss --spend-limit=5"),
+        ("launch moss --budget 5", "homing launch moss --spend-limit 5"),
+        ("launch moss --spend-limt=5", "homing launch moss --spend-limit=5"),
+        ("new moss --preset tiny", "homing new moss --from tiny"),
+        ("runs --format json", "homing runs --json"),
+        ("launch moss --learning-rate 3e-4", "homing launch moss --set phases.0.lr=3e-4"),
+        ("launch moss --depth=8 --yes", "homing launch moss --set model.depth=8 --yes"),
+        ("plan --seed", "homing plan --set seed=VALUE"),
+        ("train moss --provider runpod", "homing launch --help"),
+        ("watch --follow", "homing logs --help"),
+        ("plan --frobnicate", "homing plan --help"),
+        ("--verbos", "homing --verbose"),
+        ("-x", "homing --help"),
+    ],
+)
+def test_an_option_that_is_not_there_is_answered_with_the_one_that_was_meant(say: Say, line: str, fix: str) -> None:
+    assert fix_of(say(line)) == fix
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "why", "fix"),
+    [
+        ("stop", "`homing stop` needs RUN.", "Run or run file.", "homing stop RUN   Which there are: homing runs"),
+        ("adopt", "`homing adopt` needs STORE.", "s3://bucket", "homing adopt STORE"),
+        ("prep moss fern", "does not know what to do with 'fern'", "It takes RUN.", "homing prep --help"),
+        ("runs moss", "does not know what to do with 'moss'", "It takes options only.", "homing runs --help"),
+        ("generate moss --tokens many", "--tokens: it must be a whole number.", "tokens", "homing generate --help"),
+        ("generate moss --tokens 0", "--tokens: it must be greater than or equal to 1.", "", "homing generate --help"),
+        ("data chek", "`homing data` has no verb 'chek'.", "It has: check, show.", "homing data check"),
+        ("store zzz", "`homing store` has no verb 'zzz'.", "It has: ls, get, put, rm.", "homing store --help"),
+        ("eval --compare moss", "--compare", "", "homing eval --help"),
+    ],
+)
+def test_what_is_missing_too_much_or_out_of_range_is_said_in_plain_words(
+    say: Say, line: str, what: str, why: str, fix: str
+) -> None:
+    said = say(line)
+    assert what in said.err.splitlines()[0]
+    assert why in said.err
+    assert fix_of(said) == fix
+
+
+def test_every_word_and_option_in_the_tables_leads_to_something_that_is_there() -> None:
+    options = {flag for verb in VERBS for flag in misread._options(LazyVerbs().get_command(None, verb))}
+    for word, ours in misread._MEANT.items():
+        assert word not in VERBS
+        verb, *more = ours.split()
+        flags = misread._options(LazyVerbs().get_command(None, verb))
+        assert all(flag in flags for flag in more if flag.startswith("-")), ours
+    assert set(misread._OPTIONS) <= options
+    assert set(misread._PROVIDERS) == set(PROVIDERS) - {"fake"}
+
+
+def test_no_word_is_promised_to_two_verbs() -> None:
+    words = [word for each in misread._WORDS.values() for word in each.split()]
+    assert len(words) == len(set(words))
+
+
+def test_the_module_of_every_verb_is_there() -> None:
+    assert all(importlib.util.find_spec(f"homing.cli.{verb}") for verb in VERBS)
+
+
+def test_a_provider_in_the_place_of_a_run_is_answered_with_its_option(say: Say) -> None:
+    assert fix_of(say("doctor runpod")) == "homing doctor --provider runpod"
+
+
+def test_a_limit_that_is_no_sum_is_answered_with_one_that_is(say: Say) -> None:
+    assert fix_of(say("limit moss '$5'")) == "homing limit moss --spend 5"
+    assert fix_of(say("limit moss plenty")) == "homing limit moss --spend 20"
+
+
+def test_a_provider_that_is_not_there_is_answered_where_it_was_named(say: Say) -> None:
+    said = say("offers --provider runpd")
+    assert "Did you mean runpod?" in said.err
+    assert "--provider" in fix_of(said)
+
+
+@pytest.mark.parametrize("verb", ["status", "watch", "fetch", "logs"])
+def test_the_first_command_of_all_is_one_that_works(say: Say, verb: str) -> None:
+    fix = fix_of(say(verb)).split("   ")[0]
+    assert fix == "homing new first --from tiny"
+    assert say(fix.removeprefix("homing ")).code == 0
+    # From then on there is something to plan.
+    assert fix_of(say(verb)).endswith("homing plan")
+
+
+def test_a_smoke_run_is_not_warned_of_the_name_that_it_was_just_given(say: Say) -> None:
+    assert say("new moss --from tiny").code == 0
+    said = say("verify moss --smoke --no-run")
+    assert "as its name: says" not in said.err

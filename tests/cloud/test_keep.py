@@ -1,0 +1,139 @@
+"""What may leave a store that several runs and several homes share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from homing.cloud.home import Home
+from homing.cloud.keep import plan_removal
+from homing.cloud.lease import take
+from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.mark import make_mark
+from homing.cloud.record import write_record
+from homing.cloud.stored import remove_stored, stored_keys
+from homing.errors import IntegrityError, NotOwner, UsageError
+from homing.store import Store, open_store, run_key
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
+from homing.world import World
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(f"file:{tmp_path}/store", World())
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Home:
+    """Another home that uses the same store."""
+    return Home(tmp_path / "their-home", World())
+
+
+def begin(home: Home, store: Store, run_id: str, name: str = "moss", *, state: str = "done") -> RunRow:
+    """A run with its lease, its record and one file, as a launch and an agent leave them."""
+    run = RunRow(run_id, name, "launching", 1.0, store.url, "0" * 64, "1.00")
+    mark = make_mark(home.owner, run_id, 1)
+    home.ledger.intend(run, LedgerLine(mark, run_id, name, 1, "local", "cpu", "0.36", "1.00", intent_at=1.0))
+    take(store, run_id, owner=home.owner, host=home.world.host(), mark=mark, after=0, world=home.world)
+    home.ledger.set_run(run_id, state=state)
+    write_record(home, run_id, store)
+    store.put_bytes(run_key(run_id, names.METRICS), b"{}")
+    found = home.ledger.run(run_id)
+    assert found is not None
+    return found
+
+
+def push_model(store: Store, folder: str, run_id: str) -> str:
+    manifest = CheckpointManifest("", run_id, "pretrain", 12, 0, True, "moss", 0, [])
+    store.put_bytes(f"models/{folder}/{names.MANIFEST}", codec.dumps(manifest).encode())
+    store.put_bytes(f"models/{folder}/{names.WEIGHTS}", run_id.encode())
+    return f"models/{folder}/{names.WEIGHTS}"
+
+
+def test_what_a_run_stored_is_its_own_folder_and_the_model_whose_manifest_names_it(home: Home, store: Store) -> None:
+    first, tenth = begin(home, store, "moss-1"), begin(home, store, "moss-10")
+    model, beside = push_model(store, "moss", "moss-1"), push_model(store, "moss-10", "moss-10")
+    shared = "objects/" + "0" * 64
+    store.put_bytes(shared, b"shard")
+    keys, spared = stored_keys(home, tenth)
+    assert {key.split("/")[1] for key in keys} == {"moss-10"}
+    assert spared == [f"models/moss in {store.url} is of moss-1"]
+    remove_stored(home, tenth, keys)
+    assert not store.exists(beside)
+    assert store.exists(run_key("moss-1", names.METRICS)), "moss-10 is not moss-1"
+    assert store.exists(model), "the model of the name is another run's"
+    keys, spared = stored_keys(home, first)
+    assert (model in keys, spared) == (True, [])
+    remove_stored(home, first, keys)
+    assert [entry.key for entry in store.list("")] == [shared], "inputs are everybody's"
+
+
+def test_a_model_that_tells_no_run_stays(home: Home, store: Store) -> None:
+    run = begin(home, store, "moss-1")
+    store.put_bytes(f"models/moss/{names.WEIGHTS}", b"half")
+    keys, spared = stored_keys(home, run)
+    assert not [key for key in keys if key.startswith("models/")]
+    assert spared == [f"Nothing tells whose models/moss in {store.url} is"]
+    store.put_bytes(f"models/moss/{names.MANIFEST}", b"no manifest")
+    with pytest.raises(IntegrityError):
+        stored_keys(home, run)
+
+
+def test_a_run_that_another_home_adopted_keeps_all_it_has(home: Home, theirs: Home, store: Store) -> None:
+    run = begin(home, store, "moss-1")
+    push_model(store, "moss", "moss-1")
+    take(store, "moss-1", owner=theirs.owner, host="desk", mark="", after=1, world=home.world)
+    keys, (spared,) = stored_keys(home, run)
+    assert keys == []
+    assert spared.startswith("moss-1 was adopted by desk at ")
+    for key in ("runs/moss-1", f"runs/moss-1/{names.METRICS}", "models/moss"):
+        with pytest.raises(NotOwner, match=f"moss-1 in {store.url} is of the home {theirs.owner} on desk, and stays"):
+            plan_removal(store, key, home)
+    assert plan_removal(store, "models/moss", theirs).keys[0] == f"models/moss/{names.MANIFEST}"
+
+
+def test_another_homes_run_is_not_removed_whether_it_lives_or_not(home: Home, theirs: Home, store: Store) -> None:
+    begin(theirs, store, "moss-1", state="running")
+    begin(theirs, store, "fern-1", "fern")
+    push_model(store, "fern", "fern-1")
+    begin(home, store, "moss-10")
+    for key in ("runs/moss-1", "runs/fern-1", "models/fern"):
+        with pytest.raises(NotOwner) as caught:
+            plan_removal(store, key, home)
+        assert f"homing adopt {store.url} " in caught.value.fix
+    own = plan_removal(store, "runs/moss-10", home)
+    assert own.keys
+    assert all(key.startswith("runs/moss-10/") for key in own.keys)
+
+
+def test_inputs_stay_while_any_run_in_the_store_lives(home: Home, theirs: Home, store: Store) -> None:
+    store.put_bytes("objects/" + "0" * 64, b"shard")
+    begin(home, store, "fern-1", "fern")
+    begin(theirs, store, "moss-1", state="running")
+    with pytest.raises(UsageError, match="A live run may still need its inputs") as caught:
+        plan_removal(store, "objects", home)
+    assert caught.value.why == "Live: moss-1."
+    theirs.ledger.set_run("moss-1", state="done")
+    write_record(theirs, "moss-1", store)
+    found = plan_removal(store, "objects", home)
+    assert found.warning == "Runs of other homes may need it to go on: moss-1."
+
+
+def test_a_live_run_that_the_ledger_forgot_is_known_by_its_record(home: Home, store: Store) -> None:
+    begin(home, store, "moss-1", state="running")
+    for path in home.path.glob("ledger.sqlite*"):
+        path.unlink()
+    with pytest.raises(UsageError, match="moss-1 is live") as caught:
+        plan_removal(store, "runs/moss-1", Home(home.path, World()))
+    assert "the ledger here forgot it" in caught.value.why
+    assert caught.value.fix == f"homing adopt {store.url} moss-1"
+
+
+@pytest.mark.parametrize("key", ["runs", "runs/", "models", "models/"])
+def test_all_runs_or_all_models_at_once_are_nobodys_wish(home: Home, store: Store, key: str) -> None:
+    begin(home, store, "moss-1")
+    push_model(store, "moss", "moss-1")
+    with pytest.raises(UsageError, match="That would be every"):
+        plan_removal(store, key, home)

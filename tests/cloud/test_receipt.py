@@ -1,0 +1,208 @@
+"""A receipt is never below what the provider bills; where nobody knows, it is the most that it can be, and says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from tests.cloud.test_survey import RUN, rent
+from tests.cloud.test_survey import note as note_at_another_rate
+from tests.contracts.providers import ProviderContract
+from tests.doubles.fake_world import OFFERS, FakeWorld
+
+from homing.cloud import meter
+from homing.cloud.destroy import destroy_lines, open_lines
+from homing.cloud.home import Home
+from homing.cloud.ledger import REFUSED, LedgerLine
+from homing.cloud.mark import make_mark, shown_mark, twin_mark
+from homing.cloud.providers.fake_faults import Faults, Strike
+from homing.cloud.providers.fake_things import Settings, total_rate
+from homing.cloud.receipt import receipt
+from homing.cloud.reconcile import CREATE_GRACE_S, note_twin, refresh
+from homing.world import HttpRequest, HttpResponse, NetworkError
+
+RATE = total_rate(OFFERS[0])  # of what `rent` rents
+
+
+def make_home(path: Path, world: FakeWorld) -> Home:
+    return Home(path, world)
+
+
+def note(home: Home, instance_id: str | None = None) -> LedgerLine:
+    line = note_at_another_rate(home, instance_id)
+    home.ledger.update(line.mark, rate_usd_per_hour=str(RATE))
+    return line_of(home, line.mark)
+
+
+def billed(world: FakeWorld) -> Decimal:
+    return sum((bill.usd for bill in world.cloud.bill()), Decimal(0))
+
+
+def written(home: Home) -> Decimal:
+    lines = home.ledger.lines()
+    assert all(line.destroyed_at is not None for line in lines)
+    return sum((Decimal(line.spend_usd) for line in lines), Decimal(0))
+
+
+@pytest.mark.parametrize("is_destroyed", [False, True])
+def test_a_machine_that_nobody_saw_costs_the_most_that_it_can_have(
+    homing_home: Path, tmp_path: Path, is_destroyed: bool
+) -> None:
+    # The answer to its create call was lost, and it was taken away before anybody looked: it closed at $0.
+    world = FakeWorld()
+    home = make_home(homing_home, world)
+    note(home)
+    world.cloud.preempt(rent(home, tmp_path).id, notice_s=600.0)
+    world.pass_time(CREATE_GRACE_S + 1)
+    if is_destroyed:
+        destroy_lines(home, open_lines(home, None))
+    else:
+        home.ledger.update(make_mark(home.owner, RUN, 1), run_id="")  # no store to look for heartbeats in
+        assert refresh(home) == []
+    (line,) = home.ledger.lines()
+    assert line.is_at_most
+    assert billed(world) > 0
+    assert billed(world) <= written(home) <= meter.cost(RATE, CREATE_GRACE_S + 60)
+
+
+def test_days_later_it_costs_no_more_than_the_providers_own_guard_allows(homing_home: Path) -> None:
+    world = FakeWorld(settings=Settings(has_guard=True))
+    home = make_home(homing_home, world)
+    note(home)
+    world.pass_time(3 * 86400)
+    destroy_lines(home, open_lines(home, None))
+    assert written(home) == 12, "its limit"
+    assert home.ledger.lines()[0].is_at_most
+
+
+def test_days_later_it_costs_all_of_them_where_the_provider_has_no_guard(homing_home: Path) -> None:
+    world = FakeWorld(settings=Settings(has_guard=False))
+    home = make_home(homing_home, world)
+    note(home)
+    world.pass_time(3 * 86400)
+    destroy_lines(home, open_lines(home, None))
+    assert written(home) >= meter.cost(RATE, 3 * 86400)
+
+
+def test_a_create_call_that_was_refused_costs_nothing_also_when_its_provider_went_away_meanwhile(
+    homing_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = FakeWorld()
+    home = make_home(homing_home, world)
+    line = note(home)
+    home.ledger.update(line.mark, state=REFUSED, note="there is no room")
+
+    def cut(request: HttpRequest) -> HttpResponse:
+        raise NetworkError("no route")
+
+    monkeypatch.setattr(world, "http", cut)
+    refresh(home)
+    monkeypatch.undo()
+    world.pass_time(60)
+    destroy_lines(home, open_lines(home, None))
+    (line,) = home.ledger.lines()
+    assert (line.spend_usd, line.note, line.is_at_most) == ("0", "there is no room", False)
+
+
+def test_a_machine_that_is_destroyed_by_hand_is_no_upper_bound(homing_home: Path, tmp_path: Path) -> None:
+    world = FakeWorld()
+    home = make_home(homing_home, world)
+    note(home, rent(home, tmp_path).id)
+    world.pass_time(3600)
+    destroy_lines(home, open_lines(home, None))
+    assert not home.ledger.lines()[0].is_at_most
+    assert billed(world) <= written(home) <= billed(world) + meter.cost(RATE, 60)
+
+
+def test_one_that_started_dearer_than_it_was_offered_costs_what_it_bills(homing_home: Path, tmp_path: Path) -> None:
+    world = FakeWorld()
+    home = make_home(homing_home, world)
+    instance = rent(home, tmp_path)
+    line = note(home, instance.id)
+    world.pass_time(600)
+    dear = dataclasses.replace(instance, state="gone", rate_usd_per_hour=RATE * 2, spend_usd=None)
+    receipt(home, line_of(home, line.mark), dear, "gone")
+    assert written(home) >= meter.cost(RATE * 2, 600)
+
+
+def line_of(home: Home, mark: str) -> LedgerLine:
+    return next(line for line in home.ledger.lines() if line.mark == mark)
+
+
+def rent_twins(home: Home, world: FakeWorld, tmp_path: Path) -> list[str]:
+    """Two under one mark: the first is hidden when the second is asked for."""
+    first = rent(home, tmp_path)
+    thing = world.cloud._things[first.id]
+    thing.hidden_until = world.t + 1
+    second = rent(home, tmp_path)
+    world.pass_time(2)
+    assert first.id != second.id
+    return [first.id, second.id]
+
+
+@pytest.mark.parametrize("is_looked_at", [False, True])
+def test_two_machines_under_one_mark_are_two_lines_and_both_cost(
+    homing_home: Path, tmp_path: Path, is_looked_at: bool
+) -> None:
+    world = FakeWorld()
+    home = make_home(homing_home, world)
+    line = note(home)
+    first, second = rent_twins(home, world, tmp_path)
+    home.ledger.update(line.mark, instance_id=second)
+    world.pass_time(3600)
+    if is_looked_at:
+        assert any("both bill" in problem for problem in refresh(home))
+        assert [each.instance_id for each in home.ledger.lines(RUN)] == [first, second], "the last is the run's"
+    destroy_lines(home, open_lines(home, None))
+    refresh(home)
+    assert world.machines.running == []
+    assert {shown_mark(each.mark) for each in home.ledger.lines()} == {line.mark}
+    assert written(home) >= billed(world) >= meter.cost(RATE, 7200)
+
+
+def test_a_twin_that_outlives_the_machine_it_was_made_beside_keeps_its_own_line(
+    homing_home: Path, tmp_path: Path
+) -> None:
+    world = FakeWorld()
+    home = make_home(homing_home, world)
+    line = note(home)
+    first, second = rent_twins(home, world, tmp_path)
+    home.ledger.update(line.mark, instance_id=second)
+    refresh(home)
+    world.pass_time(600)
+    world.cloud.preempt(second, notice_s=0.0)
+    world.pass_time(3600)
+    refresh(home)
+    assert line_of(home, line.mark).instance_id == second
+    assert line_of(home, twin_mark(line.mark, first)).billing == "yes"
+    destroy_lines(home, open_lines(home, None))
+    assert billed(world) <= written(home) <= billed(world) + meter.cost(RATE, 2 * 60)
+
+
+def test_a_twin_that_the_create_call_itself_ended_is_told_by_it(homing_home: Path, tmp_path: Path) -> None:
+    # The first answer is lost and its machine is not shown until a second was asked for; then the older one is kept.
+    world = FakeWorld(Faults(strikes=(Strike("lost_after", 1, "create"),)))
+    home = make_home(homing_home, world)
+    line, provider = note(home), home.provider("fake")
+    add = world.cloud._add
+
+    def late(kind: str, mark: str, rate: Decimal) -> object:
+        thing = add(kind, mark, rate)
+        if len(world.cloud._things) == 1:
+            thing.hidden_until = world.t + provider.settle_s + 0.5
+        else:
+            world.pass_time(1.0)
+        return thing
+
+    world.cloud._add = late  # type: ignore[assignment]
+    made = provider.create(ProviderContract().make_request(provider, line.mark, tmp_path))
+    (twin,) = made.twins
+    home.ledger.update(line.mark, instance_id=made.id)
+    note_twin(home, line_of(home, line.mark), dataclasses.replace(made, id=twin, state="destroying"))
+    world.pass_time(60)
+    refresh(home)
+    destroy_lines(home, open_lines(home, None))
+    assert len(world.cloud.bill()) == 2
+    assert written(home) >= billed(world)

@@ -1,0 +1,322 @@
+"""Keys change: what another account rented is unknown and may bill, for everything that looks, ends or goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cloud.rig import Said, homing, look_more_often, make_draft, marked_now, trainer_argv
+from tests.cloud.test_guard import is_agent
+
+from homing.cloud.adopt import propose
+from homing.cloud.destroy import destroy_lines, destroy_run
+from homing.cloud.guard import guard_pass
+from homing.cloud.home import Home
+from homing.cloud.launch import launch
+from homing.cloud.limit import change_limit
+from homing.cloud.limit import propose as propose_limit
+from homing.cloud.mark import make_mark
+from homing.cloud.providers.base import Instance, Request, wait_until
+from homing.cloud.providers.local import Local
+from homing.cloud.reconcile import refresh
+from homing.cloud.survey import survey
+from homing.cloud.whose import is_elsewhere
+from homing.errors import OtherAccount, ProviderSilent, StillBilling
+from homing.store import open_store
+from homing.world import World
+
+ENDLESS = 100_000
+
+
+class Wallets:
+    """`local` with accounts: the key that is set shows, describes and ends what its own account rented, and no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.key, self.is_silent, self.asked = "mine", False, 0
+        self.rented: dict[str, str] = {}  # mark, which is the id -> account
+        real_create, real_list, real_describe = Local.create, Local.list_owned, Local.describe
+        real_destroy = Local.destroy
+
+        def create(local: Local, request: Request) -> Instance:
+            self.rented[request.mark] = self.key
+            return real_create(local, request)
+
+        def list_owned(local: Local) -> list[Instance]:
+            return [each for each in real_list(local) if self.is_shown(each.mark)]
+
+        def describe(local: Local, instance_id: str) -> Instance:
+            if self.is_shown(instance_id):
+                return real_describe(local, instance_id)
+            return Instance(instance_id, "", "local", "gone", "no", Decimal(0), detail="not known")
+
+        def destroy(local: Local, instance_id: str) -> None:
+            if self.is_shown(instance_id):
+                real_destroy(local, instance_id)
+
+        for method in (create, list_owned, describe, destroy):
+            monkeypatch.setattr(Local, method.__name__, method)
+        monkeypatch.setattr(Local, "account", lambda local: self.account())
+
+    def is_shown(self, mark: str) -> bool:
+        return self.rented.get(mark, self.key) == self.key
+
+    def account(self) -> str:
+        self.asked += 1
+        if self.is_silent:
+            raise ProviderSilent("local cannot be asked now whose key this is.")
+        return self.key
+
+
+@pytest.fixture
+def wallets(monkeypatch: pytest.MonkeyPatch) -> Wallets:
+    return Wallets(monkeypatch)
+
+
+@pytest.fixture
+def home(homing_home: Path, wallets: Wallets) -> Iterator[Home]:
+    yield Home(homing_home, World())
+    wallets.rented.clear()  # all of them are shown again
+    provider = Home(homing_home, World()).provider("local")
+    for instance in provider.list_owned():
+        provider.destroy(instance.id)
+
+
+def end_the_machine(home: Home) -> None:
+    """Taken away, whoever looks."""
+    for pid, _ in marked_now(home):
+        World().signal(pid, signal.SIGKILL)
+    assert wait_until(lambda: not marked_now(home), timeout_s=60, every_s=0.05, world=World())
+
+
+# --- what is written down ---
+
+
+def test_the_account_is_in_the_ledger_before_the_create_call_and_in_the_record(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+    real = Local.create
+
+    def create(local: Local, request: Request) -> Instance:
+        seen.append(home.ledger.lines()[-1].account)
+        return real(local, request)
+
+    monkeypatch.setattr(Local, "create", create)
+    launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    assert seen == ["mine"]
+    store = open_store(f"file:{tmp_path}/store", World())
+    (adopted,) = propose(store, "moss", Home(tmp_path / "other", World())).lines
+    assert adopted.account == "mine"
+
+
+def test_nobody_rents_who_cannot_say_whose_account_it_is(home: Home, tmp_path: Path, wallets: Wallets) -> None:
+    ready = make_draft(home, tmp_path)
+    wallets.is_silent = True
+    with pytest.raises(ProviderSilent):
+        launch(ready, home)
+    assert home.ledger.lines() == []
+    assert marked_now(home) == []
+
+
+# --- looking and ending ---
+
+
+def test_a_machine_of_another_account_stays_open_and_is_found_again_with_its_key(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    wallets.key = "team"
+    for _ in range(3):
+        (problem,) = refresh(home)
+        assert "a key of mine" in problem
+        assert "a key of team" in problem
+        assert f"homing destroy {done.run.id} --same-account" in problem
+    (line,) = home.ledger.lines()
+    assert (line.destroyed_at, line.state, line.billing) == (None, "unknown", "maybe")
+    assert home.ledger.find("moss").is_live
+    assert survey(home).is_blind
+    with pytest.raises(StillBilling) as caught:
+        destroy_run(home, done.run)
+    assert "--same-account" in caught.value.fix
+    assert caught.value.exit_code == 6
+    assert marked_now(home), "nobody could end it"
+    wallets.key = "mine"
+    assert refresh(home) == []
+    assert home.ledger.lines()[0].billing == "yes"
+    destroy_run(home, done.run)
+    assert home.ledger.lines()[0].state == "gone"
+    assert marked_now(home) == []
+
+
+@pytest.mark.slow
+def test_one_line_in_another_account_does_not_keep_destroy_from_the_others(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
+    launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    wallets.key = "team"
+    launch(make_draft(home, tmp_path, name="fern", steps=ENDLESS), home)
+    with pytest.raises(StillBilling, match="1 instance may"):
+        destroy_lines(home, home.ledger.lines())
+    assert [(line.run_name, line.state) for line in home.ledger.lines()] == [("moss", "unknown"), ("fern", "gone")]
+
+
+def test_a_line_from_before_accounts_is_taken_for_one_of_the_key_at_hand(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
+    launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    mark = home.ledger.lines()[0].mark
+    home.ledger.update(mark, account=None)
+    assert refresh(home) == []
+    assert home.ledger.account(mark) == "mine", "what a key shows is of its account"
+    home.ledger.update(mark, account=None)
+    end_the_machine(home)
+    wallets.key = "team"
+    refresh(home)
+    assert home.ledger.lines()[0].destroyed_at is not None
+
+
+def test_a_key_that_shows_it_under_its_id_speaks_for_it(home: Home, tmp_path: Path, wallets: Wallets) -> None:
+    launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    wallets.key, wallets.rented = "renamed", {}
+    (line,) = home.ledger.lines()
+    assert not is_elsewhere(home, line)
+    assert home.ledger.account(line.mark) == "renamed"
+
+
+def test_a_provider_that_does_not_say_whose_key_it_is_is_not_another_account(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
+    launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    wallets.key, wallets.is_silent = "team", True
+    (line,) = home.ledger.lines()
+    assert not is_elsewhere(home, line)
+    (problem,) = refresh(home)
+    assert "cannot be asked now whose key this is" in problem
+    assert home.ledger.lines()[0].destroyed_at is None
+    with pytest.raises(StillBilling) as caught:
+        destroy_lines(home, [line], deadline_s=0.1)
+    assert "cannot be asked now whose key this is" in caught.value.why
+    assert "--same-account" not in caught.value.fix
+
+
+def test_a_look_at_what_is_shown_asks_nobody_whose_key_it_is(home: Home, tmp_path: Path, wallets: Wallets) -> None:
+    launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    wallets.asked = 0
+    for _ in range(3):
+        assert refresh(home) == []
+    assert wallets.asked == 0
+
+
+def test_a_limit_is_not_called_set_at_a_provider_that_does_not_show_the_machine(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    change = propose_limit(home, home.ledger.find("moss"), Decimal("2.00"), None)
+    wallets.key = "team"
+    with pytest.raises(OtherAccount):
+        change_limit(home, change, confirm_s=0.1)
+    assert home.ledger.find(done.run.id).spend_limit_usd == "1.00"
+
+
+# --- a person's word ---
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    look_more_often(monkeypatch)
+
+    def typed(*argv: str) -> Said:
+        return homing(capsys, monkeypatch, *argv)
+
+    return typed
+
+
+def test_destroy_says_what_to_do_and_takes_a_persons_word(
+    home: Home, tmp_path: Path, wallets: Wallets, say: Any
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    end_the_machine(home)
+    wallets.key = "rotated"
+    refused = say("destroy", done.run.id, "--yes")
+    assert refused.code == 6
+    assert f"homing destroy {done.run.id} --same-account" in refused.err
+    taken = say("destroy", done.run.id, "--yes", "--same-account")
+    assert taken.code == 0, taken.err
+    assert "was rented by mine" in taken.err
+    (line,) = home.ledger.lines()
+    assert (line.state, line.account) == ("gone", "rotated")
+    assert not home.ledger.find("moss").is_live
+
+
+def test_a_persons_word_is_of_one_run(home: Home, say: Any) -> None:
+    refused = say("destroy", "--all", "--yes", "--same-account")
+    assert refused.code == 2
+    assert "of one run" in refused.err
+
+
+# --- going on ---
+
+
+@pytest.mark.slow
+def test_a_guard_goes_on_in_the_runs_own_account_only(
+    home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "homing.cloud.boot.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=ENDLESS),
+    )
+    launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    os.kill(
+        next(pid for pid, _ in marked_now(home) if is_agent(pid)), signal.SIGTERM
+    )  # as it is told that it is taken away
+    assert wait_until(lambda: not home.provider("local").list_owned(), timeout_s=60, every_s=0.1, world=World())
+    assert refresh(home) == []
+    wallets.key = "team"
+    made = guard_pass(home)
+    assert made.done == []
+    assert "not of the account that moss" in made.alerts[0]
+    assert [line.attempt for line in home.ledger.lines()] == [1]
+    wallets.key = "mine"
+    assert "Attempt 2 is launched" in guard_pass(home).done[0]
+
+
+@pytest.mark.slow
+def test_a_person_may_go_on_in_another_account_and_hears_of_what_was_left_open(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    home.ledger.set_run(done.run.id, state="failed", reason="lost: its line was cut", ended_at=home.world.now())
+    wallets.key = "team"
+    said: list[str] = []
+    again = launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS), home, tell=said.append)
+    first, second = home.ledger.lines()
+    assert (first.account, first.destroyed_at, second.account) == ("mine", None, "team")
+    assert again.run.id == done.run.id
+    (told,) = [text for text in said if "could not be confirmed" in text]
+    assert "another account, mine" in told
+    assert f"homing destroy {first.mark}" in told
+    made = guard_pass(home)
+    assert any(first.mark in text for text in made.may_bill)
+    assert home.ledger.lines()[1].state == "ready", "and the guard has looked at the one that has the run"
+    wallets.key = "mine"
+    destroy_lines(home, [first])
+    assert home.ledger.lines()[0].state == "gone"
+    wallets.key = "team"
+
+
+def test_the_mark_of_the_line_is_named_where_no_run_is_known(home: Home, wallets: Wallets, tmp_path: Path) -> None:
+    launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    (line,) = home.ledger.lines()
+    lost = dataclasses.replace(
+        line, mark=make_mark(home.owner, "fern-20260101-000000-abcd", 1), run_id="", run_name="?"
+    )
+    wallets.rented[lost.mark] = "mine"
+    home.ledger.adopt(dataclasses.replace(lost, instance_id=lost.mark))
+    wallets.key = "team"
+    assert any(f"homing destroy {lost.mark} --same-account" in problem for problem in refresh(home))
