@@ -17,8 +17,9 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.providers.base import Resource
 from homing.cloud.providers.fake_cloud import KEY_HEADER
-from homing.errors import IntegrityError, StillBilling, UsageError
-from homing.world import HttpRequest, World
+from homing.cloud.providers.local import Local
+from homing.errors import IntegrityError, ProviderSilent, StillBilling, UsageError
+from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
 
 @pytest.fixture
@@ -46,17 +47,48 @@ def test_it_asks_when_something_would_be_lost_and_ends_it_with_yes(cli: Homing) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("typed", ["moss", "runs/moss.yaml"])
 def test_a_ledger_that_cannot_be_brought_up_to_date_does_not_keep_a_machine_billing(
-    cli: Homing, monkeypatch: pytest.MonkeyPatch
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, typed: str
 ) -> None:
     def full(home: object) -> list[str]:
         raise IntegrityError("The ledger cannot be used.")
 
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     monkeypatch.setattr("homing.cli.destroy.refresh", full)
-    said = cli("destroy", "moss", "--yes")
+    monkeypatch.setattr("homing.cloud.survey.refresh", full)
+    said = cli("destroy", typed, "--yes")
     assert said.code == 0, said.err
     assert "The ledger cannot be used" in said.err
+    assert "Gone, confirmed" in said.err
+
+
+def test_a_word_that_may_be_a_volume_at_a_provider_who_cannot_be_asked_may_bill(
+    homing_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    world = FakeWorld()
+
+    def cut(request: HttpRequest) -> HttpResponse:
+        raise NetworkError("no route")
+
+    home = Home(homing_home, world)
+    assert _by_thing(home, "v-000002") == []
+    monkeypatch.setattr(world, "http", cut)
+    with pytest.raises(StillBilling, match="could not be found out"):
+        _by_thing(home, "v-000002")
+
+
+def test_a_word_for_the_account_that_cannot_be_asked_keeps_no_machine_billing(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(self: object) -> str:
+        raise ProviderSilent("It did not answer.")
+
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    monkeypatch.setattr(Local, "account", silent)
+    said = cli("destroy", "moss", "--same-account", "--yes")
+    assert said.code == 0, said.err
     assert "Gone, confirmed" in said.err
 
 

@@ -132,7 +132,7 @@ def test_a_run_that_ended_is_gone_on_with_by_resuming(home: Home, run: RunRow) -
     destroy_run(home, run)
     with pytest.raises(UsageError, match="has ended") as caught:
         propose(home, home.ledger.find("moss"), Decimal(20), None)
-    assert "homing launch moss --resume --spend-limit 20.00" in caught.value.fix
+    assert f"homing launch {run.id} --resume --spend-limit 20.00" in caught.value.fix
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cloud.test_survey import RUN, rent
@@ -13,15 +14,16 @@ from tests.contracts.providers import ProviderContract
 from tests.doubles.fake_world import OFFERS, FakeWorld
 
 from homing.cloud import meter
-from homing.cloud.destroy import destroy_lines, open_lines
+from homing.cloud.destroy import destroy_lines, end_twins, open_lines
 from homing.cloud.home import Home
 from homing.cloud.ledger import REFUSED, LedgerLine
 from homing.cloud.mark import make_mark, shown_mark, twin_mark
 from homing.cloud.providers.fake_faults import Faults, Strike
 from homing.cloud.providers.fake_things import Settings, total_rate
-from homing.cloud.receipt import receipt
+from homing.cloud.receipt import counted, receipt
 from homing.cloud.reconcile import CREATE_GRACE_S, note_twin, refresh
-from homing.world import HttpRequest, HttpResponse, NetworkError
+from homing.wire.control import Heartbeat
+from homing.world import Database, HttpRequest, HttpResponse, NetworkError
 
 RATE = total_rate(OFFERS[0])  # of what `rent` rents
 
@@ -142,6 +144,51 @@ def rent_twins(home: Home, world: FakeWorld, tmp_path: Path) -> list[str]:
     return [first.id, second.id]
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_second_machine_that_is_shown_after_the_first_went_takes_no_line_over(
+    homing_home: Path, tmp_path: Path, is_closed: bool
+) -> None:
+    world = FakeWorld()
+    home = make_home(homing_home, world)
+    line = note(home)
+    first, second = rent_twins(home, world, tmp_path)
+    home.ledger.update(line.mark, instance_id=second)
+    world.cloud._things[first].hidden_until = world.t + 4000
+    world.pass_time(3600)
+    if is_closed:
+        destroy_lines(home, open_lines(home, None))
+    else:
+        refresh(home)
+        world.cloud.preempt(second, notice_s=0.0)
+    world.pass_time(600)
+    refresh(home)
+    assert line_of(home, twin_mark(line.mark, first)).instance_id == first
+    assert line_of(home, line.mark).instance_id == second
+    destroy_lines(home, open_lines(home, None))
+    refresh(home)
+    assert written(home) >= billed(world) > 0
+
+
+def test_a_ledger_that_cannot_be_written_keeps_no_second_machine_billing(
+    homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = FakeWorld()
+    home = make_home(homing_home, world)
+    line = note(home)
+    _, second = rent_twins(home, world, tmp_path)
+    home.ledger.update(line.mark, instance_id=second)
+    really = Database.execute
+
+    def on_a_full_disk(self: Database, *statements: Any) -> Any:
+        if any(sql.startswith(("UPDATE", "INSERT OR IGNORE INTO lines")) for sql, _ in statements):
+            raise OSError("database or disk is full")
+        return really(self, *statements)
+
+    monkeypatch.setattr(Database, "execute", on_a_full_disk)
+    assert end_twins(home, line_of(home, line.mark))
+    assert list(world.machines.running) == [second]
+
+
 @pytest.mark.parametrize("is_looked_at", [False, True])
 def test_two_machines_under_one_mark_are_two_lines_and_both_cost(
     homing_home: Path, tmp_path: Path, is_looked_at: bool
@@ -206,3 +253,16 @@ def test_a_twin_that_the_create_call_itself_ended_is_told_by_it(homing_home: Pat
     destroy_lines(home, open_lines(home, None))
     assert len(world.cloud.bill()) == 2
     assert written(home) >= billed(world)
+
+
+def test_what_an_agent_was_told_of_another_account_is_not_counted_as_its_own() -> None:
+    first = LedgerLine("a-1", "r", "moss", 1, "shop", "x", "1.00", "1.00", 0.0, created_at=0.0, account="mine")
+    second = dataclasses.replace(first, mark="a-2", attempt=2, intent_at=600.0, created_at=600.0, account="team")
+    beat = Heartbeat(960.0, "a-2", 2, "training", 600.0, "1.00", spend_usd="1.10")
+    closed = dataclasses.replace(
+        first, destroyed_at=1200.0, spend_usd="0.20"
+    )  # with its key, and cheaper than it might
+    for lines in ([first, second], [closed, second]):
+        assert counted(second, beat, lines, now=960.0) == Decimal("0.10")
+    before = dataclasses.replace(closed, destroyed_at=500.0)
+    assert counted(second, beat, [before, second], now=960.0) == Decimal("0.90")

@@ -19,13 +19,13 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import Adopted, LedgerLine, RunRow
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance
-from homing.cloud.providers.fake import KEY_HEADER
+from homing.cloud.providers.fake import KEY_HEADER, Fake
 from homing.cloud.providers.fake_faults import Faults, Strike
 from homing.cloud.providers.local import Local
 from homing.cloud.receipt import receipt
 from homing.cloud.reconcile import CREATE_GRACE_S, refresh
 from homing.cloud.survey import Finding, end, keep, survey
-from homing.errors import StillBilling
+from homing.errors import ProviderSilent, StillBilling
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 RUN = "moss-20260101-000000-abcd"
@@ -326,6 +326,50 @@ def test_a_launch_that_died_before_its_create_call_is_closed(home: Home) -> None
     (line,) = home.ledger.lines()
     assert (line.billing, line.created_at) == ("no", None)
     assert home.ledger.find("moss").state == "failed"
+
+
+def test_a_machine_that_an_older_copy_of_the_ledger_calls_unborn_is_ended(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
+    note(home, is_created=False)
+    rent(home, tmp_path)
+    world.pass_time(3600)
+    refresh(home)
+    destroy_lines(home, open_lines(home, None))
+    assert world.machines.running == []
+    assert home.ledger.lines()[0].note != "never created"
+
+
+def test_what_may_be_kept_in_an_account_that_the_key_here_is_not_of_is_said(
+    home: Home, world: FakeWorld, homing_home: Path, tmp_path: Path
+) -> None:
+    note(home, rent(home, tmp_path).id)
+    refresh(home)
+    destroy_lines(home, open_lines(home, None))
+    mine = world.cloud.account
+    assert not any(mine in problem for problem in survey(home).problems)
+    other = FakeWorld()
+    other.cloud.account, other.t = "account-of-others", world.t
+    (told,) = [problem for problem in survey(Home(homing_home, other)).problems if mine in problem]
+    assert "account-of-others" in told
+
+
+def test_whose_key_it_is_is_asked_once_for_all_lines_and_not_again_while_nobody_answers(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for attempt in (1, 2):
+        note(home, rent(home, tmp_path, attempt).id, attempt)
+        home.ledger.set_run(RUN, state="stopped")
+    asked = []
+
+    def silent(self: object) -> str:
+        asked.append(1)
+        raise ProviderSilent("It did not answer.")
+
+    monkeypatch.setattr(Fake, "account", silent)
+    refresh(home)
+    refresh(home)
+    assert len(asked) == 1
 
 
 def test_a_launch_that_still_lives_is_left_alone(home: Home) -> None:

@@ -19,16 +19,19 @@ from homing.cloud.destroy import destroy_lines, destroy_run
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
+from homing.cloud.ledger import LedgerLine
 from homing.cloud.limit import change_limit
 from homing.cloud.limit import propose as propose_limit
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance, Request, wait_until
 from homing.cloud.providers.local import Local
+from homing.cloud.receipt import most_usd
 from homing.cloud.reconcile import refresh
 from homing.cloud.survey import survey
 from homing.cloud.whose import is_elsewhere
-from homing.errors import OtherAccount, ProviderSilent, StillBilling
+from homing.errors import OtherAccount, ProviderSilent, StillBilling, UsageError
 from homing.store import open_store
+from homing.wire.limit import GUARD, allowed_s, reserve_s
 from homing.world import World
 
 ENDLESS = 100_000
@@ -88,10 +91,14 @@ def home(homing_home: Path, wallets: Wallets) -> Iterator[Home]:
 
 
 def end_the_machine(home: Home) -> None:
-    """Taken away, whoever looks."""
-    for pid, _ in marked_now(home):
-        World().signal(pid, signal.SIGKILL)
-    assert wait_until(lambda: not marked_now(home), timeout_s=60, every_s=0.05, world=World())
+    """Taken away, whoever looks. Again and again: one of its programs starts the other when that dies."""
+
+    def is_gone() -> bool:
+        for pid, _ in marked_now(home):
+            World().signal(pid, signal.SIGKILL)
+        return not marked_now(home)
+
+    assert wait_until(is_gone, timeout_s=60, every_s=0.05, world=World())
 
 
 # --- what is written down ---
@@ -286,7 +293,165 @@ def test_a_guard_goes_on_in_the_runs_own_account_only(
     assert "Attempt 2 is launched" in guard_pass(home).done[0]
 
 
+@pytest.fixture
+def provider_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`local` as a provider that ends a machine at its limit by itself, whatever became of homing."""
+    cannot = {name: text for name, text in Local.cannot.items() if not name.startswith("native")}
+    monkeypatch.setattr(Local, "guard", "local itself ends it at the limit.")
+    monkeypatch.setattr(Local, "cannot", cannot)
+
+
+def leave_in_another_account(home: Home, tmp_path: Path, wallets: Wallets) -> LedgerLine:
+    """The first attempt, of a limit of a dollar, in the account `mine`, cut off; the key of `team` is set."""
+    done = launch(make_draft(home, tmp_path, steps=ENDLESS, limit="1.00"), home)
+    home.ledger.set_run(done.run.id, state="failed", reason="lost: its line was cut", ended_at=home.world.now())
+    wallets.key = "team"
+    return home.ledger.lines()[0]
+
+
+def hours_later(monkeypatch: pytest.MonkeyPatch, num_s: float) -> None:
+    real = World.now
+    monkeypatch.setattr(World, "now", lambda world: real(world) + num_s)
+
+
+def test_nobody_goes_on_beside_a_machine_in_another_account_that_nothing_bounds(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
+    first = leave_in_another_account(home, tmp_path, wallets)
+    with pytest.raises(OtherAccount, match="without bound") as caught:
+        make_draft(home, tmp_path, resume=True, limit="3.00")
+    assert "Use the key of that account again" in caught.value.fix
+    assert f"homing destroy {first.run_id} --same-account" in caught.value.fix
+    wallets.key = "mine"
+    with pytest.raises(UsageError, match="still has an instance that may bill"):
+        make_draft(home, tmp_path, resume=True, limit="3.00")
+
+
+@pytest.mark.usefixtures("provider_ends")
+def test_a_machine_in_another_account_counts_as_the_most_that_it_can_cost_today_and_in_days(
+    home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_in_another_account(home, tmp_path, wallets)
+    with pytest.raises(UsageError, match=r"limit of \$1\.00 is too small") as caught:
+        make_draft(home, tmp_path, resume=True, limit="1.00")
+    assert "at most $1.00 of it is spent already" in caught.value.why
+    assert make_draft(home, tmp_path, resume=True, limit="3.00").spent_before_usd == Decimal("1.00")
+    hours_later(monkeypatch, 5 * 86400.0)
+    assert make_draft(home, tmp_path, resume=True, limit="3.00").spent_before_usd == Decimal("1.00")
+
+
+@pytest.mark.usefixtures("provider_ends")
+def test_the_guard_counts_as_the_launch_did_and_ends_what_is_here_and_the_run(
+    home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = leave_in_another_account(home, tmp_path, wallets)
+    again = launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS, limit="3.00"), home)
+    second = home.ledger.lines()[1]
+    assert second.created_at is not None
+    made = guard_pass(home)
+    allowed = allowed_s(Decimal(second.rate_usd_per_hour), Decimal("3.00"), Decimal("1.00"), 0)
+    left_s = reserve_s(GUARD, allowed)
+    assert made.due[again.run.id] == pytest.approx(second.created_at + allowed - left_s, abs=5), "after the landing"
+    (told,) = made.alerts
+    assert "It counts as $1.00, the most that it can cost" in told
+    assert guard_pass(home).alerts == [], "said once"
+    wallets.is_silent = True
+    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    assert guard_pass(home).due[again.run.id] == pytest.approx(made.due[again.run.id], abs=5), "asked or not"
+    wallets.is_silent = False
+    hours_later(monkeypatch, made.due[again.run.id] - home.world.now() + 5)
+    made = guard_pass(home)
+    assert f"{again.run.id}: The guard at home ends it at its limit" in made.done[0]
+    assert made.may_bill == [f"{again.run.id}: {first.mark} is in another account, mine, and may bill."]
+    run = home.ledger.run(again.run.id)
+    assert run is not None
+    assert (run.state, run.exit_code) == ("stopped", 5)
+    assert [(line.destroyed_at is None, line.state) for line in home.ledger.lines()] == [
+        (True, "unknown"),
+        (False, "gone"),
+    ]
+    made = guard_pass(home)
+    assert (made.done, len(made.may_bill)) == ([], 1), "told again, ended once"
+
+
+@pytest.mark.usefixtures("provider_ends")
+def test_a_guard_with_the_first_key_again_ends_the_first_machine_and_leaves_the_run_alone(
+    home: Home, tmp_path: Path, wallets: Wallets
+) -> None:
+    first = leave_in_another_account(home, tmp_path, wallets)
+    again = launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS, limit="3.00"), home)
+    wallets.key = "mine"
+    made = guard_pass(home)
+    assert made.done == [f"{again.run.id}: {first.mark} came back, and is destroyed."]
+    assert home.ledger.find("moss").is_live
+    assert home.ledger.lines()[1].destroyed_at is None
+    wallets.key = "team"
+    assert guard_pass(home).may_bill == []
+    assert home.ledger.lines()[1].state == "ready"
+
+
+def test_a_run_whose_only_machine_is_in_another_account_is_stopped_at_its_limit_and_may_bill(
+    home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=ENDLESS, limit="1.00"), home)
+    wallets.key = "team"
+    hours_later(monkeypatch, 5 * 86400.0)
+    made = guard_pass(home)
+    assert "only that account's key ends it" in made.done[0]
+    assert len(made.may_bill) == 1
+    assert home.ledger.find("moss").state == "stopped"
+    made = guard_pass(home)
+    assert (made.done, len(made.may_bill)) == ([], 1)
+    wallets.key = "mine"
+    assert "ends it at its limit" in guard_pass(home).done[0]
+    assert home.ledger.lines(done.run.id)[0].state == "gone"
+
+
+@pytest.mark.usefixtures("provider_ends")
+@pytest.mark.parametrize("new", ["4.00", "2.00"])
+def test_a_changed_limit_is_set_for_what_is_here_and_says_of_what_it_is_not(
+    home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch, new: str
+) -> None:
+    first = leave_in_another_account(home, tmp_path, wallets)
+    launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS, limit="3.00"), home)
+    second, seen = home.ledger.lines()[1], list[tuple[str, Decimal]]()
+    monkeypatch.setattr(Local, "set_guard", lambda local, name, usd, by: seen.append((name, usd)))
+    change = propose_limit(home, home.ledger.find("moss"), Decimal(new), None)
+    with pytest.raises(OtherAccount) as caught:
+        change_limit(home, change, confirm_s=20)
+    assert f"is ${new} now" in caught.value.what
+    assert first.mark in caught.value.what
+    assert seen == [(second.instance_id, Decimal(new) - Decimal("1.00"))]
+    assert home.ledger.find("moss").spend_limit_usd == new
+    lines = home.ledger.lines()
+    assert [line.limit_usd for line in lines] == ["1.00", max(new, "3.00")]
+    assert [most_usd(home, line) for line in lines] == [Decimal("1.00"), Decimal(max(new, "3.00"))]
+    with pytest.raises(UsageError, match=r"has spent: at most \$1\.0"):
+        propose_limit(home, home.ledger.find("moss"), Decimal("0.90"), None)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("provider_ends")
+def test_a_guard_goes_on_beside_what_is_counted_at_its_most(
+    home: Home, tmp_path: Path, wallets: Wallets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "homing.cloud.boot.trainer_argv",
+        lambda python, work_dir: trainer_argv(tmp_path, str(work_dir), steps=ENDLESS),
+    )
+    first = leave_in_another_account(home, tmp_path, wallets)
+    end_the_machine(home)
+    launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS, limit="3.00"), home)
+    os.kill(next(pid for pid, _ in marked_now(home) if is_agent(pid)), signal.SIGTERM)
+    assert wait_until(lambda: not marked_now(home), timeout_s=60, every_s=0.1, world=World())
+    made = guard_pass(home)
+    assert any("Attempt 3 is launched" in text for text in made.done), made
+    assert home.ledger.lines()[0].destroyed_at is None
+    assert any(first.mark in text for text in made.problems + made.may_bill)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("provider_ends")
 def test_a_person_may_go_on_in_another_account_and_hears_of_what_was_left_open(
     home: Home, tmp_path: Path, wallets: Wallets
 ) -> None:
@@ -294,7 +459,7 @@ def test_a_person_may_go_on_in_another_account_and_hears_of_what_was_left_open(
     home.ledger.set_run(done.run.id, state="failed", reason="lost: its line was cut", ended_at=home.world.now())
     wallets.key = "team"
     said: list[str] = []
-    again = launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS), home, tell=said.append)
+    again = launch(make_draft(home, tmp_path, resume=True, steps=ENDLESS, limit="3.00"), home, tell=said.append)
     first, second = home.ledger.lines()
     assert (first.account, first.destroyed_at, second.account) == ("mine", None, "team")
     assert again.run.id == done.run.id

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -102,9 +104,16 @@ def _destroy_made(home: Home, *, kept: bool, yes: bool) -> list[Finding]:
 
 def _by_thing(home: Home, word: str) -> list[Finding]:
     """A volume, key or group of ours by its id. Providers are asked only for a word that no run of any folder has."""
-    if any(word in (row.id, row.name) for row in home.ledger.runs()) or word in run_files():
+    if any(word in (row.id, row.name) for row in home.ledger.runs()) or word in run_files() or Path(word).exists():
         return []
-    found = [each for each in survey(home).findings if each.resource is not None and word in _ids(each.id, each.mark)]
+    seen = survey(home)
+    found = [each for each in seen.findings if each.resource is not None and word in _ids(each.id, each.mark)]
+    if not found and seen.is_blind:
+        raise StillBilling(
+            what=f"There is no run {word!r}, and whether it is a volume of ours, and bills, could not be found out.",
+            why="\n".join(seen.problems),
+            fix=f"homing destroy {shlex.quote(word)}   as soon as its provider answers",
+        )
     used = next((each for each in found if each.kind == "in use"), None)
     if used is not None:
         raise UsageError(

@@ -147,7 +147,8 @@ def end_twins(home: Home, line: LedgerLine) -> list[str]:
         provider = home.provider_of(line)
         for each in provider.list_owned() if line.instance_id is not None else []:
             if each.mark == line.mark and each.id != line.instance_id:
-                note_twin(home, line, each)
+                with contextlib.suppress(HomingError):  # a ledger that cannot be written keeps nothing billing
+                    note_twin(home, line, each)
                 provider.destroy(each.id)
                 ended.append(f"{each.id} is ended: {line.instance_id} has its mark, {line.mark}, too.")
     return ended
@@ -240,10 +241,12 @@ def _try_once(home: Home, line: LedgerLine) -> str:
         with contextlib.suppress(HomingError):  # it lives now, whatever its agent has said: so much at least it costs
             if instance_id in ids:
                 home.ledger.update(line.mark, spend_usd=str(meter.line_spend(line, home.world.now())))
-            note_account(home, provider, line)
     blind = None if ids else _whose(home, provider, line)
     for each in dict.fromkeys([*ids, *([instance_id] if instance_id else [])]):
         provider.destroy(each)
+    if ids:
+        with contextlib.suppress(HomingError):
+            note_account(home, provider, [line])
     if blind is not None:
         raise blind
     if not is_absent(provider, home, line.mark, instance_id):

@@ -15,15 +15,16 @@ from homing.cloud.guards import can_end_itself
 from homing.cloud.hashes import Hashes
 from homing.cloud.home import Home
 from homing.cloud.inputs import travelling
-from homing.cloud.ledger import LIVE_STATES, RunRow
+from homing.cloud.ledger import LIVE_STATES, LedgerLine, RunRow
 from homing.cloud.mark import make_mark, new_run_id
 from homing.cloud.providers.base import Offer
+from homing.cloud.receipt import at_their_most
 from homing.cloud.speed import estimate
 from homing.cloud.timing import Timing, timing_of
 from homing.cloud.unattended import with_time, without_time
-from homing.cloud.whose import is_elsewhere
+from homing.cloud.whose import is_elsewhere, use_again
 from homing.cloud.words import Words
-from homing.errors import DataError, UsageError
+from homing.errors import DataError, OtherAccount, UsageError
 from homing.store import SCHEMES
 from homing.units import format_duration
 from homing.wire.limit import allowed_s
@@ -104,14 +105,15 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
             "   or launch under another name: --name OTHER",
         )
     _check_reach(order, home)
-    lines = home.ledger.lines(earlier.id) if earlier else []
+    lines = at_their_most(home, home.ledger.lines(earlier.id)) if earlier else []
+    _check_bounded(lines)
     spent = meter.total_spend(lines, home.world.now())
     # Without a plan nothing is probed: this computer may be at work, and the figures are rather too long anyway.
     speed = estimate(run, order.offer, home, may_probe=False)
     timing = order.timing or timing_of(run, order.offer, speed, home)
     if limit is None:
         raise _without_limit(order, timing, spent)
-    _check_minimum(order, timing, limit, spent)
+    _check_minimum(order, timing, limit, spent, lines)
     run_id = earlier.id if earlier else new_run_id(run.name, home.world)
     attempt = max((line.attempt for line in lines), default=0) + 1
     final = dataclasses.replace(
@@ -184,19 +186,33 @@ def _check_reach(order: LaunchOrder, home: Home) -> None:
         )
 
 
-def _check_minimum(order: LaunchOrder, timing: Timing, limit: Decimal, spent: Decimal) -> None:
+def _check_bounded(lines: list[LedgerLine]) -> None:
+    """What is still open here is in another account: nobody may promise a limit beside a machine that has none."""
+    for line in lines:
+        if line.destroyed_at is None and line.created_at is not None:
+            destroy = f"homing destroy {line.run_id}"
+            raise OtherAccount(
+                what=f"{line.run_id} has a machine in another account that may bill without bound: {line.mark}.",
+                why=f"{line.provider} itself ends none at a limit, and the key here is not of {line.account}, which"
+                " rented it: no spend limit would hold for both.",
+                fix=f"{use_again(line.provider)}, then: {destroy}"
+                f"   or, if the key here is of that account too: {destroy} --same-account",
+            )
+
+
+def _check_minimum(order: LaunchOrder, timing: Timing, limit: Decimal, spent: Decimal, lines: list[LedgerLine]) -> None:
     least_s, rate = timing.least_s(order.run), order.offer.rate_usd_per_hour
     allowed = allowed_s(rate, limit, spent, order.run.limits.time_s)
     if allowed >= least_s:
         return
     least = meter.cost(rate, least_s)
-    if order.run.limits.time_s == allowed:
+    if order.run.limits.time_s and order.run.limits.time_s == allowed:  # 0 is none, and all of the dollars may be spent
         raise UsageError(
             what=f"limits.time of {format_duration(allowed)} is too short to bring a finished model home.",
             why=f"That takes {format_duration(least_s)} on {order.offer.name}: {timing.text}.",
             fix=f"Raise limits.time in the run file to {format_duration(2 * least_s)} or more.",
         )
-    before = f"{meter.show_usd(spent)} of it is spent already; " if spent else ""
+    before = f"{meter.at_most(*lines)}{meter.show_usd(spent)} of it is spent already; " if spent else ""
     raise UsageError(
         what=f"The spend limit of {meter.show_usd(limit)} is too small to bring a finished model home.",
         why=f"{before}the minimum on {order.offer.name} is {meter.show_usd(least)}: {timing.text}.",

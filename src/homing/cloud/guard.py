@@ -5,6 +5,7 @@
                          ended and still bills  destroy
                          dead or taken away     destroy what is left, then go on elsewhere (relaunch.py)
                          silent                 alert; destroy only what has never said a word
+                         in another account     told as what may bill; it counts as the most that it can cost
             -> what no run knows, and ends that nobody confirmed
 
 A store that cannot be read is not a silent machine: then only the money counts. One run's trouble never keeps the
@@ -26,6 +27,7 @@ from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance
+from homing.cloud.receipt import left_at_most
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, billing_lines, look
 from homing.cloud.survey import kept_key
@@ -161,7 +163,7 @@ class _Round:
         limit, time_limit_s = terms.spend_limit_usd, terms.time_limit_s
         storage_rate, storage_usd = self._storage()
         left = None if limit is None else limit - storage_usd
-        lines = [*terms.elsewhere, *self.lines]
+        lines = [*terms.elsewhere, *self._counted()]
         due = meter.moment(GUARD, lines, left, time_limit_s, self.now, storage_rate)
         if self.now < due:
             self.made.next_at = min(self.made.next_at, due)
@@ -172,6 +174,16 @@ class _Round:
         said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
         self._end(f"The guard at home ends it at its limit: {said}.", "limit", code=LimitReached.exit_code)
         return False
+
+    def _counted(self) -> list[LedgerLine]:
+        """What was left in another account as the launch after it counted it, and its agent does."""
+        counted = left_at_most(self.home, self.lines)
+        for line in self.billing:
+            usd = next((each.spend_usd for each in counted if each.mark == line.mark and each.is_at_most), None)
+            if usd is not None:
+                text = f"{_where(line)} It counts as {_usd(usd)}, the most that it can cost."
+                self._alert(f"at-most-{line.mark}", text)
+        return counted
 
     def _terms(self) -> Terms:
         terms = terms_of(self.home, self.run, self.lines)
@@ -201,7 +213,7 @@ class _Round:
 
     def _check_ended(self) -> None:
         """The outcome is in the store, so the agent had its time; one that keeps or still pushes tells so itself."""
-        self.billing = [line for line in self.billing if not self._is_kept(line)]
+        self.billing = self._here([line for line in self.billing if not self._is_kept(line)])
         if not self.billing:
             return
         waited_s = self.now - (self.run.ended_at or self.now)
@@ -248,7 +260,7 @@ class _Round:
                     continue
                 if is_elsewhere(self.home, line):
                     # Told by every look; not ended from here, and no reason to leave the one that has the run alone.
-                    self.made.may_bill.append(f"{self.run.id}: {line.mark} is in another account, {line.account}.")
+                    self.made.may_bill.append(f"{self.run.id}: {_where(line)}")
                     continue
                 # It was closed before a later one began, which has the run now; this one tells nothing about it.
                 destroy_lines(self.home, [line], deadline_s=_DESTROY_S)
@@ -333,13 +345,24 @@ class _Round:
         self.made.done.append(f"{self.run.id}: {why}; {line.mark} is destroyed.")
 
     def _end(self, text: str, key: str, code: int | None = None) -> None:
+        here = self._here(self.billing)
+        if not here and not self.run.is_live:
+            return  # it was said before, and there is nothing to end from here
+        if not here:
+            text += " Its machine is in another account: only that account's key ends it."
         marks = "-".join(line.mark for line in self.billing)
         self._note(f"{key}-{marks}", "guard_ends", text)
         self.tell(f"{self.run.id}: {text}")
-        destroy_lines(self.home, self.billing, deadline_s=_DESTROY_S)
+        destroy_lines(self.home, here, deadline_s=_DESTROY_S)
         ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
         self.home.ledger.set_run(self.run.id, only_live=True, state="stopped", reason=text, **ended)
         self.made.done.append(f"{self.run.id}: {text}")
+
+    def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
+        """Those that can be ended from here. The others are told: no wait and no second try shows them to this key."""
+        here = [line for line in lines if line.billing == "yes" or not is_elsewhere(self.home, line)]
+        self.made.may_bill += [f"{self.run.id}: {_where(line)}" for line in lines if line not in here]
+        return here
 
     def _alert(self, key: str, text: str) -> None:
         if self._note(key, "alert", text):
@@ -361,6 +384,10 @@ class _Round:
         except (HomingError, OSError) as exc:
             self.made.problems.append(f"{line.mark} could not be looked at: {str(exc).splitlines()[0]}")
             return None
+
+
+def _where(line: LedgerLine) -> str:
+    return f"{line.mark} is in another account, {line.account}, and may bill."
 
 
 def _usd(amount: Decimal | str) -> str:

@@ -37,6 +37,8 @@ class Home:
         self._providers: dict[str, Provider] = {}
         # Mark -> dollars when this process last looked, and when that was by its stop watch.
         self.seen_spend: dict[str, tuple[Decimal, float]] = {}
+        # Provider -> when, by the same watch, it did not tell whose key it is asked with.
+        self.unanswered_at: dict[str, float] = {}
 
     @cached_property
     def owner(self) -> str:

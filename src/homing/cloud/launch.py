@@ -219,7 +219,9 @@ def _create(
         note_twin(home, line, dataclasses.replace(instance, id=twin, state="destroying", billing="maybe"))
     if line.instance_id != instance.id:
         # Somebody destroyed this launch while its create call was under way and saw nothing yet.
-        home.ledger.reopen(draft.mark, instance_id=instance.id, note="created after it was destroyed")
+        home.ledger.reopen(
+            draft.mark, instance_id=instance.id, note="created after it was destroyed", now=home.world.now()
+        )
         raise CreateFailed(f"{draft.mark} was destroyed while it was being created.", instance_id=instance.id)
     if instance.rate_usd_per_hour != draft.order.offer.rate_usd_per_hour:
         raise CreateFailed(

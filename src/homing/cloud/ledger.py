@@ -210,16 +210,14 @@ class Ledger:
         """The receipt. Said once: whoever closes first is right."""
         self.update(mark, destroyed_at=at, spend_usd=str(spend_usd), state="gone", billing="no", note=note)
 
-    def reopen(self, mark: str, *, instance_id: str, note: str) -> None:
-        """The provider shows what we had closed: the truth is theirs, and it bills."""
-        columns = {
-            "destroyed_at": None,
-            "state": "unknown",
-            "billing": "maybe",
-            "instance_id": instance_id,
-            "note": note,
-        }
-        self._set("lines", columns, "mark = ?", mark)
+    def reopen(self, mark: str, *, instance_id: str, note: str, now: float) -> None:
+        """The provider shows what we had closed: the truth is theirs, and it bills. So it was asked for, also where
+        that is not written here (a ledger that was put back)."""
+        sql = (
+            "UPDATE lines SET destroyed_at = NULL, state = 'unknown', billing = 'maybe', instance_id = ?, note = ?,"
+            " created_at = COALESCE(created_at, ?) WHERE mark = ?"
+        )
+        self._execute((sql, [instance_id, note, now, mark]))
 
     def adopt(self, line: LedgerLine) -> None:
         """A line for an instance that carries our mark and that no line knows."""

@@ -21,12 +21,13 @@ from homing.cloud.home import Home
 from homing.cloud.lease import require_owner
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.providers.base import wait_until
+from homing.cloud.receipt import left_at_most
 from homing.cloud.record import write_record
 from homing.cloud.signs import read_signs
 from homing.cloud.status import billing_lines
 from homing.cloud.whose import check_account
 from homing.cloud.wish import ask
-from homing.errors import HomingError, UsageError
+from homing.errors import HomingError, OtherAccount, UsageError
 from homing.store import Store
 from homing.units import format_duration
 from homing.wire import codec, names
@@ -62,7 +63,8 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
     if spend_usd is None and time_s is None:
         raise UsageError(what="No new limit is named.", fix=f"homing limit {run.id} --spend 20   or --time 8h, or both")
     lines, now = home.ledger.lines(run.id), home.world.now()
-    spent = meter.total_spend(lines, now)
+    counted = left_at_most(home, lines)
+    spent = meter.total_spend(counted, now)
     if not run.is_live:
         more = meter.as_limit(max(spend_usd or Decimal(0), 2 * spent))
         raise UsageError(
@@ -75,8 +77,8 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
     limits = relaunch.papers(home, run).run.limits
     new = spend_usd if spend_usd is not None else old
     assert new is not None, "a launched run has a spend limit"
-    _check_spend(run, new, spent)
-    running = billing_lines(lines)
+    _check_spend(run, new, spent, meter.at_most(*counted))
+    running = billing_lines(counted)
     lived_s = max((now - line.created_at for line in running if line.created_at is not None), default=0.0)
     new_time_s = limits.time_s if time_s is None else time_s
     if 0 < new_time_s <= lived_s:
@@ -86,7 +88,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
             fix=f"End it with a checkpoint: homing stop {run.id}   or at once: homing destroy {run.id}",
         )
     rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
-    before = meter.total_spend([line for line in lines if line not in running], now)
+    before = meter.total_spend([line for line in counted if line not in running], now)
     worst = meter.worst_case(rate, new, new_time_s, before)
     return Change(run, lines, old, new, limits.time_s, new_time_s, spent, worst)
 
@@ -94,39 +96,71 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
 def change_limit(
     home: Home, change: Change, *, confirm_s: float = CONFIRM_S, tell: Callable[[str], None] = lambda text: None
 ) -> bool:
-    """Whether the agent has confirmed it, in its heartbeat, before the deadline."""
-    if change.is_lower:
-        store = _write_down(home, change)
-        serial = _ask_agent(home, change, store)
-        is_confirmed = _is_confirmed(home, change, store, serial, confirm_s, tell)
-        _set_guards(home, change)
-        return is_confirmed
-    _set_guards(home, change)
+    """Whether the agent has confirmed it, in its heartbeat, before the deadline.
+
+    OtherAccount where one of its machines is not shown to the key here: before anything, if it is the only one and
+    would get more, else after all that could be done.
+    """
+    guards = _Guards([], [])
+    if not change.is_lower:
+        guards = _set_guards(home, change)
+        if guards.unset and not guards.set:
+            raise guards.unset[0][1]
     store = _write_down(home, change)
-    return _is_confirmed(home, change, store, _ask_agent(home, change, store), confirm_s, tell)
+    serial = _ask_agent(home, change, store)
+    is_confirmed = _is_confirmed(home, change, store, serial, confirm_s, tell)
+    if change.is_lower:
+        guards = _set_guards(home, change)
+    if guards.unset:
+        raise _not_all(change, *guards.unset[0])
+    return is_confirmed
 
 
-def _check_spend(run: RunRow, new: Decimal, spent: Decimal) -> None:
+def _check_spend(run: RunRow, new: Decimal, spent: Decimal, at_most: str) -> None:
     if new > spent:
         return
     raise UsageError(
-        what=f"{meter.show_usd(new)} is not more than what {run.id} has spent: {meter.show_usd(spent)}.",
+        what=f"{meter.show_usd(new)} is not more than what {run.id} has spent: {at_most}{meter.show_usd(spent)}.",
         why="A limit that has passed would end it without a checkpoint.",
         fix=f"End it with one: homing stop {run.id}   or at once: homing destroy {run.id}",
     )
 
 
-def _set_guards(home: Home, change: Change) -> None:
-    """The provider's own, of every instance that bills."""
-    now = home.world.now()
-    end_by = meter.moment(PROVIDER, change.lines, change.new_usd, change.new_time_s, now)
+@dataclass(frozen=True)
+class _Guards:
+    set: list[LedgerLine]
+    unset: list[tuple[LedgerLine, OtherAccount]]
+
+
+def _set_guards(home: Home, change: Change) -> _Guards:
+    """The provider's own, of every instance that bills and is shown here."""
+    now, counted, made = home.world.now(), left_at_most(home, change.lines), _Guards([], [])
+    end_by = meter.moment(PROVIDER, counted, change.new_usd, change.new_time_s, now)
     for line in billing_lines(change.lines):
-        if line.instance_id is not None:
-            left = change.new_usd - meter.total_spend([each for each in change.lines if each is not line], now)
-            by = end_by if math.isfinite(end_by) else None
-            provider = home.provider_of(line)
+        if line.instance_id is None:
+            continue
+        provider = home.provider_of(line)
+        try:
             check_account(home, provider, line)  # to another account's key it is not there, and needs no guard
-            provider.set_guard(line.instance_id, left, by)
+        except OtherAccount as exc:
+            made.unset.append((line, exc))
+            continue
+        if line.limit_usd is not None and change.new_usd > Decimal(line.limit_usd):
+            # Before it can cost more: the most that it can cost is counted by this.
+            home.ledger.update(line.mark, limit_usd=str(change.new_usd))
+        left = change.new_usd - meter.total_spend([each for each in counted if each.mark != line.mark], now)
+        provider.set_guard(line.instance_id, left, end_by if math.isfinite(end_by) else None)
+        made.set.append(line)
+    return made
+
+
+def _not_all(change: Change, line: LedgerLine, exc: OtherAccount) -> OtherAccount:
+    limit = meter.show_usd(change.new_usd)
+    return OtherAccount(
+        what=f"The limit of {change.run.id} is {limit} now, and {line.provider} was not told so of {line.mark}.",
+        why=f"{exc.why} There it stays under the limit that it had.",
+        fix=exc.fix,
+    )
 
 
 def _write_down(home: Home, change: Change) -> Store:

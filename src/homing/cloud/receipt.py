@@ -9,6 +9,7 @@ Where nobody knows when it ended, or whether it ever was, it costs the most that
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from decimal import Decimal
 
@@ -18,13 +19,14 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import AT_MOST, REFUSED, LedgerLine
 from homing.cloud.providers.base import Instance, Remembering
 from homing.cloud.signs import read_document
+from homing.cloud.whose import is_elsewhere
 from homing.errors import HomingError
 from homing.store import run_key
 from homing.wire import names
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
 
-__all__ = ["counted", "last_beat", "note_bill", "receipt", "seen_spend"]
+__all__ = ["at_their_most", "counted", "last_beat", "left_at_most", "most_usd", "note_bill", "receipt", "seen_spend"]
 
 
 def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
@@ -63,7 +65,7 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     spend = max(ours, seen, theirs)
     if ended_at is None:
         known = max(written, heard, theirs)  # for so much it is known to have lived
-        spend = max(known, min(spend, _most(home, line)))
+        spend = max(known, min(spend, most_usd(home, line)))
         if spend - known > meter.cost(rate, meter.MARGIN_S):
             note = AT_MOST + note
     home.ledger.close(line.mark, at=min(until, home.world.now()), spend_usd=spend, note=note)
@@ -89,18 +91,66 @@ def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list
     return began
 
 
-def _most(home: Home, line: LedgerLine) -> Decimal:
+def most_usd(home: Home, line: LedgerLine) -> Decimal:
     """What the provider's own guard lets it cost, which is set in the create call itself. Infinite where none acts
     whatever became of the machine: it is gone, but nobody can say what ended it, or when."""
     run, limit, provider = home.ledger.run(line.run_id), line.limit_usd, home.provider_of(line)
     if run is None or limit is None or not provider.guard or "native_deadline" in provider.cannot:
         return Decimal("Infinity")
-    # As large as it ever was: a limit may have been changed while it lived.
-    largest = max(Decimal(limit), Decimal(run.spend_limit_usd or limit))
-    earlier = [each for each in home.ledger.lines(run.id) if each.attempt < line.attempt]
+    largest, lines = Decimal(limit), home.ledger.lines(run.id)
+    if not any(each.attempt > line.attempt for each in lines):
+        # As large as it ever was: a limit may have been changed while it lived. One that a later attempt was launched
+        # with never was its own.
+        largest = max(largest, Decimal(run.spend_limit_usd or limit))
+    earlier = [each for each in lines if each.attempt < line.attempt]
     # One that was closed after that launch counted less in it than it does now.
     closed = [each for each in earlier if each.destroyed_at is not None and each.destroyed_at <= line.intent_at]
     return largest - sum((Decimal(each.spend_usd) for each in closed), Decimal(0))
+
+
+def at_their_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
+    """These lines to count by: one in another account, which nobody here sees end, as if it had cost the most it can.
+
+    A constant, so that a launch, its agent and the guard at home count the same. Where nothing bounds it, or nobody can
+    say, it stays as it is: open, at its rate.
+    """
+    return [_at_its_most(home, line) if _is_open(line) and is_elsewhere(home, line) else line for line in lines]
+
+
+def left_at_most(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
+    """The same of a run that lives: what was left open when its last attempt was launched, as that launch counted it.
+
+    That attempt itself counts by its rate, whatever key is set here: it is what the limit is held over.
+    """
+    return [
+        _at_its_most(home, line)
+        if _is_open(line) and line.attempt < lines[-1].attempt and _is_apart(home, line, lines[-1])
+        else line
+        for line in lines
+    ]
+
+
+def _is_open(line: LedgerLine) -> bool:
+    return line.destroyed_at is None and line.created_at is not None
+
+
+def _is_apart(home: Home, line: LedgerLine, last: LedgerLine) -> bool:
+    """Where the ledger tells, nobody is asked: no answer would count two machines where the launch counted one."""
+    is_told = line.provider == last.provider and line.account is not None and last.account is not None
+    if is_told and line.account != last.account and line.billing != "yes":
+        return True
+    return is_elsewhere(home, line)
+
+
+def _at_its_most(home: Home, line: LedgerLine) -> LedgerLine:
+    try:
+        most = most_usd(home, line)
+    except (HomingError, OSError):
+        return line
+    if not most.is_finite():
+        return line
+    usd = max(most, Decimal(line.spend_usd))
+    return dataclasses.replace(line, destroyed_at=home.world.now(), spend_usd=str(usd), note=AT_MOST + line.note)
 
 
 def _written(home: Home, line: LedgerLine) -> Decimal:
@@ -127,7 +177,17 @@ def counted(line: LedgerLine, beat: Heartbeat | None, lines: Sequence[LedgerLine
     if not told.is_finite():
         return Decimal(0)
     before = [each for each in lines if each.attempt < line.attempt]
-    return max(Decimal(0), told - meter.total_spend(before, now))
+    return max(Decimal(0), told - sum((_told_of(each, line, now) for each in before), Decimal(0)))
+
+
+def _told_of(earlier: LedgerLine, line: LedgerLine, now: float) -> Decimal:
+    """What the agent of `line` counts for an earlier attempt, or more: one that was left open in another account it was
+    told at the most that it can cost."""
+    spend = meter.line_spend(earlier, now)
+    was_open = earlier.destroyed_at is None or earlier.destroyed_at > line.intent_at
+    if was_open and earlier.account != line.account and earlier.limit_usd is not None:
+        return max(spend, Decimal(earlier.limit_usd))
+    return spend
 
 
 def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: Decimal, now: float) -> float | None:

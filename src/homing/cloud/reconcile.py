@@ -174,8 +174,6 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
             where = others[shown_mark(mark)]
             problems.append(f"{name} shows {instance.id} under the mark {mark}, which is on {where}.")
             continue
-        if mark in lines:
-            note_account(home, view.open_(), lines[mark])
         if shown_mark(mark) != mark:
             note_twin(home, lines.get(shown_mark(mark)), instance)
             continue
@@ -186,16 +184,19 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
                 problems += _note_absent(home, view.open_(), line)
             except (HomingError, OSError) as exc:
                 problems.append(f"{line.mark} on {name} could not be looked at: {_first_line(exc)}")
+    if shown := [lines[mark] for mark in owned if mark in lines]:
+        note_account(home, view.open_(), shown)
     return problems
 
 
 def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, Instance]:
     """Mark in the ledger -> machine. Of two under one mark the one that stands there, else the older, has its line; the
-    other, of a create call that seemed lost and took effect late, gets one of its own."""
+    other, of a create call that seemed lost and took effect late, gets one of its own, also after the first is gone."""
     found: dict[str, Instance] = {}
     for instance in listed:
         known, beside, mark = lines.get(instance.mark), found.get(instance.mark), instance.mark
-        if twin_mark(mark, instance.id) in lines:
+        is_another = known is not None and known.instance_id not in (None, instance.id)
+        if twin_mark(mark, instance.id) in lines or (beside is None and is_another):
             found[twin_mark(mark, instance.id)] = instance
         elif beside is None or beside.id == instance.id:  # a list may show one twice
             found[mark] = instance
@@ -230,7 +231,8 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> None
     if line is None:
         home.ledger.adopt(_forgotten(instance, home.world.now()))
     elif line.destroyed_at is not None:
-        home.ledger.reopen(line.mark, instance_id=instance.id, note="was closed, but the provider shows it")
+        note = "was closed, but the provider shows it"
+        home.ledger.reopen(line.mark, instance_id=instance.id, note=note, now=home.world.now())
     spend = max(seen_spend(home, line) if line else Decimal(0), instance.spend_usd or Decimal(0))
     note_bill(home, instance.mark, instance)
     home.ledger.update(

@@ -1,6 +1,6 @@
 """A run whose machine was taken away or lost goes on: the next offer, the newest whole checkpoint, the same limit.
 
-    is_wanted    the ledger says interrupted, nothing of it bills, nobody at home asked for that end
+    is_wanted    the ledger says interrupted, nothing of it bills here, nobody at home asked for that end
     relaunch     plan -> offers, cheapest to finish first -> draft -> launch; an offer that fails gives way to the next
 
 Two guards may try at once: the launch's own lock, the ledger's intent and the lease let exactly one through.
@@ -22,7 +22,7 @@ from homing.cloud.offers import is_dear
 from homing.cloud.plan import make_plan
 from homing.cloud.providers.base import Offer
 from homing.cloud.signs import read_document
-from homing.cloud.whose import check_own
+from homing.cloud.whose import check_own, is_elsewhere
 from homing.errors import (
     CreateFailed,
     HomingError,
@@ -57,9 +57,13 @@ class _Papers:
 
 def is_wanted(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
     """Whether the guard may go on with it. What a person destroyed stays destroyed."""
-    if not lines or run.is_live or any(line.destroyed_at is None for line in lines):
+    if not lines or run.is_live or not _is_interrupted(home, run, lines[-1].mark):
         return False
-    last = lines[-1].mark
+    # What is left open in another account is counted at its most by the next launch, or refused by it aloud.
+    return all(line.destroyed_at is not None or is_elsewhere(home, line) for line in lines)
+
+
+def _is_interrupted(home: Home, run: RunRow, last: str) -> bool:
     if run.reason == CUT_SHORT:
         return diary.has(home, run.id, f"relaunch-{last}")  # a guard died while it launched
     is_ours = diary.has(home, run.id, f"lost-{last}") or diary.has(home, run.id, f"unlaunched-{last}")

@@ -22,6 +22,7 @@ from homing.cloud.mark import make_mark, owner_in, owner_prefix
 from homing.cloud.providers.base import Provider, Resource, wait_until
 from homing.cloud.providers.registry import HERE_ONLY
 from homing.cloud.reconcile import providers_in_use, refresh, unasked
+from homing.cloud.whose import accounts_unseen
 from homing.errors import HomingError, StillBilling, UsageError
 
 __all__ = ["Finding", "Survey", "billing_things", "end", "keep", "kept_key", "survey"]
@@ -79,7 +80,7 @@ def survey(home: Home) -> Survey:
         elif not isinstance(answer, UsageError):  # not set up here; a line of its would have been told of by refresh
             problems.append(_not_asked(name, answer))
             is_blind = True  # also where the ledger knows of nothing there: that is what this verb is for
-    return Survey(shown, problems, is_blind)
+    return Survey(shown, problems + accounts_unseen(home, lines), is_blind)
 
 
 def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource], list[str]]:

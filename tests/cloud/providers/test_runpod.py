@@ -30,6 +30,7 @@ from homing.cloud.bundle import TORCH_CUDA
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.doctor_balance import Balance, check_balance
 from homing.cloud.home import Home
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance, Needs, Provider, Request, Resource
 from homing.cloud.providers.fake_faults import Faults, Strike
@@ -39,6 +40,7 @@ from homing.cloud.providers.runpod import KEY_ENV, Runpod
 from homing.cloud.providers.runpod_catalogue import storage_rate
 from homing.cloud.providers.runpod_pod import MAY_END, end_command
 from homing.cloud.reconcile import refresh
+from homing.cloud.whose import check_account, check_own, is_elsewhere
 from homing.config.clouds.runpod import IMAGE, RunpodCloud
 from homing.errors import (
     CreateFailed,
@@ -977,6 +979,64 @@ def test_nobody_who_answers_is_not_another_account(tmp_path: Path, answer: HttpR
     assert home.ledger.lines()[0].destroyed_at is None
     rig.world.http = real_http  # type: ignore[method-assign]
     assert refresh(home) == []
+    assert home.ledger.lines()[0].state == "gone"
+
+
+def rented_now(rig: Rig, made: Instance) -> Home:
+    """As a launch writes it down, with what the key is called at that moment."""
+    home = Home(rig.home, rig.world)
+    rig.home.mkdir(exist_ok=True)
+    (rig.home / "owner").write_text(OWNER)
+    now, account = home.world.now(), home.provider("runpod").account()
+    line = LedgerLine(made.mark, "moss-20260101-000000-abcd", "moss", 1, "runpod", "x", "2.49", "12", now)
+    line = dataclasses.replace(line, account=account)
+    home.ledger.intend(RunRow(line.run_id, "moss", "running", now, "file:/nowhere", "f" * 64, "12"), line)
+    home.ledger.begin_create(line.mark, now)
+    home.ledger.update(line.mark, instance_id=made.id)
+    return home
+
+
+def test_a_key_that_graphql_did_not_name_at_the_launch_is_the_same_key_later(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    rig.cloud.balance_usd = None  # GraphQL answers 200 with `errors`, for a moment
+    home = rented_now(rig, made)
+    (line,) = home.ledger.lines()
+    assert str(line.account).startswith("key:")
+    rig.cloud.balance_usd = Decimal(1)
+    rig.world.pass_time(4000)
+    rig.cloud.lose(made.id, "gone")  # it ended itself, and nobody looked meanwhile
+    home = Home(rig.home, rig.world)
+    check_own(home, "runpod", [line])
+    refresh(home)
+    assert home.ledger.lines()[0].state == "gone"
+
+
+def test_an_answer_of_errors_alone_is_no_other_account_for_a_line_with_an_id(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    made = rig.create()
+    home = rented_now(rig, made)
+    (line,) = home.ledger.lines()
+    assert line.account == rig.cloud.account
+    rig.cloud.balance_usd = None
+    rig.world.pass_time(4000)
+    home = Home(rig.home, rig.world)
+    refresh(home)
+    assert home.ledger.account(line.mark) == rig.cloud.account, "shown, and its id is not forgotten"
+    rig.cloud.lose(made.id, "gone")
+    rig.world.pass_time(60)
+    for ask in (
+        lambda: check_account(home, home.provider("runpod"), line),
+        lambda: check_own(home, "runpod", [line]),
+    ):
+        with pytest.raises(ProviderSilent, match="does not say now whose key this is"):
+            ask()
+    assert any("does not say now whose key this is" in problem for problem in refresh(home))
+    assert home.ledger.lines()[0].destroyed_at is None
+    assert not is_elsewhere(home, line)
+    rig.cloud.balance_usd = Decimal(1)
+    rig.world.pass_time(301)
+    refresh(home)
     assert home.ledger.lines()[0].state == "gone"
 
 

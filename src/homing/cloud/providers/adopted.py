@@ -20,6 +20,7 @@ from homing.cloud.providers.base import (
     Provider,
     Request,
     Resource,
+    names_of,
 )
 from homing.errors import ProviderRefused
 
@@ -51,6 +52,9 @@ class AdoptedOnly:
 
     def account(self) -> str:
         return self._inner.account()
+
+    def account_names(self) -> tuple[str, ...]:
+        return names_of(self._inner)
 
     def offers(self, needs: Needs) -> list[Offer]:
         return self._inner.offers(needs)

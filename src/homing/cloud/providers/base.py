@@ -36,6 +36,7 @@ __all__ = [
     "InputFile",
     "Instance",
     "InstanceState",
+    "ManyNamed",
     "Needs",
     "Offer",
     "Order",
@@ -48,6 +49,7 @@ __all__ = [
     "key_account",
     "lack",
     "mask",
+    "names_of",
     "wait_until",
 ]
 
@@ -281,6 +283,13 @@ class Remembering(Protocol):
     def remember(self, mark: str) -> Instance | None: ...  # None: nothing was ever made under it; raises when blind
 
 
+@runtime_checkable
+class ManyNamed(Protocol):
+    """A provider that does not always say whose key it is: then the key has the account's name, and one of its own."""
+
+    def account_names(self) -> tuple[str, ...]: ...  # account() first; all that a line rented with this key may name
+
+
 def lack(offer: Offer, needs: Needs) -> str:
     """Why this offer does not cover the needs, in a few words; "" when it does."""
     wanted, has = find_gpu(needs.gpu), find_gpu(offer.device)
@@ -311,6 +320,11 @@ def key_account(provider: str, key: str) -> str:
     Eight bytes of a hash tell two keys apart; an API key has far too many bits to be found again from them.
     """
     return KEY_ACCOUNT + hashlib.sha256(f"homing account {provider} {key}".encode()).hexdigest()[:16]
+
+
+def names_of(provider: Provider) -> tuple[str, ...]:
+    """The account of the key at hand, first as its provider calls it now; raises where that cannot be asked."""
+    return provider.account_names() if isinstance(provider, ManyNamed) else (provider.account(),)
 
 
 _SECRET = re.compile(r"(?i)(key|token|secret|passw|credential)")

@@ -164,6 +164,9 @@ class Runpod:
             self._whose = (now, told)
         return told
 
+    def account_names(self) -> tuple[str, ...]:
+        return self.account(), key_account(self.name, self._key)
+
     # --- what it would rent ---
 
     def offers(self, needs: Needs) -> list[Offer]:
