@@ -106,7 +106,7 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         )
     _check_reach(order, home)
     lines = at_their_most(home, home.ledger.lines(earlier.id)) if earlier else []
-    _check_bounded(lines)
+    _check_bounded(home, lines)
     spent = meter.total_spend(lines, home.world.now())
     # Without a plan nothing is probed: this computer may be at work, and the figures are rather too long anyway.
     speed = estimate(run, order.offer, home, may_probe=False)
@@ -186,10 +186,13 @@ def _check_reach(order: LaunchOrder, home: Home) -> None:
         )
 
 
-def _check_bounded(lines: list[LedgerLine]) -> None:
-    """What is still open here is in another account: nobody may promise a limit beside a machine that has none."""
+def _check_bounded(home: Home, lines: list[LedgerLine]) -> None:
+    """What is still open here is in another account: nobody may promise a limit beside a machine that has none. Or
+    another process has opened it a moment ago."""
     for line in lines:
         if line.destroyed_at is None and line.created_at is not None:
+            if not is_elsewhere(home, line):
+                raise _still_there(line)
             destroy = f"homing destroy {line.run_id}"
             raise OtherAccount(
                 what=f"{line.run_id} has a machine in another account that may bill without bound: {line.mark}.",
@@ -239,9 +242,13 @@ def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
     leases.require_owner(home, found)
     left = [line for line in home.ledger.lines(found.id) if line.destroyed_at is None and not is_elsewhere(home, line)]
     if left and not found.is_live:
-        raise UsageError(
-            what=f"{found.id} still has an instance that may bill.",
-            why=f"{left[0].provider} {left[0].instance_id or left[0].mark}: {left[0].state}.",
-            fix=f"homing destroy {found.id}",
-        )
+        raise _still_there(left[0])
     return found
+
+
+def _still_there(line: LedgerLine) -> UsageError:
+    return UsageError(
+        what=f"{line.run_id} still has an instance that may bill.",
+        why=f"{line.provider} {line.instance_id or line.mark}: {line.state}.",
+        fix=f"homing destroy {line.run_id}",
+    )
