@@ -37,6 +37,13 @@ def test_an_unknown_card_is_none_and_its_neighbours_are_named() -> None:
     assert "RTX4090" in nearest_gpus("RTX4900")
 
 
+@pytest.mark.parametrize(
+    "name", ["H1000", "NVIDIA T400 4GB", "NVIDIA RTX A400", "NVIDIA RTX A1000 6GB Laptop GPU", "L4000"]
+)
+def test_a_card_whose_number_only_begins_like_a_known_one_is_not_that_one(name: str) -> None:
+    assert find_gpu(name) is None
+
+
 def test_every_card_has_facts_that_can_be_true() -> None:
     for gpu in GPUS.values():
         assert 8 <= gpu.memory_gib <= 512

@@ -17,7 +17,8 @@ HEAVY = ["torch", "transformers", "boto3", "modal", "starlette", "numpy", "token
 
 # What the help of a verb may not load either. Run files are read by pydantic, and most verbs read one.
 BEHIND_A_VERB = [*(set(HEAVY) - {"pydantic"}), "botocore", "huggingface_hub", "datasets", "ray", "safetensors",
-                 "wandb", "mlflow", "trackio", "tensorboard", "httpx", "uvicorn", "gigatoken", "rustbpe"]  # fmt: skip
+                 "wandb", "mlflow", "trackio", "tensorboard", "httpx", "uvicorn", "gigatoken", "rustbpe",
+                 "pyarrow"]  # fmt: skip
 
 
 @pytest.mark.parametrize("statement", ["import homing", "import homing.cli.main"])

@@ -11,7 +11,8 @@ card the data are the text that it has (`corpus`), and a run takes a minute more
 in one command and the others in the next. Each row is kept as it comes, beside those that are there already.
 
 A row: what was still to come by what the run itself told at its first line of step 20 or later (`eta_s`), and what then
-passed until its phase was done, with the last evaluation, save and sample. Passes when every one is within a fifth.
+passed until its phase was done, with the last evaluation, save and sample; and what each of those took (`beside_s`).
+Passes when every one is within a fifth.
 --quick: one toy on any machine, nothing kept; passes when something was told and the run came to its end.
 """
 
@@ -124,19 +125,30 @@ def with_data(run: Run, folder: Path) -> Run:
         tokenizer_sha256=file_sha256(folder / names.TOKENIZER),
         num_train_tokens=splits["train"].num_tokens, num_val_tokens=splits["val"].num_tokens,
     )  # fmt: skip
-    return dataclasses.replace(run, data=data)
+    # As a run file that knows its data would have it: what is held out is all that there is to evaluate on.
+    phases = [
+        dataclasses.replace(phase, eval_tokens=min(phase.eval_tokens, data.num_val_tokens)) for phase in run.phases
+    ]
+    return dataclasses.replace(run, data=data, phases=phases)
 
 
 def compare(run_dir: Path) -> dict[str, Any]:
     lines = read_lines(run_dir / names.METRICS)
     judged = next(line for line in lines if line["step"] >= JUDGED_STEPS and line["eta_s"])
-    done = next(event for event in read_lines(run_dir / names.EVENTS) if event["kind"] == "phase_done")
+    events = read_lines(run_dir / names.EVENTS)
+    done = next(event for event in events if event["kind"] == "phase_done")
     assert lines[-1]["step"] == judged["num_steps"], "it did not come to its end"
     told_s, took_s = judged["eta_s"], done["t"] - judged["t"]
     return {
         "told_s": told_s, "took_s": took_s, "off": told_s / took_s - 1.0, "steps": judged["num_steps"],
-        "judged_at": judged["step"], "tokens_per_s": judged["tokens_per_s"],
+        "judged_at": judged["step"], "tokens_per_s": judged["tokens_per_s"], "beside_s": beside(events),
     }  # fmt: skip
+
+
+def beside(events: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """What training waited for, each time: what the first of a kind takes longer is set up once."""
+    kinds = {"evaluated": "seconds", "sampled": "seconds", "checkpoint_saved": "held_s"}
+    return {kind: [e["data"][key] for e in events if e["kind"] == kind] for kind, key in kinds.items()}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

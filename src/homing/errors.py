@@ -2,6 +2,7 @@
 
     HomingError                 1   what, why, fix
     ├── RunFailed               1   training ended in failure
+    ├── EndedElsewhere          1   another homing destroyed what was being launched
     ├── UsageError              2   a flag, a file or an answer was wrong
     │   ├── RunFileError        2   every mistake in a run file at once, with lines
     │   ├── DataError           2   text, tokenizer or shards cannot be used as they are
@@ -33,6 +34,7 @@ from homing.install import pip_install
 __all__ = [
     "CreateFailed",
     "DataError",
+    "EndedElsewhere",
     "HomingError",
     "IntegrityError",
     "Interrupted",
@@ -79,6 +81,10 @@ class HomingError(Exception):
 
 class RunFailed(HomingError):
     exit_code = 1
+
+
+class EndedElsewhere(HomingError):
+    """Meant so: nobody tries the next offer for it."""
 
 
 class UsageError(HomingError):

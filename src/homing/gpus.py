@@ -8,6 +8,7 @@ Memory is what the vendor prints, in GiB.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 
 __all__ = ["GPUS", "Gpu", "find_gpu", "nearest_gpus"]
@@ -76,8 +77,9 @@ def find_gpu(name: str) -> Gpu | None:
     known = {_plain(alias): gpu for gpu in GPUS.values() for alias in (gpu.name, *gpu.aliases)}
     if wanted in known:
         return known[wanted]
-    # Driver names carry the maker and the memory around the name we know; the longest match is the card.
-    inside = [key for key in known if key in wanted]
+    # Driver names carry the maker and the memory around the name we know; the longest match is the card. A digit right
+    # behind it is another card's number: a T400 is no T4, an RTX A1000 no A100.
+    inside = [key for key in known if re.search("[^a-z0-9]*".join(key) + r"(?!\d)", name.lower())]
     return known[max(inside, key=len)] if inside else None
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.lm.chat.kit import make_tokenizer
 
@@ -253,6 +255,49 @@ def test_a_file_in_a_store_is_brought_by_its_hash_and_a_missing_one_stops_it(hom
     code, _, err = homing("prep", "joe")
     assert code == 7
     assert "chats.jsonl is not in" in err
+
+
+def test_conversations_in_parquet_give_the_shards_of_the_same_lines(homing: Homing, run: Path) -> None:
+    records = [
+        {"messages": chat(f"hello {n}", f"well {n}", "more?"[: n % 2 * 5] or "yes?", "no"), "id": n} for n in range(20)
+    ]
+    records[3]["messages"][1]["weight"] = 0
+    write(run / "chats.jsonl", records)
+    pq.write_table(pa.Table.from_pylist(records), run / "chats.parquet", row_group_size=6)
+    made = {}
+    for name in ("chats.jsonl", "chats.parquet"):
+        (run / "runs" / "joe.yaml").write_text(RUN_FILE.replace("chats.jsonl", name), encoding="utf-8")
+        code, out, err = homing("prep", "joe", "--json")
+        assert code == 0, err
+        own = json.loads(out)["own"][0]
+        assert (own["num_documents"], own["report"]["files"][0]["num_skipped"]) == (19, 0)
+        made[name] = {path.name: path.read_bytes() for path in Path(own["dir"]).glob("*-0*")}
+    assert len(made["chats.jsonl"]) >= 4
+    assert made["chats.jsonl"] == made["chats.parquet"]
+
+
+def test_faults_in_parquet_are_told_by_file_and_row(homing: Homing, tmp_path: Path) -> None:
+    records = [{"messages": chat(f"hello {n}", f"well {n}")} for n in range(6)]
+    records[2]["messages"][0]["role"] = "nobody"
+    records[4]["messages"][1]["content"] = None
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "bad.parquet", row_group_size=2)
+    code, out, _ = homing("data", "check", "bad.parquet", "--json")
+    assert code == 2
+    told = json.loads(out)
+    assert [(finding["line"], finding["kind"]) for finding in told["findings"]] == [
+        (3, "unknown-role"), (5, "no-content"),
+    ]  # fmt: skip
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "bad.parquet").read_bytes()[:-9])
+    pq.write_table(pa.table({"messages": pa.array([], pa.list_(pa.string()))}), tmp_path / "none.parquet")
+    code, out, _ = homing("data", "check", "cut.parquet", "none.parquet", "chats.jsonl", "--json")
+    assert code == 2
+    told = json.loads(out)
+    assert [(Path(f["path"]).name, f["action"]) for f in told["findings"]] == [
+        ("cut.parquet", "stops"), ("none.parquet", "stops"),
+    ]  # fmt: skip
+    assert "cut.parquet is not a whole Parquet file" in told["findings"][0]["text"]
+    assert "none.parquet is empty" in told["findings"][1]["text"]
+    assert [file["num_kept"] for file in told["files"]] == [0, 0, 20]
 
 
 @pytest.mark.parametrize(

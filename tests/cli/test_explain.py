@@ -106,6 +106,23 @@ def test_an_unknown_key_is_refused_with_the_nearest(
     assert ours in capsys.readouterr().err
 
 
+def test_a_section_is_found_by_its_last_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word, path in (("runpod", "cloud.runpod"), ("lora", "phases.N.lora"), ("ssh", "cloud.ssh")):
+        assert homing(monkeypatch, "explain", word) == 0
+        assert capsys.readouterr().out.startswith(f"{path}: ")
+
+
+def test_the_fix_of_a_mistyped_key_is_the_command_with_the_right_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert homing(monkeypatch, "explain", "modle.depht") == 2
+    assert "fix homing explain model.depth " in capsys.readouterr().err
+    assert homing(monkeypatch, "explain", "zork") == 2
+    assert "fix homing explain\n" in capsys.readouterr().err
+
+
 def test_an_example_can_be_pasted_into_a_shell_as_it_stands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -266,6 +267,20 @@ def test_a_best_checkpoint_that_is_not_the_last_is_opened_with_the_reason(
     find_model(str(tmp_path / "a/checkpoints/rl/step-00000002"))
     find_model(str(run_with(tmp_path / "b", best=12)))
     assert capsys.readouterr().err == "", "a choice of the person's own, or the last: nothing to explain"
+
+
+def test_of_a_run_that_is_not_finished_it_is_said_how_far_it_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = run_with(tmp_path / "a") / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    stopped = CheckpointManifest("a", "a-1", "pretrain", 12, 1, False, "", 7, [])
+    (last / names.MANIFEST).write_text(codec.dumps(stopped))
+    find_model(str(tmp_path / "a"))
+    assert "a is not finished: its last checkpoint is pretrain step 12." in capsys.readouterr().err
+    find_model(str(tmp_path / "a"), checkpoint="4")  # whoever names a step knows what it is
+    (last / names.MANIFEST).write_text(codec.dumps(dataclasses.replace(stopped, is_final=True)))
+    find_model(str(tmp_path / "a"))
+    assert "not finished" not in capsys.readouterr().err
 
 
 def test_without_a_name_the_newest_of_this_folder_is_taken_and_told(

@@ -238,8 +238,13 @@ def test_a_run_that_was_trained_here_is_named_with_its_folder_and_its_log(cli: H
     (folder / names.RUN).write_text("{}")
     shutil.copy("runs/moss.yaml", "runs/q.yaml")
     Path("runs/q.yaml").write_text(RUN_FILE.replace("name: moss", f"name: {folder.name}"))
-    for verb in ("status", "watch", "logs"):
-        for typed in (folder.name, "q"):
+    for typed in (folder.name, "q"):
+        said = cli("status", typed)
+        assert said.code == 0
+        assert "on this computer; nothing bills" in said.out
+        assert str(folder / names.METRICS) in said.out
+        assert cli("status", typed, "--json").json["state"] == "unfinished"
+        for verb in ("watch", "logs"):
             said = cli(verb, typed)
             assert said.code == 2
             assert f"was trained on this computer and not launched: {folder.name}, unfinished." in said.err

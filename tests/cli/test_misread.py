@@ -194,3 +194,21 @@ def test_a_smoke_run_is_not_warned_of_the_name_that_it_was_just_given(say: Say) 
     assert say("new moss --from tiny").code == 0
     said = say("verify moss --smoke --no-run")
     assert "as its name: says" not in said.err
+
+
+def test_a_star_that_the_shell_spread_is_answered_with_its_quotes(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "my books").mkdir()
+    for name in ("a.txt", "b.txt", "c.md"):
+        (tmp_path / "my books" / name).write_text("Once upon a time.")
+    said = say("new mine --from tiny --text 'my books/a.txt' 'my books/b.txt'")
+    assert "--text takes one word, and 2 came." in said.err
+    assert fix_of(said) == "homing new mine --from tiny --text 'my books/*.txt'"
+    said = say("new mine --text 'my books/a.txt' 'my books/c.md' --from tiny")  # not all that lies there
+    assert fix_of(said) == "homing new mine --text 'my books/a.txt' --text 'my books/c.md' --from tiny"
+    assert say(fix_of(said).removeprefix("homing ")).code == 0
+
+
+def test_whoever_asks_for_a_server_is_told_what_serves_an_export(say: Say) -> None:
+    said = say("serve moss")
+    assert "vLLM's, llama.cpp's or Ollama's" in said.err
+    assert fix_of(said) == "homing export moss"

@@ -190,3 +190,14 @@ def test_packed_text_gives_its_first_words_and_a_preset_without_text_keeps_its_o
     assert load_run("own").run.sampling.prompts == ["Es war einmal"]
     assert homing(monkeypatch, "new", "preset", "--from", "tiny") == 0
     assert load_run("preset").run.sampling.prompts == ["ROMEO:"]
+
+
+@pytest.mark.parametrize("address", ["hf:datasets/OWNER/NAME/data/*.parquet", "s3://bucket/books/all.jsonl"])
+def test_text_in_a_store_is_not_looked_for_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], address: str
+) -> None:
+    assert homing(monkeypatch, "new", "far", "--from", "tiny", "--text", address, "--validation", address) == 0
+    assert "There is no text" not in capsys.readouterr().err
+    loaded = load_run("far")
+    assert (loaded.prep.text, loaded.prep.validation) == ([address], [address])
+    assert [warning for warning in loaded.warnings if "data.text" in warning] == []

@@ -208,7 +208,7 @@ def test_flags_override_the_run_file(capsys: pytest.CaptureFixture[str], as_json
     assert result["phases"][0]["num_steps"] == 400
     assert Path("data/y/train-00000.bin").exists()
     assert result["next"].startswith("homing verify tiny-cat --set 'data.text=")
-    assert "--set 'tokenizer.vocab_size=\"280\"'" in result["next"]
+    assert "--set data.dir=data/y --set tokenizer.vocab_size=280" in result["next"]
 
 
 def test_a_second_time_nothing_is_done_again(capsys: pytest.CaptureFixture[str], as_json: None) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 
 from homing.wire import codec, names
-from homing.wire.event import Outcome
+from homing.wire.event import Metric, Outcome
 
 
 @pytest.fixture
@@ -65,6 +65,8 @@ def test_what_was_trained_here_is_listed_too(cli: Homing, homing_home: Path) -> 
         (folder / names.RUN).write_text(codec.dumps(make_run(homing_home)))
         if outcome is not None:
             (folder / names.OUTCOME).write_text(codec.dumps(outcome))
+    told = Metric(t=0.0, phase="pretrain", step=7, num_steps=20, num_tokens=1)
+    (homing_home / "runs/moss-20260101-120000-c" / names.METRICS).write_text(codec.dumps(told) + "\n")
     (homing_home / "runs/moss-20260101-120000-d").mkdir()  # launched from elsewhere: no trainer was ever here
     with open(homing_home / "runs/moss-20260101-120000-c" / names.TRAINER_LOCK) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -73,6 +75,7 @@ def test_what_was_trained_here_is_listed_too(cli: Homing, homing_home: Path) -> 
     lines = {line.split()[0][-1]: line for line in said.out.splitlines() if "trained here" in line}
     assert sorted(lines) == ["a", "b", "c"]
     assert "20/20" in lines["a"]
+    assert "7/20" in lines["c"]
     states = {each["run"][-1]: each["state"] for each in document["trained"]}
     assert states == {"a": "done", "b": "unfinished", "c": "training"}
     assert "Nothing bills." in said.err

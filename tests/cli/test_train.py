@@ -185,9 +185,16 @@ def test_a_time_limit_exits_with_5_and_a_failure_with_1(project: Path) -> None:
     assert limited.returncode == 5, limited.stderr
     assert "time limit" in limited.stderr
     assert "Go on: homing train tiny --set train.time_limit=1s --phase pretrain" in limited.stderr
-    failed = homing("train", "tiny", "--set", "seed=99")
+    before = (run_dirs()[0] / names.RUN).read_bytes()
+    changed = homing("train", "tiny", "--set", "seed=99")
+    assert changed.returncode == 2
+    assert "seed: 1337 in the checkpoint, 99 now" in changed.stderr
+    assert "fix Begin anew: homing train tiny --set seed=99 --fresh " in changed.stderr
+    assert (run_dirs()[0] / names.RUN).read_bytes() == before  # refused before anything was written
+    next((project / "data/tiny").glob("train-*.bin")).write_bytes(b"")
+    failed = homing("train", "tiny")
     assert failed.returncode == 1
-    assert "seed:" in failed.stderr
+    assert "Mend that, then go on from the last checkpoint: homing train tiny" in failed.stderr
     assert "Traceback" not in failed.stderr
 
 

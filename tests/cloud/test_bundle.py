@@ -61,6 +61,7 @@ def test_the_lock_pins_what_is_installed_and_leaves_torch_to_the_machine() -> No
         assert pinned[name] == importlib.metadata.version(name)
     assert "torch" not in pinned
     assert "pytest" not in pinned, "only what training needs"
+    assert "pyarrow" not in pinned, "text is read at home"
     assert not [name for name in pinned if name.startswith("nvidia")]
     assert re.fullmatch(r"torch==\d+\.\d+\.\d+", found.torch), "without this machine's own build"
     assert found.loose == ()

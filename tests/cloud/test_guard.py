@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.cloud.rig import make_draft, marked_now, trainer_argv
 
-from homing.cloud import diary, meter
+from homing.cloud import diary, meter, relaunch
 from homing.cloud.adopt import adopt, propose
 from homing.cloud.guard import DEAD_S, LAUNCH_S, STALE_S, Pass, guard_pass, wait_for_next
 from homing.cloud.guards import is_on_duty
@@ -600,6 +600,52 @@ def test_a_preempted_run_is_launched_again_and_one_destroyed_by_hand_is_not(
     assert "Attempt 2 is launched" in made.done[0]
     assert row(home).state == "running"
     destroy_run(home, row(home))
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed by hand"
+    assert home.provider("local").list_owned() == []
+
+
+def test_a_run_that_a_person_destroys_while_a_guard_launches_it_again_stays_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homing.cloud.destroy import destroy_run
+
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
+    os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: not home.provider("local").list_owned())
+    real = Local.create
+
+    def create(local: Local, request: Any) -> Any:
+        destroy_run(Home(home.path, World()), row(home))
+        return real(local, request)
+
+    monkeypatch.setattr(Local, "create", create)
+    guard_pass(home)
+    monkeypatch.setattr(Local, "create", real)
+    assert guard_pass(home).done == []
+    assert [line.attempt for line in home.ledger.lines()] == [1, 2]
+    assert home.provider("local").list_owned() == []
+
+
+def test_a_run_that_a_person_destroys_while_a_guard_looks_for_offers_is_not_launched_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homing.cloud.destroy import destroy_run
+
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
+    os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: not home.provider("local").list_owned())
+    real = relaunch.make_plan
+
+    def slow(run: Any, at_home: Home) -> Any:
+        destroy_run(Home(home.path, World()), row(home))
+        return real(run, at_home)
+
+    monkeypatch.setattr(relaunch, "make_plan", slow)
     assert guard_pass(home).done == []
     assert row(home).reason == "destroyed by hand"
     assert home.provider("local").list_owned() == []

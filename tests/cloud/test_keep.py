@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from homing.cloud.stored import remove_stored, stored_keys
 from homing.errors import IntegrityError, NotOwner, UsageError
 from homing.store import Store, open_store, run_key
 from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest
+from homing.wire.checkpoint import CheckpointManifest, FileHash
 from homing.world import World
 
 
@@ -137,3 +138,42 @@ def test_all_runs_or_all_models_at_once_are_nobodys_wish(home: Home, store: Stor
     push_model(store, "moss", "moss-1")
     with pytest.raises(UsageError, match="That would be every"):
         plan_removal(store, key, home)
+
+
+def push_checkpoint(store: Store, run_id: str, phase: str, step: int) -> None:
+    files = [FileHash(names.STATE, 2, hashlib.sha256(b"{}").hexdigest())]
+    manifest = CheckpointManifest("moss", run_id, phase, step, 0, False, "", 0, files)
+    folder = run_key(run_id, names.CHECKPOINTS, phase, names.step_dir(step))
+    store.put_bytes(f"{folder}/{names.STATE}", b"{}")
+    store.put_bytes(f"{folder}/{names.MANIFEST}", codec.dumps(manifest).encode())
+
+
+def test_a_run_of_which_only_an_earlier_state_was_fetched_is_told_as_such_before_it_goes(
+    home: Home, store: Store
+) -> None:
+    begin(home, store, "moss-1")
+    push_checkpoint(store, "moss-1", "pretrain", 5)
+    push_checkpoint(store, "moss-1", "pretrain", 12)
+    assert "never fetched" in plan_removal(store, "runs/moss-1", home).warning
+    home.ledger.set_run("moss-1", fetched_step=5)
+    assert "step 5 was fetched, not its last, pretrain step 12" in plan_removal(store, "runs/moss-1", home).warning
+    home.ledger.set_run("moss-1", fetched_step=12)
+    assert plan_removal(store, "runs/moss-1", home).warning == ""
+
+
+def test_a_run_that_the_ledger_forgot_may_be_the_only_copy(home: Home, store: Store) -> None:
+    begin(home, store, "moss-1")
+    for path in home.path.glob("ledger.sqlite*"):
+        path.unlink()
+    assert "only copy" in plan_removal(store, "runs/moss-1", Home(home.path, World())).warning
+
+
+def test_the_last_whole_checkpoint_stays_also_beside_a_later_one_that_is_damaged(home: Home, store: Store) -> None:
+    begin(home, store, "moss-1")
+    for step in (5, 12):
+        push_checkpoint(store, "moss-1", "pretrain", step)
+    folder = run_key("moss-1", names.CHECKPOINTS, "pretrain")
+    store.put_bytes(f"{folder}/{names.step_dir(12)}/{names.MANIFEST}", b"{")
+    with pytest.raises(UsageError, match="Step 5 is the last whole checkpoint of moss-1, and stays"):
+        plan_removal(store, f"{folder}/{names.step_dir(5)}", home)
+    assert plan_removal(store, f"{folder}/{names.step_dir(12)}", home).keys, "what is damaged may go"

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from tests.cloud.rig import make_draft, make_run, marked_now
 
+from homing.cli.launch import _say_plan
 from homing.cloud import launch as launching
 from homing.cloud.destroy import destroy_lines, destroy_run
 from homing.cloud.guards import count_alive, guards, sign_in
 from homing.cloud.home import Home
 from homing.cloud.inputs import told_inputs
 from homing.cloud.launch import dry_run, launch
+from homing.cloud.ledger import AT_MOST, LedgerLine, RunRow
 from homing.cloud.logs import boot_log
+from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance, wait_until
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
@@ -76,6 +79,18 @@ def test_a_limit_below_the_minimum_is_refused_and_says_how_much_is_enough(home: 
     with pytest.raises(UsageError, match="too small") as caught:
         make_draft(home, tmp_path, limit="0.001")
     assert "--spend-limit" in caught.value.fix
+
+
+def test_what_earlier_attempts_can_have_cost_at_the_most_is_told_as_such(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    row = RunRow("moss-1", "moss", "failed", 1.0, run.store, run.run_file_sha256, "1.00")
+    line = LedgerLine(make_mark(home.owner, "moss-1", 1), "moss-1", "moss", 1, "local", "cpu", "0.36", "1.00", 1.0)
+    home.ledger.adopt_run(row, [dataclasses.replace(line, created_at=1.0)], [])
+    home.ledger.close(line.mark, at=2.0, spend_usd=Decimal("0.25"), note=f"{AT_MOST}never seen at the provider")
+    _say_plan(make_draft(home, tmp_path, resume=True), home)
+    assert ", at most $0.25 of it spent by earlier attempts." in capsys.readouterr().err
 
 
 def test_unprepared_data_is_refused_with_the_missing_steps(home: Home, tmp_path: Path) -> None:

@@ -236,5 +236,45 @@ def test_two_processes_that_open_an_old_ledger_at_once_both_go_on(
     assert ledger.lines() == [line(row())]
 
 
+def test_an_old_ledger_on_a_full_disk_is_read_as_it_is_and_gets_the_column_when_there_is_room(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What bills must be found and ended also from there.
+    without_accounts(ledger._path)
+    real = Database.execute
+
+    def full(self: Database, *statements: Any) -> Any:
+        if "ALTER" in statements[0][0]:
+            raise OSError("database or disk is full")
+        return real(self, *statements)
+
+    mark = line(row()).mark
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "execute", full)
+        assert ledger.lines() == ledger.lines("moss-1") == [line(row())]
+        assert (ledger.account(mark), ledger.unconfirmed(), ledger.runs()) == (None, [], [])
+        ledger.ask_destroy(mark, 5.0)
+        assert [each.mark for each in ledger.unconfirmed()] == [mark]
+        with pytest.raises(IntegrityError, match="cannot be used"):
+            ledger.update(mark, account="team")
+    ledger.update(mark, account="team")
+    assert ledger.account(mark) == "team"
+
+
 def test_a_line_that_is_not_there_has_no_account(ledger: Ledger) -> None:
     assert ledger.account("homing-abc123-never-1") is None
+
+
+def test_a_ledger_is_read_where_the_disk_has_no_room_even_for_what_its_readers_share(ledger: Ledger) -> None:
+    # Without it nobody at home would find what bills: no guard, no destroy. A limit on the size of files stands for
+    # the full disk: SQLite cannot make the 32 KB that processes share in WAL mode.
+    ledger.intend(row(), line(row()))
+    code = (
+        "import resource, sys; from pathlib import Path; from homing.cloud.ledger import Ledger\n"
+        "from homing.world import World\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
+        "print(Ledger(Path(sys.argv[1]), World()).lines()[0].mark)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(ledger._path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == line(row()).mark, done.stderr
+    assert ledger.lines() == [line(row())]

@@ -22,6 +22,8 @@ from homing.cloud.providers.fake_faults import Faults, Strike
 from homing.cloud.providers.fake_things import Settings, total_rate
 from homing.cloud.receipt import counted, receipt
 from homing.cloud.reconcile import CREATE_GRACE_S, note_twin, refresh
+from homing.store import open_store, run_key
+from homing.wire import codec, names
 from homing.wire.control import Heartbeat
 from homing.world import Database, HttpRequest, HttpResponse, NetworkError
 
@@ -106,6 +108,24 @@ def test_a_create_call_that_was_refused_costs_nothing_also_when_its_provider_wen
     destroy_lines(home, open_lines(home, None))
     (line,) = home.ledger.lines()
     assert (line.spend_usd, line.note, line.is_at_most) == ("0", "there is no room", False)
+
+
+def test_a_machine_that_has_spoken_was_made_whatever_became_of_its_create_call(
+    homing_home: Path, tmp_path: Path
+) -> None:
+    # Modal's answer was lost by silence, until the wait in its queue was over: taken back and called "no room", it had
+    # trained for as long, and closed at $0.
+    world = FakeWorld()
+    home = make_home(homing_home, world)
+    line = note(home)
+    home.ledger.set_run(RUN, store=f"file:{tmp_path}/store")
+    store = open_store(f"file:{tmp_path}/store", world)
+    world.pass_time(600)
+    beat = Heartbeat(world.now() - 5, line.mark, 1, "training", world.now() - 600, str(RATE), "0.05", "12")
+    store.put_bytes(run_key(RUN, names.HEARTBEAT), codec.dumps(beat).encode())
+    home.ledger.update(line.mark, state=REFUSED, note="there is no room")
+    destroy_lines(home, open_lines(home, None))
+    assert written(home) >= meter.cost(RATE, 600)
 
 
 def test_a_machine_that_is_destroyed_by_hand_is_no_upper_bound(homing_home: Path, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import os
 import signal
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.cloud.rig import make_draft, marked_now
 
+from homing.cloud.choose import launch_any
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines, would_be_lost
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
@@ -20,7 +22,14 @@ from homing.cloud.meter import MARGIN_S, cost
 from homing.cloud.providers.base import Instance, wait_until
 from homing.cloud.reconcile import CREATE_GRACE_S, refresh
 from homing.cloud.status import billing_lines, look
-from homing.errors import HomingError, IntegrityError, ProviderRefused, StillBilling
+from homing.errors import (
+    EndedElsewhere,
+    HomingError,
+    IntegrityError,
+    ProviderRefused,
+    StartTimeout,
+    StillBilling,
+)
 from homing.wire import codec
 from homing.world import World
 
@@ -387,3 +396,43 @@ def test_a_launch_destroyed_during_its_create_call_ends_what_it_made(
         launch(ready, home)
     assert marked_now(home) == []
     assert billing_lines(home.ledger.lines()) == []
+
+
+def test_a_launch_whose_end_was_asked_for_during_its_create_call_does_not_go_on(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `homing destroy` in another terminal saw nothing yet, gave up at its deadline and said that it may still bill.
+    ready = make_draft(home, tmp_path)
+    provider = home.provider("local")
+    create = provider.create
+
+    def slow(request: object) -> Instance:
+        home.ledger.ask_destroy(ready.mark, home.world.now())
+        return create(request)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(provider, "create", slow)
+    with pytest.raises(HomingError, match="destroyed while"):
+        launch(ready, home)
+    assert marked_now(home) == []
+    assert billing_lines(home.ledger.lines()) == []
+
+
+def test_what_is_destroyed_from_elsewhere_while_its_launch_waits_is_not_launched_on_the_next_offer(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready, provider = make_draft(home, tmp_path), home.provider("local")
+
+    def gone(request: object, instance_id: str) -> None:
+        destroy_run(Home(home.path, World()), home.ledger.find("moss"))
+        raise StartTimeout(f"{instance_id} is gone before it could be reached.")
+
+    def agree(row: object, instead: object) -> bool:
+        raise AssertionError("a person ended it, and nobody rents again for that")
+
+    monkeypatch.setattr(provider, "hand_over", gone)
+    other = SimpleNamespace(offer=dataclasses.replace(ready.order.offer, region="elsewhere"), timing=ready.timing,
+                            cost_usd=Decimal(1))  # fmt: skip
+    with pytest.raises(EndedElsewhere, match="was destroyed from elsewhere"):
+        launch_any(ready, [other], home, tell=lambda text: None, agree=agree)  # type: ignore[list-item]
+    assert not home.ledger.find("moss").is_interrupted
+    assert marked_now(home) == []

@@ -17,7 +17,7 @@ from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.ledger import Adopted, LedgerLine, RunRow
-from homing.cloud.mark import make_mark
+from homing.cloud.mark import make_mark, volume_mark
 from homing.cloud.providers.base import Instance
 from homing.cloud.providers.fake import KEY_HEADER, Fake
 from homing.cloud.providers.fake_faults import Faults, Strike
@@ -193,6 +193,29 @@ def test_what_was_closed_and_is_still_there_is_opened_again(home: Home, tmp_path
     home.ledger.close(line.mark, at=home.world.now(), spend_usd=Decimal(0), note="wrong")
     assert kinds(home) == [("reopened", "instance")]
     assert kinds(home) == [("known", "instance")]
+
+
+def test_a_machine_that_its_launch_still_waits_for_is_not_called_gone_by_another_look(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A new one may be shown later than usual. Called gone, its run had failed, and a guard rented the next beside it.
+    line = note(home, rent(home, tmp_path).id)
+    lock, real = home.launch_lock(line.mark), world.http
+    world.mkdir(lock.parent)
+    assert world.lock(lock)
+
+    def not_yet(request: HttpRequest) -> HttpResponse:
+        if request.method != "GET" or "/instances" not in request.url:
+            return real(request)
+        return HttpResponse(200, {}, b'{"instances": []}') if "?" in request.url else HttpResponse(404, {}, b"{}")
+
+    monkeypatch.setattr(world, "http", not_yet)
+    refresh(home)
+    assert home.ledger.lines()[0].destroyed_at is None
+    assert home.ledger.find("moss").is_live
+    world.remove(lock)
+    refresh(home)
+    assert home.ledger.lines()[0].destroyed_at is not None, "nobody waits for it any more"
 
 
 def test_what_ended_by_itself_gets_its_receipt_after_several_looks(
@@ -396,6 +419,22 @@ def test_of_another_home_only_what_was_adopted_is_shown(home: Home, world: FakeW
         ("known", "instance", theirs.mark),
         ("in use", "volume", theirs.mark),
     ]
+
+
+def test_the_volume_of_an_adopted_run_is_shown_and_can_be_ended_here(
+    home: Home, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It outlives the run's machines, and the home that had it made may be gone for good.
+    now, mark = world.now(), make_mark("zzz999", RUN, 1)
+    row = RunRow(RUN, "moss", "done", now, "file:/nowhere", "f" * 64, "12")
+    line = LedgerLine(mark, RUN, "moss", 1, "fake", "h100", "2.49", "12", now, "i-1", now, now, "gone", "no")
+    home.ledger.adopt_run(row, [line], [Adopted(mark, "zzz999", world.host(), str(home.path))])
+    add(world, "volumes", volume_mark(mark))
+    add(world, "volumes", "homing-zzz999-another-20260101-000000-abcd-volume")
+    (finding,) = survey(home).findings
+    assert (finding.thing, finding.mark, finding.may_bill) == ("volume", volume_mark(mark), True)
+    assert end(home, finding) == ""
+    assert survey(home).findings == []
 
 
 def test_what_is_kept_by_wish_is_shown_with_its_rate_and_not_asked_about(

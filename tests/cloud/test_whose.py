@@ -261,6 +261,16 @@ def test_destroy_says_what_to_do_and_takes_a_persons_word(
     assert not home.ledger.find("moss").is_live
 
 
+def test_a_persons_word_that_cannot_be_written_down_is_told(
+    home: Home, tmp_path: Path, wallets: Wallets, say: Any
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=ENDLESS), home)
+    (line,) = home.ledger.lines()
+    wallets.is_silent = True
+    taken = say("destroy", done.run.id, "--yes", "--same-account")
+    assert f"Your word for {line.mark} is not taken yet: local cannot be asked now whose key this is." in taken.err
+
+
 def test_a_persons_word_is_of_one_run(home: Home, say: Any) -> None:
     refused = say("destroy", "--all", "--yes", "--same-account")
     assert refused.code == 2

@@ -76,6 +76,24 @@ def test_muons_rate_is_what_the_sweeps_found() -> None:
     assert muon_rates(model, "pretrain", 2**19, 0) == muon_rates(model, "pretrain", 2**19, 2520)
 
 
+def test_short_runs_of_deep_models_do_not_take_the_rate_of_shallow_ones() -> None:
+    """20 x 1280 with 454 steps of 16,384 tokens went up from 7.0 to 12.1 at 0.0206."""
+
+    def rate(num_layers: int, batch_tokens: int, num_steps: int) -> float:
+        return muon_rates(shape(num_layers=num_layers), "pretrain", batch_tokens, num_steps)["lr"]
+
+    assert [round(rate(layers, 2**14, 454), 4) for layers in (6, 12, 16, 20, 24, 32)] == [
+        0.0206, 0.0206, 0.0154, 0.0123, 0.0119, 0.0119,
+    ]  # fmt: skip
+    for batch_tokens, num_steps in ((2**17, 1220), (2**16, 320), (2**15, 757), (2**19, 2520), (2**20, 9000)):
+        assert rate(6, batch_tokens, num_steps) == rate(12, batch_tokens, num_steps)
+    assert rate(12, 2**17, 1220) == pytest.approx(0.02049, abs=1e-5), "five minutes of a large card"
+    for num_steps in (2520, 5000):
+        assert rate(32, 2**19, num_steps) == rate(12, 2**19, num_steps), "long runs are as they were"
+    deep, fewer = (rate(20, 2**19, num_steps) for num_steps in (2519, 2521))
+    assert deep == pytest.approx(fewer, rel=1e-3), "no jump where the rule ends"
+
+
 def test_only_later_phases_scale_all_their_rates_with_the_batch() -> None:
     small, large = (muon_rates(shape(width=768), "pretrain", batch, 1000) for batch in (2**17, 2**19))
     assert {name for name in small if small[name] != large[name]} == {"lr"}

@@ -117,6 +117,27 @@ def test_the_same_kind_of_phase_twice_is_refused(mistakes: Mistakes) -> None:
     assert "init_from: models/base" in found.suggestion
 
 
+RL = "  - {kind: rl, steps: 5, rl: {tasks: [{kind: arithmetic}]}}\n"
+MID = "  - {kind: mid, steps: 5, batch_tokens: 256}\n"
+
+
+@pytest.mark.parametrize("only", ["", "pretrain", "mid", "rl"])
+def test_a_chain_that_comes_round_again_is_cut_in_two_at_one_place_whichever_phases_are_chosen(
+    mistakes: Mistakes, only: str
+) -> None:
+    settings = [f"train.only={only}"] if only else []
+    found = mistakes(BASE + MID + RL + MID + RL, *settings)
+    (of_kinds,) = [each for each in found if each.key.endswith(".kind")]
+    assert (of_kinds.key, of_kinds.line) == ("phases.3.kind", 12)  # the rest of the chain goes with it
+    assert "phases.1 is mid already" in of_kinds.problem
+    assert "those after it" in of_kinds.suggestion
+
+
+def test_a_kind_that_is_no_kind_is_not_said_to_be_there_twice(mistakes: Mistakes) -> None:
+    (found,) = mistakes(BASE + "  - {kind: pretrian, steps: 5, batch_tokens: 256}\n")
+    assert "folder" not in found.problem
+
+
 def test_a_file_whose_own_name_cannot_be_a_run_needs_one(mistakes: Mistakes) -> None:
     (found,) = mistakes(BASE.replace("name: base\n", ""), name="My_Run.yaml")
     assert found.key == "name"

@@ -32,6 +32,7 @@ from homing.config.names import FOREIGN, looks_like_secret_key, looks_like_secre
         (("data", "test-size"), "data.val_fraction"),
         (("test_mode",), "--smoke"),
         (("train", "testMode"), "--smoke"),
+        (("phases", 1, "lora", "r"), "phases.1.lora.rank"),
     ],
 )  # fmt: skip
 def test_names_from_other_trainers_and_other_sections_are_answered_with_ours(

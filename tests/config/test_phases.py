@@ -228,6 +228,12 @@ def test_what_has_no_effect_or_no_meaning_is_refused(mistakes: Mistakes, change:
     assert any(words in wrong.problem for wrong in found), found
 
 
+def test_of_a_kind_that_nobody_knows_it_is_not_said_what_it_reads(mistakes: Mistakes) -> None:
+    problems = [wrong.problem for wrong in mistakes(RUN, "phases.2.kind=dpo")]
+    assert any("is not known here" in problem for problem in problems)
+    assert not any("pretraining reads text" in problem for problem in problems)
+
+
 def test_the_optimizers_state_may_live_in_the_hosts_memory(load: Load) -> None:
     phases = load(RUN, "phases.0.offload=optimizer").run.phases
     assert [phase.offload for phase in phases] == ["optimizer", "none", "none"]

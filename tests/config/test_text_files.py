@@ -9,6 +9,7 @@ import pytest
 from tests.config.conftest import BASE, put_data
 
 from homing.config import Loaded
+from homing.config.text_files import num_text_bytes
 
 CHAT = "  - {kind: sft, steps: 5, batch_tokens: 256, data: {chat: [chat.jsonl]}}\n"
 
@@ -53,3 +54,10 @@ def test_held_out_text_and_a_phases_conversations_are_looked_for_too(load: Calla
 def test_conversations_in_a_store_are_not_looked_for_here(load: Callable[..., Loaded]) -> None:
     loaded = load(BASE + CHAT.replace("chat.jsonl", "'s3://bucket/chat.jsonl'"))
     assert not told(loaded, "phases.1.data.chat")
+
+
+def test_packed_text_counts_for_about_what_it_unpacks_to(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt.gz", "c.parquet"):
+        (tmp_path / name).write_bytes(b"x" * 100)
+    assert [num_text_bytes([str(tmp_path / pattern)]) for pattern in ("*.txt", "*.gz", "*.parquet")] == [100, 300, 200]
+    assert num_text_bytes([str(tmp_path)]) == 600

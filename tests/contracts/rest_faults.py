@@ -7,6 +7,8 @@ Time is a number and the cloud is in this process, so a bad hour takes milliseco
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from homing.cloud.providers.base import Instance
 from homing.cloud.providers.fake_faults import Faults, Strike
-from homing.errors import CreateFailed, ProviderSilent
+from homing.errors import CreateFailed, ProviderRefused, ProviderSilent
 from homing.world import HttpRequest, HttpResponse
 
 WAYS = ["lost_before", "lost_after", "error_before", "error_after", "busy"]
@@ -141,6 +143,42 @@ class RestFaults:
         with pytest.raises(ProviderSilent):
             rig.provider.list_owned()
 
+    @pytest.mark.parametrize("is_null", [False, True])
+    def test_an_instance_that_lacks_what_it_must_say_is_never_gone_and_ends_no_look_with_our_own_mistake(
+        self, tmp_path: Path, is_null: bool
+    ) -> None:
+        rig = self.Rig(tmp_path)
+        made, real = rig.create(), rig.world.http
+        rig.world.pass_time(60)
+
+        def lacking(body: Any, field: str) -> Any:
+            if isinstance(body, list):
+                return [lacking(each, field) for each in body]
+            told = {key: lacking(value, field) if key == self.list_key else value for key, value in body.items()}
+            return {**told, field: None} if is_null and field in told else {k: told[k] for k in told if k != field}
+
+        def answer(request: HttpRequest, field: str) -> HttpResponse:
+            reply = real(request)
+            if request.method != "GET" or reply.status != 200:
+                return reply
+            return HttpResponse(200, reply.headers, json.dumps(lacking(json.loads(reply.body), field)).encode())
+
+        shown = json.loads(real(self.look_request(rig)).body)[self.list_key][0]
+        for field in shown:
+            rig.world.http = lambda request, field=field: answer(request, field)
+            rig.world.pass_time(60)
+            with contextlib.suppress(ProviderSilent):
+                assert all(each.billing == "yes" for each in rig.provider.list_owned()), field
+            with contextlib.suppress(ProviderRefused):  # without a name it is not ours, and without words it is silent
+                assert rig.provider.describe(made.id).state != "gone", field
+        assert rig.num_living == 1
+
+    def look_request(self, rig: Any) -> HttpRequest:
+        """The last that asked for a list of instances."""
+        rig.provider.list_owned()
+        path = f"/{self.list_key}"
+        return next(each for each in reversed(rig.world.requests) if path in each.url and each.method == "GET")
+
     def test_what_was_destroyed_is_looked_at_afresh(self, tmp_path: Path) -> None:
         rig = self.Rig(tmp_path)
         made = rig.create()
@@ -154,6 +192,18 @@ class RestFaults:
     def test_a_destroy_is_repeated_until_it_is_answered(self, tmp_path: Path, way: str) -> None:
         rig = self.Rig(tmp_path, Strike(way, 1, "destroy"))
         rig.provider.destroy(rig.create().id)
+        assert rig.num_living == 0
+
+    def test_one_that_is_not_shown_yet_is_ended_all_the_same(self, tmp_path: Path) -> None:
+        # Made a moment ago by another process: the ledger knows it, and what answers us does not.
+        rig = self.Rig(tmp_path)
+        made, real = rig.create(), rig.world.http
+        owner = rig.provider._prefix.split("-")[1]
+        fresh = type(rig.provider)(home=tmp_path / "home", owner=owner, world=rig.world)
+        rig.world.http = lambda request: (
+            HttpResponse(404, {}, b"{}") if request.method == "GET" and made.id in request.url else real(request)
+        )
+        fresh.destroy(made.id)
         assert rig.num_living == 0
 
     def test_a_destroy_that_gets_no_answer_raises(self, tmp_path: Path) -> None:

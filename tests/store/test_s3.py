@@ -13,6 +13,8 @@ from tests.contracts.stores import StoreContract
 from tests.doubles.proxy import Proxy
 from tests.doubles.s3_servers import Server, free_port
 
+from homing.cloud.home import Home
+from homing.cloud.keep import plan_removal, remove
 from homing.errors import StoreError, UsageError
 from homing.install import pip_install
 from homing.store import NotInStore, Store, open_store
@@ -163,6 +165,18 @@ def test_uploads_that_nobody_touched_for_a_day_are_aborted(through: S3Store) -> 
     assert sweep(through.door, World()) == 0, "its last part is of today"
     assert sweep(through.door, NextWeek()) == 1, "below our prefix only"
     assert [u["Key"] for u in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == ["elsewhere/old"]
+
+
+def test_what_was_pushed_in_part_goes_with_the_folder_that_a_person_removes(through: S3Store, tmp_path: Path) -> None:
+    # Of a machine that was taken away in the midst of it: no list shows it, and it is billed for ever.
+    client, bucket = through.door.client, through.address.bucket
+    for key in ("p/runs/moss-1/checkpoints/x", "p/runs/moss-10/checkpoints/x"):
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    through.put_bytes("runs/moss-1/metrics.jsonl", b"{}")
+    home = Home(tmp_path / "home", World())
+    remove(through, plan_removal(through, "runs/moss-1", home))
+    left = [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket)["Uploads"]]
+    assert left == ["p/runs/moss-10/checkpoints/x"]
 
 
 def test_a_get_that_is_cut_goes_on_by_range(through: S3Store, proxy: Proxy, tmp_path: Path) -> None:

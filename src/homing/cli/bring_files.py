@@ -1,24 +1,39 @@
 """Files that a run file names in a store (s3://, hf:, modal:, file:), brought into its data folder before prep.
 
+    s3://bucket/folder/chats.jsonl                          one file
+    hf:datasets/OWNER/NAME/folder/*.parquet                 every file that the pattern meets; ** is any folders
+    hf:datasets/OWNER/NAME@REVISION/folder/train.jsonl      of one commit, tag or branch; without it, of the newest
+
 Each is checked by the hash that the store itself tells; one that cannot be had stops the run, and nothing takes its
-place. What is here already is not brought again.
+place. What is here already is not brought again. On the Hub all files of a pattern are of one commit, which is said.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
-from collections.abc import Iterable
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from homing.cli import talk
 from homing.config.text_files import is_in_store
-from homing.errors import UsageError
-from homing.units import format_bytes
+from homing.errors import DataError, UsageError
+from homing.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    from homing.store import Entry, Store
 
 __all__ = ["bring_file", "bring_files"]
 
-_IN_STORE = re.compile(r"(?P<store>(s3|hf|modal|file):[^?]*)/(?P<key>[^/?]+)(?P<query>\?.*)?")
+_TELL_EVERY_S = 10.0
+_IN_STORE = re.compile(r"(?P<path>(s3|hf|modal|file):[^?]*/[^/?]+)(?P<query>\?.*)?")
+# A pull request or the Hub's own conversion to Parquet has slashes in its name.
+_REVISION = re.compile(r"(?P<repo>hf:/*((datasets|models)/)?[^/@]+/[^/@]+)@(?P<revision>refs/(convert|pr)/[^/]+|[^/]+)")
 
 
 def bring_files(paths: Iterable[str], into: Path) -> list[str]:
@@ -27,27 +42,126 @@ def bring_files(paths: Iterable[str], into: Path) -> list[str]:
 
 
 def bring_file(path: str, into: Path) -> str:
-    """`path` itself where it is no address of a store; else the file here."""
+    """`path` itself where it is no address of a store; else the file here, or a pattern that meets those brought."""
     if not is_in_store(path):
         return path
-    from homing.store import open_store
-    from homing.world import World
-
     found = _IN_STORE.fullmatch(path)
-    if found is None or "*" in path:
+    if found is None:
         raise UsageError(
             what=f"{path!r} names no file in a store.",
-            why="A file in a store is named whole, without patterns.",
-            fix="Such as s3://bucket/folder/chats.jsonl",
+            why="It ends in the name of a file, or in a pattern.",
+            fix="Such as s3://bucket/folder/chats.jsonl, or hf:datasets/OWNER/NAME/folder/*.parquet",
         )
-    store = open_store(f"{found['store']}{found['query'] or ''}", World(), create=False)
-    key, target = found["key"], into / found["key"]
-    sha256 = store.sha256(key)
-    if not target.is_file() or _sha256(target) != sha256:
-        into.mkdir(parents=True, exist_ok=True)
+    folder, wanted, revision = _apart(found["path"])
+    store = _open(folder + (found["query"] or ""), revision, is_pinned="*" in wanted)
+    if "*" in wanted:
+        return _bring_all(store, wanted, path, into)
+    _bring(store, wanted, path, into)
+    return str(into / wanted)
+
+
+def _apart(path: str) -> tuple[str, str, str]:
+    """What is opened as a store, the key or pattern in it, and the revision on the Hub where one is named."""
+    revision = ""
+    if named := _REVISION.match(path):
+        path, revision = named["repo"] + path[named.end() :], named["revision"]
+    folder = path.partition("*")[0].rpartition("/")[0]
+    return folder, path[len(folder) + 1 :], revision
+
+
+def _open(url: str, revision: str, *, is_pinned: bool) -> Store:
+    from homing.store import open_store
+    from homing.store.hf import HubStore
+    from homing.world import World
+
+    store = open_store(url, World(), create=False)
+    if not isinstance(store, HubStore) or not (revision or is_pinned):
+        return store
+    return store.pinned(revision) if revision else store.pinned()
+
+
+def _bring_all(store: Store, pattern: str, address: str, into: Path) -> str:
+    from homing.store.hf import HubStore
+
+    below = store.list(pattern.partition("*")[0])
+    met = [entry for entry in below if _matches(entry.key.split("/"), pattern.split("/"))]
+    if not met:
+        others = ", ".join(entry.key for entry in below[:5]) or "nothing"
+        raise DataError(
+            what=f"No file matches {address}.",
+            why=f"In {store.url}, so far as the pattern names it, there is {others}{' ...' * (len(below) > 5)}.",
+            fix="Mend the pattern: * stands for a part of a name, ** for any folders.",
+        )
+    at = f", of commit {store.revision}" if isinstance(store, HubStore) else ""
+    talk.say(f"{address}: {counted(len(met), 'file')}, {format_bytes(sum(entry.num_bytes for entry in met))}{at}.")
+    _check_room([entry for entry in met if not (into / entry.key).is_file()], into)
+    for entry in met:
+        _bring(store, entry.key, f"{store.url}/{entry.key}", into)
+    here = f"{glob.escape(str(into))}/{pattern}"
+    kept = {into / entry.key for entry in met}
+    for name in glob.glob(here, recursive=True):
+        if Path(name).is_file() and Path(name) not in kept:
+            Path(name).unlink()  # brought once, and no longer there: the pattern would take it all the same
+    return here
+
+
+def _check_room(to_come: list[Entry], into: Path) -> None:
+    """Before the first of them: an hour of downloads is too late to hear of it."""
+    needed = sum(entry.num_bytes for entry in to_come)
+    free = shutil.disk_usage(next(folder for folder in (into, *into.absolute().parents) if folder.exists())).free
+    if free < needed:
+        raise DataError(
+            what=f"The disk under {into} has no room for what is named.",
+            why=f"{format_bytes(needed)} are to come, {format_bytes(free)} are free.",
+            fix="Make room, or name fewer files; another disk: --out DIR, or data.dir in the run file",
+        )
+
+
+def _matches(names: list[str], pattern: list[str]) -> bool:
+    """As `glob` would find it here: ** is any folders, and * meets no name that begins with a dot."""
+    if not pattern:
+        return not names
+    if pattern[0] == "**":
+        is_here = _matches(names, pattern[1:] or ["*"])
+        return is_here or (len(names) > 1 and not names[0].startswith(".") and _matches(names[1:], pattern))
+    is_met = bool(names) and fnmatchcase(names[0], pattern[0])
+    is_hidden = is_met and names[0].startswith(".") and not pattern[0].startswith(".")
+    return is_met and not is_hidden and _matches(names[1:], pattern[1:])
+
+
+def _bring(store: Store, key: str, address: str, into: Path) -> None:
+    from homing.lm.text.find import need_reader
+    from homing.store.hf import HubStore
+
+    need_reader(key)
+    target = into / key
+    if isinstance(store, HubStore):  # tells its hashes without handing over the bytes, and checks by them what comes
+        if target.is_file() and store.is_same(key, str(target)):
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        store.progress = _teller(address)
+        store.get(key, str(target))
+    else:
+        sha256 = store.sha256(key)
+        if target.is_file() and _sha256(target) == sha256:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        store.progress = _teller(address)
         store.get(key, str(target), sha256)
-        talk.say(f"Brought {path}: {format_bytes(target.stat().st_size)}, sha256 {sha256[:12]}.")
-    return str(target)
+    talk.say(f"Brought {address}: {format_bytes(target.stat().st_size)}, sha256 {_sha256(target)[:12]}.")
+
+
+def _teller(address: str) -> Callable[[int, int], None]:
+    """A line now and then, so that no long download is silent."""
+    told = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _TELL_EVERY_S:
+            told = time.monotonic()
+            talk.say(f"{address}: {format_bytes(done)} of {format_bytes(total)}")
+
+    return tell
 
 
 def _sha256(path: Path) -> str:

@@ -180,8 +180,8 @@ def _remove_stored(home: Home, rows: list[RunRow], *, yes: bool) -> list[str]:
 def _vouch(home: Home, run: str) -> None:
     """Before anything is looked at: from here on what this key does not show is taken for gone."""
     lines = _by_instance(home, run) or open_lines(home, find_run(home, run, changes="destroy {}"))
-    for line in vouch(home, lines):
-        talk.say(f"{line.mark} was rented by {line.account}; by your word the key for {line.provider} is of it too.")
+    for sentence in vouch(home, lines):
+        talk.say(sentence)
 
 
 def _look(home: Home) -> list[str]:

@@ -46,7 +46,7 @@ def command(
     chat: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="Held-out conversations; may be repeated.")
     ] = None,
-    text_field: Annotated[str, typer.Option("--text-field", help="Of a .jsonl given as --text.")] = "text",
+    text_field: Annotated[str, typer.Option("--text-field", help="Of a .jsonl or .parquet given as --text.")] = "text",
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Two runs or folders on the same sets.")
     ] = None,

@@ -42,13 +42,17 @@ def command(
 
 
 def _section(key: str) -> str | None:
-    """A section by its path, with or without the numbers of what is listed in it: phases.0.data.chat."""
-    from homing.config.keys import sections
+    """A section by its path, with or without the numbers of what is listed in it: phases.0.data.chat; or by its last
+    word where no key has that and no other section: runpod."""
+    from homing.config.keys import find_keys, sections
 
     parts = [part for part in key.replace("[", ".").replace("]", "").rstrip(".:").split(".") if part]
     plain = ".".join(part for part in parts if not part.isdigit() and part != "N")
     by_name = {name.replace(".N", ""): name for name in sections() if name}
-    return by_name.get(plain)
+    if plain in by_name or find_keys(key):
+        return by_name.get(plain)
+    inner = [name for path, name in by_name.items() if path.endswith(f".{plain}")]
+    return inner[0] if len(inner) == 1 else None
 
 
 def _by_other_name(key: str) -> list[Any]:
@@ -65,10 +69,13 @@ def _by_other_name(key: str) -> list[Any]:
     path = tuple(
         int(part) if part.isdigit() else part for part in key.replace("[", ".").replace("]", "").split(".") if part
     )
+    why = suggest_key(path or ("",))
+    words = why.rstrip("?.").split() if why.startswith(("Did you mean ", "It belongs to ")) else []
+    meant = next((word for word in words if find_keys(word) or _section(word)), "")
     raise UsageError(
         what=f"There is no key {key!r} in a run file.",
-        why=suggest_key(path or ("",)),
-        fix="`homing explain` lists all sections and keys.",
+        why=why,
+        fix=f"homing explain {meant}".strip() + "   All sections and keys: homing explain" * bool(meant),
     )
 
 

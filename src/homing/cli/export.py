@@ -123,6 +123,12 @@ def _cost(run: Run | None) -> str:
 
 def _check(to: str, dtype: str, gguf_type: str) -> None:
     known = {"--to": (to, KINDS), "--dtype": (dtype or DTYPES[0], DTYPES), "--type": (gguf_type or F16, GGUF_TYPES)}
+    if re.fullmatch(r"i?q[2-6](_\w+)?", gguf_type.lower()):
+        raise UsageError(
+            what=f"--type {gguf_type} is not written here.",
+            why=f"It is one of {', '.join(GGUF_TYPES)}; llama.cpp makes smaller ones from the f16 file.",
+            fix=f"--type f16, then: llama-quantize NAME-F16.gguf NAME.gguf {gguf_type.upper()}",
+        )
     for flag, (value, values) in known.items():
         if value not in values:
             nearest = next(iter(difflib.get_close_matches(value, values, 1, cutoff=0.4)), values[0])

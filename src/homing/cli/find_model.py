@@ -25,7 +25,8 @@ from homing.config.names import nearest
 from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
-from homing.wire.checkpoint import Pointer, figure_of
+from homing.wire.checkpoint import CheckpointManifest, Pointer, figure_of
+from homing.wire.run import Run
 
 __all__ = ["MODELS", "Chosen", "choose_in_run", "find_model"]
 
@@ -66,7 +67,25 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
     chosen = choose_in_run(folder, checkpoint, phase)
     if chosen.why:
         talk.say(chosen.why)
+    if checkpoint is None:
+        _say_unfinished(folder, chosen.folder.parent)
     return chosen.folder
+
+
+def _say_unfinished(run_dir: Path, phase_dir: Path) -> None:
+    """An interrupted run is the newest of its name all the same: nobody should export it and take it for the whole."""
+    last = manifest_in(phase_dir / names.step_dir(_steps(phase_dir)[-1]))
+    if last is not None and not last.is_final:
+        at = f"{last.phase} step {last.step:,}{_of(phase_dir, last)}"
+        talk.say(f"{run_dir.name} is not finished: its last checkpoint is {at}.")
+
+
+def _of(phase_dir: Path, last: CheckpointManifest) -> str:
+    try:
+        run = codec.loads(Run, (phase_dir / names.step_dir(last.step) / names.RUN).read_bytes())
+    except (OSError, ValueError):
+        return ""
+    return next((f" of {phase.num_steps:,}" for phase in run.phases if phase.kind == last.phase), "")
 
 
 def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> Path:

@@ -24,7 +24,15 @@ from homing.config.projects import begun_elsewhere, file_called, is_still_theirs
 from homing.errors import UsageError
 from homing.wire import names
 
-__all__ = ["find_run", "is_stranger", "name_here"]
+__all__ = ["TrainedHere", "find_run", "is_stranger", "name_here"]
+
+
+class TrainedHere(UsageError):
+    """The run that was meant has no instance: `homing train` trained it on this computer."""
+
+    def __init__(self, run: Trained, what: str, why: str, fix: str) -> None:
+        super().__init__(what, why, fix)
+        self.run = run
 
 
 def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = "") -> RunRow:
@@ -134,7 +142,8 @@ def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None)
 def _trained(home: Home, run: Trained) -> UsageError:
     folder = home.run_dir(run.run)
     at = f", {run.phase} {run.steps}" if run.steps else ""
-    return UsageError(
+    return TrainedHere(
+        run,
         what=f"{run.name} was trained on this computer and not launched: {run.run}, {run.state}{at}.",
         why=f"Nothing of it bills. It lies in {folder}; its log is {folder / names.METRICS}.",
         fix=f"Try it: homing generate {run.run}   Train again: homing train {run.name}   All runs: homing runs",

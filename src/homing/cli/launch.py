@@ -127,7 +127,7 @@ def _conclusion(home: Home, before: set[str], interrupt: KeyboardInterrupt) -> s
     if left:
         raise still_billing(home, left) from interrupt
     gone = ", ".join(line.instance_id or line.mark for line in made)
-    spent = usd(meter.total_spend(made, home.world.now()))
+    spent = meter.at_most(*made) + usd(meter.total_spend(made, home.world.now()))
     return f"{gone} {'is' if len(made) == 1 else 'are'} gone, confirmed; {spent}."
 
 
@@ -292,7 +292,8 @@ def _keep_s(text: str | None) -> float:
 
 
 def _say_plan(ready: Draft, home: Home) -> None:
-    before = f", {usd(ready.spent_before_usd)} of it spent by earlier attempts" if ready.spent_before_usd else ""
+    spent = ("at most " if ready.is_spent_at_most else "") + usd(ready.spent_before_usd)
+    before = f", {spent} of it spent by earlier attempts" if ready.spent_before_usd else ""
     talk.say(f"Worst case: {usd(ready.worst_case_usd)}{before}.")
     age = rate_age(ready.order.offer, home.world.now())
     if age:

@@ -72,7 +72,7 @@ def _sentence(change: Change) -> str:
     said = f"{change.run.id}: {usd(change.old_usd) if change.old_usd is not None else 'none'} -> {usd(change.new_usd)}"
     if change.new_time_s != change.old_time_s:
         said += f", time {_time(change.old_time_s)} -> {_time(change.new_time_s)}"
-    return f"{said}. {usd(change.spend_usd)} spent so far; worst case {usd(change.worst_case_usd)}."
+    return f"{said}. {change.at_most}{usd(change.spend_usd)} spent so far; worst case {usd(change.worst_case_usd)}."
 
 
 def _time(seconds: float) -> str:

@@ -39,8 +39,11 @@ def show_listed(rows: list[Listed], run: Run, typed: str, *, is_without_key: boo
     if any(row.rate_usd_per_hour is None for row in rows):
         talk.say(f"No list price ships with homing there; at a rate of your own: homing plan {typed} --rate 2.50")
     if is_without_key:
-        for account in (ACCOUNTS[name] for name in run.cloud.providers):
-            talk.say(f"There is no key for {account.title} here. One is made at {account.key_page}")
+        for name in run.cloud.providers:
+            account = ACCOUNTS[name]
+            talk.say(
+                f"There is no key for {account.title} here. One is made at {account.key_page}: homing setup {name}"
+            )
         talk.say(f"With a key, by the offers of that moment: homing plan {typed}")
 
 

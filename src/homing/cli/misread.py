@@ -9,6 +9,8 @@ Only questions are obeyed as meant: `homing help VERB`, `homing version`, `homin
 from __future__ import annotations
 
 import difflib
+import glob
+import itertools
 import shlex
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -42,7 +44,7 @@ _WORDS = {
     "destroy": "kill rm remove delete down terminate teardown",
     "fetch": "download pull get sync",
     "generate": "gen sample complete infer predict prompt",
-    "chat": "talk ask speak serve",
+    "chat": "talk ask speak",
     "eval": "evaluate benchmark bench score perplexity",
     "export": "convert gguf merge",
     "publish": "upload push share",
@@ -52,6 +54,10 @@ _WORDS = {
     "setup": "login auth configure",
     "ssh": "shell exec connect",
     "quickstart": "demo tutorial example hello",
+}
+# Asked for by name and not here: who does it instead.
+_NOT_HERE = {
+    "serve": "A server is vLLM's, llama.cpp's or Ollama's, from an export; to talk to a model here: homing chat."
 }
 _MEANT = {word: ours for ours, words in _WORDS.items() for word in words.split()}
 
@@ -92,6 +98,8 @@ def help_first(typed: list[str]) -> list[str]:
 def verb(word: str, typed: list[str], verbs: Collection[str]) -> UsageError:
     """The answer to a first word that is no verb."""
     what, behind = f"There is no verb {word!r}.", typed[typed.index(word) + 1 :] if word in typed else []
+    if word in _NOT_HERE:
+        return UsageError(what, _NOT_HERE[word], _retyped(word, "export", typed))
     if word in _MEANT:
         return UsageError(what, f"Here it is called {_MEANT[word]}.", _retyped(word, _MEANT[word], typed))
     if word in _PROVIDERS:
@@ -127,6 +135,8 @@ def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[
     if kind == "BadParameter" and error.param is not None:
         return UsageError(f"{_shown(error.param)}: {_plain(error.message)}.", _about(error.param), f"{path} --help")
     if error.message.startswith("Got unexpected extra argument"):
+        if (spread := _spread_by_the_shell(typed)) is not None:
+            return spread
         extra = error.message.partition("(s) ")[2].strip("()")
         taken = " ".join(_shown(each) for each in error.ctx.command.params if not each.opts[0].startswith("-"))
         why = f"It takes {taken}." if taken else "It takes options only."
@@ -134,6 +144,25 @@ def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[
     if error.message.startswith("No such command"):
         return _inner(error, path, typed)
     return UsageError(what=error.format_message(), fix=f"{path} --help")
+
+
+def _spread_by_the_shell(typed: list[str]) -> UsageError | None:
+    """`--text books/*.txt` without quotes arrives as many words, of which an option takes the first."""
+    place = next((n for n, word in enumerate(typed) if word.startswith("-") and n + 2 < len(typed)
+                  and all(Path(each).exists() for each in typed[n + 1 : n + 3])), None)  # fmt: skip
+    if place is None:
+        return None
+    behind = typed[place + 1 :]
+    files = list(itertools.takewhile(lambda word: Path(word).exists(), behind))
+    first, each_by_itself = Path(files[0]), [word for file in files for word in (typed[place], file)][1:]
+    patterns = [str(first.parent / f"*{first.suffix}"), str(first.parent / "*")]
+    meant = next((each for each in patterns if sorted(glob.glob(each)) == sorted(files)), None)
+    told = [meant] if meant else each_by_itself
+    return UsageError(
+        what=f"{typed[place]} takes one word, and {len(files)} came.",
+        why="A shell makes many words of a * that is not in quotes.",
+        fix=_line([*typed[: place + 1], *told, *behind[len(files) :]]),
+    )
 
 
 def _inner(error: Any, path: str, typed: list[str]) -> UsageError:

@@ -1,4 +1,6 @@
-"""`homing new NAME --from PRESET`: a commented run file in ./runs, with its sizes computed now."""
+"""`homing new NAME --from PRESET`: a commented run file in ./runs, with its sizes computed now.
+
+`--from hf:OWNER/NAME` or a folder is `new_open`: open weights, fine-tuned."""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homing.cli import talk
+from homing.cli.new_open import is_open_weights, new_open
 from homing.cli.options import Json
 from homing.errors import HomingError, UsageError
 from homing.units import format_count
@@ -33,9 +36,17 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 def command(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="What the run is called.")] = None,
-    preset: Annotated[str | None, typer.Option("--from", metavar="PRESET", help="The preset to start from.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="PRESET", help="The preset to start from; or open weights: hf:OWNER/NAME, ./FOLDER."
+        ),
+    ] = None,
     text: Annotated[list[str] | None, typer.Option("--text", help="Text file, glob or directory; may repeat.")] = None,
     validation: Annotated[list[str] | None, typer.Option("--validation", help="Held-out text; may repeat.")] = None,
+    chat: Annotated[
+        list[str] | None, typer.Option("--chat", help="Conversations to fine-tune open weights on; may repeat.")
+    ] = None,
     is_listing: Annotated[bool, typer.Option("--list", help="The presets and their sizes.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a run file that exists.")] = False,
     json_: Json = False,
@@ -55,11 +66,17 @@ def command(
         )
     typed = "".join(f" {flag} {shlex.quote(path)}" for flag, paths in (("--text", text), ("--validation", validation))
                     for path in paths or [])  # fmt: skip
+    target = Path("runs") / f"{name}.yaml"
+    if preset and is_open_weights(preset):
+        _refuse_text(typed, name, preset)
+        _refuse_to_overwrite(name, target, force)
+        new_open(name, preset, chat or [], target, _yaml_list)
+        return
     source = _find(preset, name, typed)
+    _refuse_chat(chat, name, source.stem)
     for flag, paths in (("--text", text), ("--validation", validation)):
         for path in paths or []:
             _check_text(path, flag, f"homing new {name} --from {source.stem}")
-    target = Path("runs") / f"{name}.yaml"
     _refuse_to_overwrite(name, target, force)
     loaded = _write(source, target, name, text or [], validation or [])
     _report(name, target, source.stem, loaded)
@@ -110,15 +127,34 @@ def _find(preset: str | None, name: str, typed: str) -> Path:
     return path
 
 
+def _refuse_text(typed: str, name: str, weights: str) -> None:
+    if typed:
+        raise UsageError(
+            what="From open weights a run learns from conversations: --chat FILE.",
+            why="To go on with plain text, a phase of kind mid reads data.text (docs/open-weights.md).",
+            fix=f"homing new {name} --from {shlex.quote(weights)} --chat YOUR_CHATS.jsonl",
+        )
+
+
+def _refuse_chat(chat: list[str] | None, name: str, preset: str) -> None:
+    if chat:
+        raise UsageError(
+            what="--chat goes with open weights, and a preset begins with text.",
+            why="Conversations come after it, as a phase of kind sft in the run file (docs/chat-data.md).",
+            fix=f"homing new {name} --from {preset} --text YOUR_TEXT.txt"
+            f"   or: homing new {name} --from hf:OWNER/NAME --chat {shlex.quote(chat[0])}",
+        )
+
+
 def _again(name: str, near: list[str]) -> str:
     return f"homing new {name} --from {near[0] if near else 'tiny'}"
 
 
 def _check_text(named: str, flag: str, call: str) -> None:
-    """Now, not at prep: who typed it is still looking at it."""
-    from homing.config.text_files import fault_of
+    """Now, not at prep: who typed it is still looking at it. What lies in a store is prep's to ask for."""
+    from homing.config.text_files import fault_of, is_in_store
 
-    if not (fault := fault_of(named)):
+    if is_in_store(named) or not (fault := fault_of(named)):
         return
     near, why = _nearest(Path(os.path.expanduser(named)))
     if fault.endswith("is empty"):
@@ -247,15 +283,18 @@ def _list() -> None:
         ],
     )
     talk.say("\nStart from one: homing new NAME --from tiny --text YOUR_TEXT.txt")
+    talk.say("Or from open weights: homing new NAME --from hf:OWNER/NAME --chat YOUR_CHATS.jsonl")
 
 
 def _report(name: str, target: Path, preset: str, loaded: Loaded) -> None:
+    from homing.config.text_files import is_in_store
+
     run = loaded.run
     document = {"run": name, "file": str(target), "preset": preset, "num_params": run.sizes.num_params}
     talk.emit("new/1", {**document, "text": loaded.prep.text, "next": f"homing prep {name}"})
     if not talk.is_json():
         print(f"{target}: {run.sizes.num_params:,} parameters, from {preset}.")
-    absent = [path for path in loaded.prep.text if not glob.glob(path, recursive=True)]
+    absent = [path for path in loaded.prep.text if not is_in_store(path) and not glob.glob(path, recursive=True)]
     if absent:
         talk.say(f"There is no text at {', '.join(absent)} yet: put yours there, or change data.text in {target}.")
     talk.say(f"{'Then prepare it' if absent else 'Prepare the text'}: homing prep {name}")

@@ -9,6 +9,7 @@ same as the `--set` of its key.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,9 @@ def command(
         str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json; never trains one.")
     ] = None,
     specials: Annotated[str | None, typer.Option("--specials", help="standard, or one: only <|endoftext|>.")] = None,
-    text_field: Annotated[str | None, typer.Option("--text-field", help="The field of a .jsonl line.")] = None,
+    text_field: Annotated[
+        str | None, typer.Option("--text-field", help="The field of a .jsonl line, or column of a .parquet.")
+    ] = None,
     val_fraction: Annotated[float | None, typer.Option("--val-fraction", help="Share held out, by hash.")] = None,
     take: Annotated[str | None, typer.Option("--take", help="About so much of the text, such as 100MB.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Do it again even if nothing changed.")] = False,
@@ -53,7 +56,7 @@ def command(
     from homing.cli.extras import need
 
     need("lm", verb="prep")
-    changes = _changes(
+    given = _given(
         {
             "data.text": text,
             "data.validation": validation,
@@ -66,6 +69,7 @@ def command(
             "tokenizer.file": tokenizer,
         }
     )
+    changes = [f"{key}={_as_value(value)}" for key, value in given.items()]  # each flag is short for a --set
     if run is None and text:
         if is_smoke or sets:
             raise UsageError(
@@ -73,26 +77,34 @@ def command(
                 why="With --text and no RUN, prep takes everything from its flags.",
                 fix="Name the run: homing prep RUN --smoke",
             )
-        loaded, order = None, _order_from_flags(changes, use_existing_tokenizer, force)
+        loaded, order = None, _order_from_flags(given, use_existing_tokenizer, force)
     else:
         loaded, order = _order_from_run(run, [*(sets or []), *changes], use_existing_tokenizer, force, is_smoke)
     _prepare(order, loaded, [*(sets or []), *changes], is_smoke)
 
 
-def _changes(given: dict[str, Any]) -> list[str]:
-    """Flags as the --set that they are short for."""
-    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value not in (None, [])]
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Those that were typed. Entries as a number, for it is told again: --set tokenizer.vocab_size=500."""
+    found = {key: value for key, value in flags.items() if value not in (None, [])}
+    if str(found.get("tokenizer.vocab_size", "")).isdecimal():
+        found["tokenizer.vocab_size"] = int(found["tokenizer.vocab_size"])
+    return found
 
 
-def _order_from_flags(changes: list[str], is_existing: bool, force: bool) -> PrepOrder:
+def _as_value(value: Any) -> str:
+    """As --set reads it back: a path or a size as it stands, all else as JSON, which is YAML too."""
+    is_plain = isinstance(value, str) and re.fullmatch(r"[\w.-]*/[\w./-]+|\d+[kMGTB]i?B?", value)
+    return value if is_plain else json.dumps(value)
+
+
+def _order_from_flags(given: dict[str, Any], is_existing: bool, force: bool) -> PrepOrder:
     from homing.lm.prep import PrepOrder
     from homing.units import parse_bytes, parse_count
 
-    given = {key: json.loads(value) for key, value in (change.split("=", 1) for change in changes)}
     if "data.dir" not in given:
         raise UsageError(
             what="Nothing says where the shards go.",
-            why="There is no run file here that would.",
+            why="With --text and no RUN, prep takes everything from its flags.",
             fix="Add --out DIR, such as --out data/mine, or name a run: homing prep RUN",
         )
     folder = Path(given["data.dir"]).expanduser().absolute()

@@ -10,8 +10,9 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems, usd
-from homing.cli.find_run import name_here
+from homing.cli.find_run import TrainedHere, name_here
 from homing.cli.options import Json, RunName
+from homing.cli.trained_here import Trained
 from homing.cloud import diary
 from homing.cloud.ahead import ahead, planned
 from homing.cloud.connect import find_login
@@ -24,7 +25,7 @@ from homing.cloud.stored import kept_by
 from homing.cloud.watch import check_interval
 from homing.errors import HomingError, UsageError
 from homing.units import format_duration, parse_duration
-from homing.wire import codec
+from homing.wire import codec, names
 
 __all__ = ["command"]
 
@@ -44,11 +45,29 @@ def command(
     except ValueError as exc:
         raise UsageError(what=f"--watch: {exc}.", fix="--watch 30") from exc
     with open_home() as home:
-        status = _look_once(home, run)
+        try:
+            status = _look_once(home, run)
+        except TrainedHere as found:
+            _show_trained(home, found.run)
+            return
         while every_s is not None and (status.run.is_live or status.is_billing):
             home.world.sleep(every_s)
             status = _look_once(home, status.run.id)
         _say_next(status)
+
+
+def _show_trained(home: Home, run: Trained) -> None:
+    """What `homing train` trained has a state and a folder, and no machine that anybody could be charged for."""
+    folder = home.run_dir(run.run)
+    talk.emit("status/1", {**dataclasses.asdict(run), "is_trained_here": True, "is_billing": False})
+    at = f"{run.phase} step {run.steps}" if run.steps else ""
+    rows = [("run", run.run), ("state", run.state), ("progress", at), ("trained", "on this computer; nothing bills"),
+            ("folder", str(folder)), ("log", str(folder / names.METRICS))]  # fmt: skip
+    talk.table(["", ""], rows)
+    if run.state == "done":
+        talk.say(f"Talk to it: homing chat {run.run}   Measure it: homing eval {run.run}")
+    elif run.state != "training":
+        talk.say(f"Go on: homing train {run.name}")
 
 
 def _look_once(home: Home, run: str | None) -> Status:

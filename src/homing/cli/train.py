@@ -37,6 +37,7 @@ from homing.config.projects import PROJECT_NOTE, begun_elsewhere, is_still_their
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
 from homing.units import format_bytes
 from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Run
 from homing.world import World
@@ -81,7 +82,7 @@ def command(
         )
     need("lm", verb="train")
     loaded = _with_weights(loaded, lambda: load_run(name, sets, is_smoke=smoke))
-    run_dir = _run_dir(loaded, name, must_exist=resume, is_fresh=fresh)
+    run_dir = _run_dir(loaded, name, again, must_exist=resume, is_fresh=fresh)
     for each in trackers:
         told = following(each, home(), run_dir.name, run_name, run=loaded.run, run_dir=str(run_dir))
         begin(told, World())
@@ -109,7 +110,7 @@ def _with_weights(loaded: Loaded, again: Callable[[], Loaded]) -> Loaded:
     return again()
 
 
-def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> Path:
+def _run_dir(loaded: Loaded, name: str, again: str, *, must_exist: bool, is_fresh: bool) -> Path:
     """The directory to train in, with run.json and run.yaml as the run file says now."""
     runs = home() / _RUNS
     unfinished = None if is_fresh else _newest_unfinished(runs, loaded.run.name)
@@ -121,6 +122,7 @@ def _run_dir(loaded: Loaded, name: str, *, must_exist: bool, is_fresh: bool) -> 
         )
     run_dir = unfinished or runs / new_run_id(loaded.run.name, World())
     _refuse_if_busy(run_dir)
+    _refuse_if_changed(loaded.run, run_dir, f"homing train {name}{again} --fresh")
     _check_space(loaded.run, run_dir)
     talk.say(f"{'Going on in' if unfinished else 'Training in'} {run_dir}")
     try:
@@ -181,6 +183,29 @@ def _refuse_if_busy(run_dir: Path) -> None:
         ) from exc
     except OSError:
         return  # no lock: no trainer was ever there
+
+
+def _refuse_if_changed(run: Run, run_dir: Path, anew: str) -> None:
+    """Before run.json is written: the trainer would refuse its own checkpoint, and what is there must stay as it is."""
+    from homing.lm.train.resume import check_same
+
+    for phase in reversed(run.phases):
+        steps = sorted((run_dir / names.CHECKPOINTS / phase.kind).glob("step-*"))
+        if not steps:
+            continue
+        try:
+            found = codec.loads(CheckpointManifest, (steps[-1] / names.MANIFEST).read_bytes())
+        except (OSError, ValueError):
+            return  # the trainer says what is wrong with it, and takes the one before
+        try:
+            check_same(steps[-1], found.config_sha256, run, phase)
+        except UsageError as exc:
+            raise UsageError(
+                what=f"{run_dir.name} is not finished, and was begun with other settings.",
+                why=exc.why.replace(" in run.json", " now"),
+                fix=f"Begin anew: {anew}   Or put these values back, and the same command goes on with it.",
+            ) from exc
+        return
 
 
 def _newest_unfinished(runs: Path, name: str) -> Path | None:
@@ -261,8 +286,12 @@ def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: i
     if opened and opened.why:
         talk.say(f"chat, generate, eval and export open {opened.folder}\n  {opened.why}")
     talk.say("\nNext:")
-    talk.say(f"  homing generate {run_dir.name} --prompt 'Once'   # let it go on from a prompt")
-    talk.say(f"  homing chat {run_dir.name}                       # talk to it")
+    ways = [
+        f"  homing generate {run_dir.name} --prompt 'Once'   # let it go on from a prompt",
+        f"  homing chat {run_dir.name}                       # talk to it",
+    ]
+    for way in reversed(ways) if outcome.phase in ("sft", "rl") else ways:  # what it was taught comes first
+        talk.say(way)
     talk.say(f"  homing plan {name}" + (f"   # the smoke profile of {name} has passed" if is_smoke else ""))
 
 

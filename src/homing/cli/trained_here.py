@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from homing.cloud.home import Home
 from homing.wire import codec, names
-from homing.wire.event import Outcome
+from homing.wire.event import Metric, Outcome
 from homing.wire.run import Run
 
 __all__ = ["Trained", "trained_here"]
@@ -47,8 +47,17 @@ def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
     # A trainer at work has no outcome yet: only then is its lock touched, which a trainer that begins needs.
     state = outcome.state if outcome is not None else "training" if _is_at_work(folder) else "unfinished"
     steps = {phase.kind: phase.num_steps for phase in run.phases} if run is not None else {}
-    phase, step = (outcome.phase, outcome.step) if outcome is not None else ("", None)
+    phase, step = (outcome.phase, outcome.step) if outcome is not None else _last_line(home, folder)
     return Trained(run_id, run.name if run is not None else run_id, state, phase, step, steps.get(phase), began_at)
+
+
+def _last_line(home: Home, folder: Path) -> tuple[str, int | None]:
+    """How far a trainer is that has not ended: as far as it has told."""
+    try:
+        last = codec.loads(Metric, home.world.read(folder / names.METRICS).splitlines()[-1])
+    except (OSError, IndexError, codec.WireError):
+        return "", None
+    return last.phase, last.step
 
 
 def _read(home: Home, path: Path, cls: type[T]) -> T | None:

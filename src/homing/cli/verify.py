@@ -255,7 +255,8 @@ def _length(loaded: Loaded, found: _Findings) -> None:
         if not phase.num_steps:
             talk.say(f"Length: {phase.kind}, in epochs of a text that is not counted yet.")
             continue
-        passes = f", {epochs:.2f} passes over the text" if epochs is not None else ""
+        read = "its data" if phase.data else "the text"
+        passes = f", {epochs:.2f} passes over {read}" if epochs is not None else ""
         talk.say(
             f"Length: {phase.kind}, {phase.num_steps:,} steps of {phase.batch_tokens:,} tokens ="
             f" {format_count(num_tokens)} tokens{passes}."

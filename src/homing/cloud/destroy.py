@@ -18,7 +18,7 @@ from homing.cloud import meter
 from homing.cloud.home import Home
 from homing.cloud.ledger import REFUSED, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance, Provider
-from homing.cloud.receipt import receipt
+from homing.cloud.receipt import at_its_rate, receipt
 from homing.cloud.reconcile import CREATE_GRACE_S, end_resources, is_absent, note_twin, refresh
 from homing.cloud.signs import read_signs
 from homing.cloud.whose import check_account, note_account
@@ -230,20 +230,20 @@ def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> _Problem:
 
 def _try_once(home: Home, line: LedgerLine) -> str:
     provider = home.provider_of(line)
-    # A create whose answer was lost left no id; the mark finds what it made.
-    shown = [instance for instance in provider.list_owned() if instance.mark == line.mark]
+    line = next(iter(_as_written(home, [line])), line)  # with what the try before has found
+    shown = _shown(provider, line)
     ids = [instance.id for instance in shown]
     instance_id = line.instance_id or (ids[0] if ids else None)
     for twin in [instance for instance in shown if instance.id != instance_id]:
         with contextlib.suppress(HomingError):  # it goes with the line here, and costs as much beside it
             note_twin(home, line, twin)
-    if ids:
+    for each in [each for each in shown if each.id == instance_id]:
         with contextlib.suppress(HomingError):  # it lives now, whatever its agent has said: so much at least it costs
-            if instance_id in ids:
-                home.ledger.update(line.mark, spend_usd=str(meter.line_spend(line, home.world.now())))
+            line = at_its_rate(home, line, each)
+            spend = meter.line_spend(line, home.world.now())
+            home.ledger.update(line.mark, instance_id=each.id, spend_usd=str(spend))
     blind = None if ids else _whose(home, provider, line)
-    for each in dict.fromkeys([*ids, *([instance_id] if instance_id else [])]):
-        provider.destroy(each)
+    _ask_each(provider, list(dict.fromkeys([*ids, *([instance_id] if instance_id else [])])))
     if ids:
         with contextlib.suppress(HomingError):
             note_account(home, provider, [line])
@@ -259,6 +259,28 @@ def _try_once(home: Home, line: LedgerLine) -> str:
     instance = provider.describe(instance_id) if instance_id is not None else None
     receipt(home, line, instance, _note(line, instance))
     return ""
+
+
+def _shown(provider: Provider, line: LedgerLine) -> list[Instance]:
+    """What there is under its mark: a create whose answer was lost left no id."""
+    try:
+        return [instance for instance in provider.list_owned() if instance.mark == line.mark]
+    except (HomingError, OSError):
+        if line.instance_id is not None:
+            provider.destroy(line.instance_id)  # a list that is out of order is no reason to pay on
+        raise
+
+
+def _ask_each(provider: Provider, ids: list[str]) -> None:
+    """All of them are asked for before the first refusal is told."""
+    refusals: list[Exception] = []
+    for instance_id in ids:
+        try:
+            provider.destroy(instance_id)
+        except (HomingError, OSError) as exc:
+            refusals.append(exc)
+    if refusals:
+        raise refusals[0]
 
 
 def _whose(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:

@@ -94,7 +94,7 @@ def check_extras(examined: Examined) -> list[Check]:
     return found
 
 
-_EXTRAS = ("lm", "aws", "hub", "modal", "trackers")
+_EXTRAS = ("lm", "aws", "hub", "modal", "parquet", "trackers")
 
 
 def check_torch(examined: Examined) -> list[Check]:

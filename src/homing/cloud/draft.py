@@ -71,6 +71,7 @@ class Draft:
     spend_limit_usd: Decimal
     spent_before_usd: Decimal
     timing: Timing
+    is_spent_at_most: bool = False  # what nobody could count is in it as the most that it can have cost
 
     @property
     def worst_case_usd(self) -> Decimal:
@@ -125,7 +126,8 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
     )
     if not can_end_itself(home.provider(order.offer.provider)):
         final = with_time(final, order.offer, timing, limit, spent)
-    return Draft(order, final, attempt, make_mark(home.owner, run_id, attempt), limit, spent, timing)
+    is_at_most = any(line.is_at_most for line in lines)
+    return Draft(order, final, attempt, make_mark(home.owner, run_id, attempt), limit, spent, timing, is_at_most)
 
 
 def _unprepared(run: Run) -> list[str]:

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 
 from homing.cloud.adopt import stored_runs
 from homing.cloud.checkpoints import best_step, list_checkpoints
+from homing.cloud.fetch import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LIVE_STATES
 from homing.cloud.signs import read_document
 from homing.errors import NotOwner, StoreError, UsageError
 from homing.store import Store, run_key
+from homing.store.base import Resuming
 from homing.store.lease import newest
 from homing.wire import names
 from homing.wire.checkpoint import CheckpointManifest
@@ -37,6 +39,7 @@ class Removal:
     keys: list[str]  # in the order in which they go
     num_bytes: int
     warning: str = ""  # why a person should think twice, in a sentence
+    folders: tuple[str, ...] = ()  # all below them goes, also what was pushed in part
 
 
 def plan_removal(store: Store, key: str, home: Home) -> Removal:
@@ -54,7 +57,8 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
     elif parts[0] == names.STORE_OBJECTS:
         warning = _check_no_run_lives(store, home)
     keys = in_order(entry.key for entry in entries)
-    return Removal(keys, sum(entry.num_bytes for entry in entries), warning or _warning(parts, home))
+    num_bytes = sum(entry.num_bytes for entry in entries)
+    return Removal(keys, num_bytes, warning or _warning(store, parts, home), (prefix,))
 
 
 def in_order(keys: Iterable[str]) -> list[str]:
@@ -64,6 +68,9 @@ def in_order(keys: Iterable[str]) -> list[str]:
 def remove(store: Store, removal: Removal) -> None:
     for start in range(0, len(removal.keys), _AT_ONCE):
         store.delete_many(removal.keys[start : start + _AT_ONCE])
+    if isinstance(store, Resuming):
+        for folder in removal.folders:
+            store.drop_cut(folder)
     left = [key for key in removal.keys if store.exists(key)]
     if left:
         raise StoreError(
@@ -73,13 +80,21 @@ def remove(store: Store, removal: Removal) -> None:
         )
 
 
-def _warning(parts: list[str], home: Home) -> str:
+def _warning(store: Store, parts: list[str], home: Home) -> str:
     if parts[0] == names.STORE_MODELS:
         return "It may be the only copy of these weights."
-    run = home.ledger.run(parts[1]) if parts[0] == names.STORE_RUNS and len(parts) == 2 else None
-    if run is not None and run.fetched_step is None:
+    if parts[0] != names.STORE_RUNS or len(parts) != 2:
+        return ""
+    run = home.ledger.run(parts[1])
+    if run is None:
+        return "It may be the only copy: the ledger here does not know the run."
+    if run.fetched_step is None:
         return f"It is the only copy: {run.name} was never fetched."
-    return ""
+    last = next(iter(list_checkpoints(store, run.id, phases_of(store, run))), None)
+    if last is None or last.manifest.step == run.fetched_step:
+        return ""
+    at = f"{last.manifest.phase} step {last.manifest.step:,}"
+    return f"It may be the only copy: step {run.fetched_step:,} was fetched, not its last, {at}."
 
 
 def _check_run(store: Store, parts: list[str], home: Home) -> None:
@@ -97,13 +112,16 @@ def _check_run(store: Store, parts: list[str], home: Home) -> None:
             fix=f"Name one: homing store rm {'/'.join(parts[:3])}/PHASE/{names.step_dir(100)}",
         )
     phase, step = parts[3], names.parse_step(parts[4])
-    kept = [c.manifest.step for c in list_checkpoints(store, run_id, [phase]) if c.manifest.phase == phase]
-    last, best = max(kept, default=None), best_step(store, run_id, phase)
-    role = "last" if step == last else "best" if step == best else ""
-    if role:
+    found = [c for c in list_checkpoints(store, run_id, [phase]) if c.manifest.phase == phase]
+    kept, whole = [c.manifest.step for c in found], [c.manifest.step for c in found if not c.problem]
+    last, best = max(whole, default=None), best_step(store, run_id, phase)
+    called = "last" if kept == whole else "last whole"  # of a damaged one nothing can be resumed
+    role = called if step == last else "best" if step == best else ""
+    if role and step is not None:
         raise UsageError(
             what=f"Step {step:,} is the {role} checkpoint of {run_id}, and stays.",
-            why=f"There are steps {', '.join(f'{s:,}' for s in sorted(kept))}; the last is {last:,}"
+            why=f"There are steps {', '.join(f'{s:,}' for s in sorted(kept))}"
+            + (f"; the {called} is {last:,}" if last is not None else "")
             + (f", the best {best:,}." if best is not None else "."),
             fix="Remove another one, or fetch this one home first and remove the whole run: "
             f"homing store rm {names.STORE_RUNS}/{run_id}",

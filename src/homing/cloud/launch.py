@@ -32,6 +32,7 @@ from homing.cloud.papers import inputs_of, line_of, push_code, push_papers, requ
 from homing.cloud.plan import relay_of
 from homing.cloud.providers.base import Instance, Preparing, Request, wait_until
 from homing.cloud.providers.rest import Unwelcome
+from homing.cloud.receipt import at_its_rate
 from homing.cloud.reconcile import note_twin
 from homing.cloud.record import write_record
 from homing.cloud.resume import clear_wishes
@@ -40,6 +41,7 @@ from homing.cloud.store_dry import DryStore
 from homing.cloud.timing import pushing
 from homing.errors import (
     CreateFailed,
+    EndedElsewhere,
     HomingError,
     IntegrityError,
     NeverCame,
@@ -126,7 +128,14 @@ def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda tex
             tell("The instance's clock is behind; it was told how long it has billed")
     except BaseException as exc:
         # Also on Ctrl-C: what was started here is ended here.
+        is_meant = _is_destroy_asked(draft, home)  # looked at before the undo asks for it too
         _undo(draft, home, exc, tell)
+        if is_meant and isinstance(exc, Exception):
+            raise EndedElsewhere(
+                what=f"{draft.run.id} was destroyed from elsewhere while it was launched.",
+                why=(str(exc) or type(exc).__name__).splitlines()[0],
+                fix=f"Launch it again if you still want it: {draft.order.words.to('launch')}",
+            ) from exc
         if isinstance(exc, OSError):
             raise HomingError(
                 what=f"This computer failed while launching {draft.run.id}; what was started is ended.",
@@ -222,7 +231,9 @@ def _create(
         home.ledger.reopen(
             draft.mark, instance_id=instance.id, note="created after it was destroyed", now=home.world.now()
         )
+    if _is_destroy_asked(draft, home) or line.instance_id != instance.id:
         raise CreateFailed(f"{draft.mark} was destroyed while it was being created.", instance_id=instance.id)
+    at_its_rate(home, line, instance)
     if instance.rate_usd_per_hour != draft.order.offer.rate_usd_per_hour:
         raise CreateFailed(
             what=f"{request.provider} started it at {meter.show_usd(instance.rate_usd_per_hour)}/h, not at the rate"
@@ -351,6 +362,13 @@ def _tell_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began:
     if not wait_until(is_settled, timeout_s=GUARDS_S, every_s=_POLL_S, world=home.world):
         raise problems[-1]
     return told
+
+
+def _is_destroy_asked(draft: Draft, home: Home) -> bool:
+    """By somebody else: of a launch that this process has not begun to undo."""
+    with contextlib.suppress(HomingError):
+        return home.ledger.is_destroy_asked(draft.mark)
+    return False
 
 
 def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None]) -> None:

@@ -374,15 +374,22 @@ class Ledger:
                     why=f"Its schema is {rows[0]['value']}, this homing knows {SCHEMA_VERSION}.",
                     fix=pip_upgrade(),
                 )
-            if not rows[0]["is_whole"]:
-                self._add_account(database)
+            if not rows[0]["is_whole"] and not self._add_account(database):
+                return database.execute(*((_without_account(sql), params) for sql, params in statements))
             self._is_ready = True
         return database.execute(*statements)
 
-    def _add_account(self, database: Database) -> None:
-        """To a ledger from before it had that column, and which that homing can still read and write."""
+    def _add_account(self, database: Database) -> bool:
+        """To a ledger from before it had that column, and which that homing can still read and write. False where it
+        cannot be written now (a full disk): what bills must be found all the same."""
         try:
             database.execute(("ALTER TABLE lines ADD COLUMN account TEXT", ()))
         except OSError as exc:
-            if "duplicate column" not in str(exc):  # then another process was first
-                raise
+            return "duplicate column" in str(exc)  # then another process was first
+        return True
+
+
+def _without_account(sql: str) -> str:
+    """The same of lines that have no such column: a question gets none for it, and what would set it fails."""
+    shown = "WITH lines AS (SELECT rowid AS rowid, *, NULL AS account FROM main.lines) "
+    return shown + sql if sql.startswith("SELECT") else sql

@@ -51,6 +51,7 @@ class Change:
     new_time_s: float
     spend_usd: Decimal
     worst_case_usd: Decimal
+    at_most: str = ""  # before spend_usd, where nobody could count all of it
 
     @property
     def is_lower(self) -> bool:
@@ -69,7 +70,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
         more = meter.as_limit(max(spend_usd or Decimal(0), 2 * spent))
         raise UsageError(
             what=f"{run.id} has ended: it is {run.state}.",
-            why=f"{meter.show_usd(spent)} were spent. A limit is changed while a run lives.",
+            why=f"{meter.at_most(*counted)}{meter.show_usd(spent)} were spent. A limit is changed while a run lives.",
             fix=f"Go on with more: homing launch {run.id} --resume --spend-limit {more}",
         )
     require_owner(home, run)
@@ -90,7 +91,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
     rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
     before = meter.total_spend([line for line in counted if line not in running], now)
     worst = meter.worst_case(rate, new, new_time_s, before)
-    return Change(run, lines, old, new, limits.time_s, new_time_s, spent, worst)
+    return Change(run, lines, old, new, limits.time_s, new_time_s, spent, worst, meter.at_most(*counted))
 
 
 def change_limit(

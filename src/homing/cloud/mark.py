@@ -28,6 +28,7 @@ __all__ = [
     "plain_name",
     "shown_mark",
     "twin_mark",
+    "volume_mark",
 ]
 
 MAX_MARK_CHARS = 50
@@ -86,6 +87,11 @@ def twin_mark(mark: str, instance_id: str) -> str:
 def shown_mark(mark: str) -> str:
     """What its provider shows: a twin carries the mark of the machine that it was made beside."""
     return mark.partition(_TWIN)[0]
+
+
+def volume_mark(mark: str) -> str:
+    """Of the volume that a run keeps, whatever the attempt: the mark without its number."""
+    return f"{mark.rpartition('-')[0]}-volume"
 
 
 def plain_name(name: str) -> str:

@@ -26,13 +26,23 @@ from homing.wire import names
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
 
-__all__ = ["at_their_most", "counted", "last_beat", "left_at_most", "most_usd", "note_bill", "receipt", "seen_spend"]
+__all__ = [
+    "at_its_rate",
+    "at_their_most",
+    "counted",
+    "last_beat",
+    "left_at_most",
+    "most_usd",
+    "note_bill",
+    "receipt",
+    "seen_spend",
+]
 
 
 def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
     """Closes a line whose machine is gone, or was never seen."""
     provider = None
-    if instance is None and line.created_at is not None and line.state != REFUSED:
+    if instance is None and line.created_at is not None and not _is_refused(home, line):
         provider = home.provider_of(line)
         instance = provider.remember(line.mark) if isinstance(provider, Remembering) else None
     if instance is None and (provider is None or isinstance(provider, Remembering)):
@@ -42,7 +52,17 @@ def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) 
     _close(home, line, instance, note)
 
 
+def _is_refused(home: Home, line: LedgerLine) -> bool:
+    """By its provider's word, and nobody has spoken from there: what is taken back after a lost answer may have run."""
+    if line.state != REFUSED:
+        return False
+    with contextlib.suppress(HomingError, WireError, OSError):
+        return last_beat(home, line) is None
+    return True
+
+
 def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
+    line = _as_written(home, line)
     now, rate = _latest(home, line), Decimal(line.rate_usd_per_hour)
     if instance is not None:
         rate = max(rate, instance.rate_usd_per_hour)  # a cloud may start one dearer than it offered it
@@ -57,7 +77,7 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     ours = max(meter.cost(rate, until - at) for at in _beginnings(home, line, instance))
     if heard > ours:  # the clock at home was set back: and from its last word to its end it billed too
         ours = heard + meter.cost(rate, meter.MARGIN_S)
-    written = _written(home, line)
+    written = Decimal(line.spend_usd)
     seen = written if ended_at is not None else seen_spend(home, line)
     theirs = (instance.spend_usd if instance is not None else None) or Decimal(0)
     if instance is not None:
@@ -153,10 +173,22 @@ def _at_its_most(home: Home, line: LedgerLine) -> LedgerLine:
     return dataclasses.replace(line, destroyed_at=home.world.now(), spend_usd=str(usd), note=AT_MOST + line.note)
 
 
-def _written(home: Home, line: LedgerLine) -> Decimal:
-    """What the ledger holds now: somebody may have seen it alive since this line was read."""
+def at_its_rate(home: Home, line: LedgerLine, instance: Instance) -> LedgerLine:
+    """The line of a machine that is shown, at the rate that it is shown at where that is more: written down, because
+    not every provider still tells it when the machine is gone."""
+    if instance.rate_usd_per_hour <= Decimal(line.rate_usd_per_hour):
+        return line
+    rate = str(instance.rate_usd_per_hour)
+    home.ledger.update(line.mark, rate_usd_per_hour=rate)
+    return dataclasses.replace(line, rate_usd_per_hour=rate)
+
+
+def _as_written(home: Home, line: LedgerLine) -> LedgerLine:
+    """With what the ledger holds now: somebody may have seen it alive, and dearer, since this line was read."""
     now = next((each for each in home.ledger.lines(line.run_id) if each.mark == line.mark), line)
-    return max(Decimal(line.spend_usd), Decimal(now.spend_usd))
+    spend = str(max(Decimal(line.spend_usd), Decimal(now.spend_usd)))
+    rate = str(max(Decimal(line.rate_usd_per_hour), Decimal(now.rate_usd_per_hour)))
+    return dataclasses.replace(line, spend_usd=spend, rate_usd_per_hour=rate)
 
 
 def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:

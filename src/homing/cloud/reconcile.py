@@ -250,6 +250,8 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
     assert line.created_at is not None, line
     if line.instance_id is None and home.world.now() - line.created_at < CREATE_GRACE_S:
         return []  # its create call may be under way in another process
+    if home.world.is_locked(home.launch_lock(line.mark)):
+        return []  # its launch waits for it, and ends it where it does not come; a new one may be shown late
     try:
         check_account(home, provider, line)
     except OtherAccount as exc:

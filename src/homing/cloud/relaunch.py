@@ -25,6 +25,7 @@ from homing.cloud.signs import read_document
 from homing.cloud.whose import check_own, is_elsewhere
 from homing.errors import (
     CreateFailed,
+    EndedElsewhere,
     HomingError,
     NoOffer,
     NotOwner,
@@ -149,7 +150,15 @@ def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
     return line.destroyed_at - line.created_at >= run.limits.time_s * (1 - RESERVE_FRACTION)
 
 
+def _check_unchanged(home: Home, run: RunRow) -> None:
+    """To look for offers takes a while, in which a person may have destroyed what is left of it."""
+    now = home.ledger.run(run.id) or run
+    if (now.state, now.reason) != (run.state, run.reason):
+        raise EndedElsewhere(f"{run.id} is not launched again: it is {now.state} by now.", now.reason)
+
+
 def _launch(ready: Draft, home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
+    _check_unchanged(home, run)
     offer = ready.order.offer
     where = f"{offer.provider} {offer.name} at {meter.show_usd(offer.rate_usd_per_hour)}/h"
     text = f"Attempt {ready.attempt} is launched on {where}, from the last checkpoint."
@@ -157,7 +166,7 @@ def _launch(ready: Draft, home: Home, run: RunRow, tell: Callable[[str], None]) 
     diary.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
     try:
         launch(ready, home, tell=tell)
-    except StillBilling:
+    except (EndedElsewhere, StillBilling):
         raise
     except HomingError as exc:
         # Ours to try again, under the reason it was interrupted for; not so if another launch was first.

@@ -48,14 +48,18 @@ def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
 
 def remove_stored(home: Home, run: RunRow, keys: list[str]) -> None:
     """For good, and looked for again. Whoever calls this has asked a person."""
-    remove(home.store_of(run), Removal(in_order(keys), 0))
+    store = home.store_of(run)
+    remove(store, Removal(in_order(keys), 0, folders=tuple(_folders(store, run))))
 
 
 def _entries(store: Store, run: RunRow) -> Entries:
-    folders = [run_key(run.id), f"{names.STORE_MODELS}/{run.id}"]
+    return [entry for folder in _folders(store, run) for entry in store.list(folder + "/")]
+
+
+def _folders(store: Store, run: RunRow) -> list[str]:
     named = f"{names.STORE_MODELS}/{run.name}"
-    folders += [named] if _pushed(store, named) == run.id else []
-    return [entry for folder in folders for entry in store.list(folder + "/")]
+    own = [named] if _pushed(store, named) == run.id else []
+    return [run_key(run.id), f"{names.STORE_MODELS}/{run.id}", *own]
 
 
 def _pushed(store: Store, model: str) -> str:

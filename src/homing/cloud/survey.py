@@ -18,7 +18,7 @@ from homing.cloud.ask import ask_all
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
-from homing.cloud.mark import make_mark, owner_in, owner_prefix
+from homing.cloud.mark import make_mark, owner_in, owner_prefix, volume_mark
 from homing.cloud.providers.base import Provider, Resource, wait_until
 from homing.cloud.providers.registry import HERE_ONLY
 from homing.cloud.reconcile import providers_in_use, refresh, unasked
@@ -220,7 +220,8 @@ def _resource(home: Home, resource: Resource, is_live: bool, lines: dict[str, Le
 
 
 def _end_resource(home: Home, resource: Resource) -> str:
-    line = next((line for line in home.ledger.lines() if line.mark == resource.mark), None)
+    lines = [line for line in home.ledger.lines() if resource.mark in (line.mark, volume_mark(line.mark))]
+    line = lines[-1] if lines else None
     provider = home.provider_of(line) if line is not None else home.provider(resource.provider)
 
     def is_gone() -> bool:

@@ -108,16 +108,23 @@ def accounts_unseen(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
     return told
 
 
-def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[LedgerLine]:
-    """Writes the account of the key here into these lines. Returns those that named another one before. Where that
-    cannot be asked or written, the line stays as it is: to end it is tried all the same, and may then say why not."""
-    changed = []
+def vouch(home: Home, lines: Sequence[LedgerLine]) -> list[str]:
+    """Writes the account of the key here into these lines. Returns what that changes, one sentence each. Where it
+    cannot be asked or written, the line stays as it is, and that is said: to end it is tried all the same."""
+    told = []
     for line in lines:
-        with contextlib.suppress(HomingError, OSError):
+        try:
             here = home.provider_of(line).account()
             home.ledger.update(line.mark, account=here)
-            changed += [line] if line.account is not None and line.account != here else []
-    return changed
+        except (HomingError, OSError) as exc:
+            why = (str(exc) or type(exc).__name__).splitlines()[0]
+            told.append(f"warning: Your word for {line.mark} is not taken yet: {why}")
+            continue
+        if line.account is not None and line.account != here:
+            told.append(
+                f"{line.mark} was rented by {line.account}; by your word the key for {line.provider} is of it too."
+            )
+    return told
 
 
 def say(exc: HomingError) -> str:

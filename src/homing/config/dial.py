@@ -3,6 +3,7 @@
     depth -> width = 64 x depth in steps of 128, heads of 128 -> tokens = 12 per scaling parameter
           -> batch, a power of two, grows with tokens^0.383; below the point of reference it falls with tokens^0.62
           -> Muon's rate grows with batch^0.15 and falls with steps^0.32; rates of embedding and head with 1/sqrt(width)
+          -> what fewer steps add to Muon's rate is taken back above 12 layers, by 12/depth
 
 The point of reference is nanochat's (karpathy/nanochat, scripts/base_train.py): depth 12, 2,520 steps of 2^19 tokens,
 where Muon's rate is 0.02. What is said of shorter runs comes from sweeps at 6 layers (docs/log.md): 0.028 was best in
@@ -134,6 +135,10 @@ def muon_rates(model: Model, kind: str, batch_tokens: int, num_steps: int) -> di
         return {name: rate * by_width if name in BY_WIDTH else rate for name, rate in rates.items()}
     by_batch = (batch_tokens / REFERENCE_BATCH) ** MUON_BATCH_EXPONENT
     by_steps = (REFERENCE_STEPS / (num_steps or REFERENCE_STEPS)) ** MUON_STEPS_EXPONENT
+    if model.family == "stock":
+        # At the rate that suits six layers in so few steps, the loss of twenty rose again after its first fall, and
+        # stand-ins ended worse (docs/log.md). Long runs, of which nothing is known, stay as they are.
+        by_steps = min(by_steps, max(1.0, by_steps * REFERENCE_DEPTH / model.num_layers))
     least, most = MUON_LR_BOUNDS
     rates = {"lr": min(most, max(least, MUON_LR * by_batch * by_steps))} | PRETRAIN_RATES[model.family]
     if model.family == "stock":

@@ -173,6 +173,7 @@ FOREIGN: dict[str, str] = {
     "kl_coef": "phases.N.rl.kl",
     "reward_funcs": "phases.N.rl.tasks.N.reward",
     "lora_r": "phases.N.lora.rank",
+    "r": "phases.N.lora.rank",
     "lora_rank": "phases.N.lora.rank",
     "lora_alpha": "phases.N.lora.alpha",
     "lora_dropout": "phases.N.lora.dropout",

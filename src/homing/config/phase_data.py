@@ -142,7 +142,8 @@ def _refuse(trace: Trace, number: int) -> None:
     data = phase.data
     if data.text and data.chat:
         trace.wrong((*at, "chat"), "there is text and chat.", "A phase learns from one of them: make it two phases.")
-    if phase.kind == "pretrain" and data.chat:
+    # Of a kind that nobody knows it cannot be said what it reads; that it is unknown is said already.
+    if phase.kind == "pretrain" and data.chat and trace.is_sound(("phases", number, "kind")):
         trace.wrong((*at, "chat"), "pretraining reads text.", "Use kind: mid or kind: sft for conversations.")
     if phase.kind == "sft" and data.text:
         trace.wrong((*at, "text"), "sft reads conversations.", "Use data.chat here, or kind: mid for text.")

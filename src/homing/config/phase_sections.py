@@ -22,7 +22,7 @@ def _sources(value: Any) -> Any:
 class ChatSource(Section):
     """One source of conversations in a mixture."""
 
-    path: Text = key("A .jsonl file, a glob or a directory of them.", default="", example="chats/*.jsonl")
+    path: Text = key("A .jsonl or .parquet file, a glob or a directory of them.", default="", example="chats/*.jsonl")
     weight: Number = key(
         "Its share of the conversations against the other sources'; 0: as many as it has.",
         default=0.0,
@@ -38,7 +38,7 @@ class PhaseData(Section):
 
     text: Texts = key("Text files, globs or directories, as in data.text.", default=[], example="[essays/]")
     chat: Annotated[list[ChatSource], BeforeValidator(_sources)] = key(
-        "Conversations in .jsonl: messages, a list of messages, Alpaca or ShareGPT.",
+        "Conversations in .jsonl or .parquet: messages, a list of messages, Alpaca or ShareGPT.",
         default=[],
         example="[identity.jsonl]",
     )
@@ -192,7 +192,8 @@ class Phase(Section):
     """One stretch of training with its own length and rates. Length: exactly one of tokens, epochs, steps."""
 
     kind: Literal["pretrain", "mid", "sft", "rl"] = key(
-        "pretrain on text; mid: more text; sft: conversations, answers alone are learned; rl: by rewards.",
+        "pretrain on text; mid: more text; sft: conversations, answers alone are learned; rl: by rewards. "
+        "Each kind once in a run.",
         default="pretrain",
         example="sft",
     )
@@ -229,8 +230,8 @@ class Phase(Section):
     )
     lr: Number | None = key(
         "Peak learning rate of the block matrices.",
-        derived="muon 0.02 in 2,520 steps of 524,288 tokens, more in fewer steps, less in smaller ones; adamw 6e-4 at"
-        " width 768, scaled by batch and width",
+        derived="muon 0.02 in 2,520 steps of 524,288 tokens, more in fewer steps (above 12 layers of stock not as much"
+        " more), less in smaller ones; adamw 6e-4 at width 768, scaled by batch and width",
         example="3e-4",
         gt=0.0,
         le=10.0,

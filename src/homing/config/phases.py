@@ -273,8 +273,9 @@ def _optimizer(
     is_swift, is_pretrain = model.family == "swift", phase.kind == "pretrain"
     both_why = f"derived from model.width and {wire}.batch_tokens"
     if kind == "muon":
-        of_family = {"lr": f"derived from {wire}.batch_tokens and {wire}.num_steps", "lr_embedding": both_why,
-                     "lr_head": "derived from model.width"}  # fmt: skip
+        of_depth = "" if is_swift else "model.num_layers, "
+        of_family = {"lr": f"derived from {of_depth}{wire}.batch_tokens and {wire}.num_steps",
+                     "lr_embedding": both_why, "lr_head": "derived from model.width"}  # fmt: skip
         rates = {
             name: (rate, of_family.get(name, f"default of {model.family}") if is_pretrain else both_why)
             for name, rate in dial.muon_rates(model, phase.kind, batch_tokens, num_steps).items()

@@ -32,7 +32,7 @@ from homing.errors import DataError, HomingError
 from homing.units import format_bytes, format_count
 from homing.wire import names as wire_names
 from homing.wire.codec import dump
-from homing.wire.run import Data, Limits, Phase, PhaseData, Run, Sampling, Train
+from homing.wire.run import Data, Limits, PhaseData, Run, Sampling, Train
 
 __all__ = ["SPECIALS", "PrepSettings", "Resolved", "resolve"]
 
@@ -108,7 +108,7 @@ def resolve(trace: Trace, name: str, *, is_for_prep: bool) -> Resolved:
         for number in numbers
     ]  # fmt: skip
     _renumber(trace, numbers)
-    _refuse_twice(trace, phases)
+    _refuse_twice(trace, name)
     _note_sizes(trace)
     run = Run(
         name=trace.take("name", ("name",), name, "derived from the file's name"),
@@ -355,15 +355,19 @@ def _renumber(trace: Trace, numbers: list[int]) -> None:
                 trace.origin[new + name.removeprefix(old)] = trace.origin.pop(name)
 
 
-def _refuse_twice(trace: Trace, phases: list[Phase]) -> None:
-    for number, phase in enumerate(phases):
-        if phase.kind in [earlier.kind for earlier in phases[:number]]:
-            trace.wrong(
-                ("phases", number, "kind"),
-                f"{phase.kind} is there twice, and checkpoints lie in a folder named for the kind.",
-                f"Put the second into a run file of its own, with init_from: models/{trace.file.name or 'NAME'} after"
-                " `homing fetch`, or make them one phase.",
-            )
+def _refuse_twice(trace: Trace, name: str) -> None:
+    """Also where only some of the phases are chosen: those of a file that can never be trained whole cost as much."""
+    first: dict[str, int] = {}
+    for number, phase in enumerate(trace.file.phases):
+        if not trace.is_sound(("phases", number, "kind")) or first.setdefault(phase.kind, number) == number:
+            continue
+        trace.wrong(
+            ("phases", number, "kind"),
+            f"phases.{first[phase.kind]} is {phase.kind} already, and checkpoints lie in a folder named for the kind.",
+            "Put this phase and those after it into a run file of their own, which begins with what this one left: "
+            f"init_from: models/{name} after `homing fetch`, or a checkpoint's folder. Or make the two one phase.",
+        )
+        return  # what comes after it goes with it
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------

@@ -38,8 +38,9 @@ class Data(Section):
     """The text to learn from, and where its tokens lie."""
 
     text: Texts = key(
-        "Text files, globs or directories; .gz, .xz and .zst are unpacked, .jsonl gives one document per line. Also one"
-        " file in a store or on the Hub, such as hf:datasets/OWNER/NAME/train.jsonl, which prep brings by its hash.",
+        "Text files, globs or directories; .gz, .xz and .zst are unpacked, .jsonl gives one document per line, .parquet"
+        " one per row. Also files in a store or on the Hub, such as hf:datasets/OWNER/NAME/data/*.parquet, which prep"
+        " brings by their hashes; hf:datasets/OWNER/NAME@COMMIT/... keeps to one state of them.",
         default=[],
         example="[books/*.txt, more/]",
     )
@@ -55,7 +56,11 @@ class Data(Section):
         ge=0.0,
         le=0.5,
     )
-    text_field: Text = key("The field of a .jsonl line that holds the text.", default="text", example="content")
+    text_field: Text = key(
+        "The field of a .jsonl line, or the column of a .parquet file, that holds the text.",
+        default="text",
+        example="content",
+    )
     shard_tokens: Count = key(
         "Tokens in one shard file.", default=100_000_000, example="100M", ge=1_000, le=10_000_000_000
     )
@@ -231,7 +236,7 @@ class Train(Section):
         "Each micro-batch as one captured CUDA graph: for small models and batches, where a card waits for the host."
         " auto: measured after the first step, and the faster way is kept with the run. on: wherever it can be.",
         default=ResolvedTrain.graphs,
-        example="auto",
+        example="off",
     )
     deterministic: Flag = key(
         "Bit for bit the same on the same card and versions, at some speed.", default=False, example="true"

@@ -17,8 +17,8 @@ from homing.config.trace import Trace
 
 __all__ = ["fault_of", "is_in_store", "num_text_bytes", "warn_of_missing"]
 
-_PACKED = (".gz", ".xz", ".zst")
-_PACKED_FACTOR = 3  # what text usually shrinks by
+# What text usually shrinks by. Parquet is packed inside: on books 1.6 to one by snappy, 2.3 by zstd, the usual two.
+_PACKED = {".gz": 3, ".xz": 3, ".zst": 3, ".parquet": 2}
 
 
 def warn_of_missing(trace: Trace, path: KeyPath, named: Sequence[str]) -> None:
@@ -51,9 +51,5 @@ def num_text_bytes(patterns: Sequence[str]) -> int:
         path = os.path.expanduser(pattern)
         for name in [path] if os.path.exists(path) else glob.glob(path, recursive=True):
             files = [inner for inner in Path(name).rglob("*")] if os.path.isdir(name) else [Path(name)]
-            total += sum(
-                file.stat().st_size * (_PACKED_FACTOR if file.suffix in _PACKED else 1)
-                for file in files
-                if file.is_file()
-            )
+            total += sum(file.stat().st_size * _PACKED.get(file.suffix, 1) for file in files if file.is_file())
     return total

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from homing.errors import IntegrityError, StoreError
 from homing.wire import names
@@ -30,6 +30,7 @@ __all__ = [
     "Keys",
     "NotInStore",
     "Progress",
+    "Resuming",
     "Store",
     "check_key",
     "disk_failed",
@@ -81,6 +82,13 @@ class Store(Protocol):
     def create_if_absent(self, key: str, data: bytes) -> bool: ...
 
 
+@runtime_checkable
+class Resuming(Protocol):
+    """Keeps the parts of a push that was cut, so that it can go on: no list shows them, and they are billed."""
+
+    def drop_cut(self, folder: str) -> int: ...  # below this folder; how many there were
+
+
 def not_in_store(key: str, url: str) -> NotInStore:
     return NotInStore(
         what=f"{key} is not in {url}.",
@@ -89,10 +97,10 @@ def not_in_store(key: str, url: str) -> NotInStore:
     )
 
 
-def wrong_content(key: str, url: str, sha256: str, expected: str) -> IntegrityError:
+def wrong_content(key: str, url: str, found: str, expected: str, *, kind: str = "sha256") -> IntegrityError:
     return IntegrityError(
         what=f"{key} in {url} is not what it should be.",
-        why=f"Its sha256 is {sha256}, expected {expected}.",
+        why=f"Its {kind} is {found}, expected {expected}.",
         fix="Push it again from where it is whole, or use an older checkpoint.",
     )
 

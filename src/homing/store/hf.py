@@ -1,7 +1,10 @@
 """A store in a repository on the Hugging Face Hub: `hf:OWNER/NAME`, private when we make it.
 
     put, put_many     one commit for all that is given; large files by LFS or Xet, as the Hub decides
-    get, sha256       the bytes as they come back, in ranges, all of one commit
+    get, sha256       the bytes as they come back, in ranges, all of one commit; `get` checks the hash that it was
+                      given, else the one that the Hub tells
+    is_same           by that hash alone, without the bytes
+    pinned            the same store at one commit: what is listed and what is then read belong together
     create_if_absent  a commit that names its parent: the Hub refuses it if anybody committed meanwhile
     list              of the newest commit
 
@@ -12,8 +15,10 @@ World; commits through huggingface_hub, whose sockets are its own.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -33,7 +38,7 @@ from homing.store.base import (
     wrong_content,
 )
 from homing.store.hf_client import Door, UploadFailed, hub_failures, open_door, status_of
-from homing.world import World
+from homing.world import HttpResponse, World
 
 __all__ = ["HubStore"]
 
@@ -58,6 +63,7 @@ class HubStore:
         self.address = parse_hub(url)
         self.url = self.address.url
         self.progress: Progress = unwatched
+        self.revision = _BRANCH  # what is read; what is written goes to the branch
         self._world = world
         self._may_create = create
 
@@ -101,17 +107,21 @@ class HubStore:
 
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         aside = f"{path}.part-{self._world.random_hex(8)}"
-        digest, have = hashlib.sha256(), 0
+        digest, have, told = hashlib.sha256(), 0, None
         try:
             with self._as_store_error("fetched", key):
                 self._world.write(aside, b"")
-                for piece, total in self._pieces(key):
+                for piece, total, tag in self._pieces(key):
+                    told = told or _Told(tag, total)
                     self._world.append(aside, piece)
                     digest.update(piece)
+                    told.update(piece)
                     have += len(piece)
                     self.progress(have, total)
             if sha256 is not None and digest.hexdigest() != sha256:
                 raise wrong_content(key, self.url, digest.hexdigest(), sha256)
+            if sha256 is None and told is not None and told.is_known and not told.is_met:
+                raise wrong_content(key, self.url, told.found, told.expected, kind=told.kind)
             with self._as_store_error("fetched", key):
                 self._world.rename(aside, path)
         finally:
@@ -119,23 +129,40 @@ class HubStore:
 
     def read(self, key: str) -> bytes:
         with self._as_store_error("read", key):
-            return b"".join(piece for piece, _ in self._pieces(key))
+            return b"".join(piece for piece, _, _ in self._pieces(key))
 
     def sha256(self, key: str) -> str:
         digest = hashlib.sha256()
         with self._as_store_error("read", key):
-            for piece, _ in self._pieces(key):
+            for piece, _, _ in self._pieces(key):
                 digest.update(piece)
         return digest.hexdigest()
 
-    def exists(self, key: str, revision: str = _BRANCH) -> bool:
+    def is_same(self, key: str, path: str) -> bool:
+        """Whether the file here is what the Hub has. Where the Hub tells no hash, its bytes are read."""
+        reply = self._look(key, self.revision)
+        if reply is None:
+            raise not_in_store(key, self.url)
+        with self._as_store_error("compared", key):
+            size = self._world.size(path)
+            told = _Told(_tag(reply.headers), size)
+            if not told.is_known:
+                return self.sha256(key) == self._world.sha256(path)
+            for offset in range(0, size, _PIECE):
+                told.update(self._world.read(path, offset, min(_PIECE, size - offset)))
+        return told.is_met
+
+    def exists(self, key: str, revision: str = "") -> bool:
+        return self._look(key, revision or self.revision) is not None
+
+    def _look(self, key: str, revision: str) -> HttpResponse | None:
         name = self._name(key)
         with self._as_store_error("looked at", key):
             reply = self.door.fetch(self.door.resolve_url(name, revision), "HEAD")
         if reply.status == 200:
-            return True
+            return reply
         if self._is_absent(reply.status, reply.headers):
-            return False
+            return None
         raise self.door.error("looked at", key, reply.status, reply.headers.get("x-error-code", ""))
 
     def list(self, prefix: str) -> Entries:
@@ -145,7 +172,8 @@ class HubStore:
         try:
             with self._as_store_error("listed", prefix):
                 top = f"{self.address.prefix}{folder}".strip("/")
-                found = list(self.door.api.list_repo_tree(path_in_repo=top or None, recursive=True, **self._repo))
+                at = {"path_in_repo": top or None, "revision": self.revision, **self._repo}
+                found = list(self.door.api.list_repo_tree(recursive=True, **at))
         except StoreError as exc:
             if status_of(exc.__cause__ or exc) == 404 and self._is_folder_missing(exc.__cause__):
                 return []
@@ -199,6 +227,15 @@ class HubStore:
             why=f"Others committed first, {_RACES} times in a row.",
             fix="Try again, or give each run a repository of its own.",
         )
+
+    # --- reading at one commit ---
+
+    def pinned(self, revision: str = _BRANCH) -> HubStore:
+        """Of a branch, a tag or a commit, as it is now."""
+        store = copy.copy(self)
+        with self._as_store_error("looked at", ""):
+            store.revision = str(self.door.api.repo_info(revision=revision, **self._repo).sha)
+        return store
 
     # --- what preflight asks ---
 
@@ -271,9 +308,10 @@ class HubStore:
 
     # --- bytes ---
 
-    def _pieces(self, key: str) -> Iterator[tuple[bytes, int]]:
-        """The file in ranges, with its whole size. The first answer names the commit that the others are taken from."""
-        name, offset, total, revision = self._name(key), 0, 1, _BRANCH
+    def _pieces(self, key: str) -> Iterator[tuple[bytes, int, str]]:
+        """The file in ranges, with its whole size and the hash that the Hub tells of it. The first answer names the
+        commit that the others are taken from."""
+        name, offset, total, revision = self._name(key), 0, 1, self.revision
         while offset < total:
             headers = {"Range": f"bytes={offset}-{offset + _PIECE - 1}"}
             reply = self.door.fetch(self.door.resolve_url(name, revision), headers=headers)
@@ -288,7 +326,7 @@ class HubStore:
             offset += len(reply.body)
             if not reply.body:
                 raise OSError("the answer ended early")
-            yield reply.body, total
+            yield reply.body, total, _tag(reply.headers)
 
     def _is_absent(self, status: int, headers: dict[str, str]) -> bool:
         return status == 404 and headers.get("x-error-code") == "EntryNotFound"
@@ -307,3 +345,32 @@ class HubStore:
             yield
         except hub_failures() as exc:
             raise door.raised(exc, done, key) from exc
+
+
+class _Told:
+    """What the Hub says of a file without handing it over: of a large one its sha256, of a small one Git's name."""
+
+    def __init__(self, tag: str, num_bytes: int) -> None:
+        self.expected = tag
+        self.kind = {64: "sha256", 40: "Git hash"}.get(len(tag), "") if re.fullmatch("[0-9a-f]+", tag) else ""
+        self._hash = hashlib.sha256() if self.kind == "sha256" else hashlib.sha1(b"blob %d\0" % num_bytes)
+
+    def update(self, piece: bytes) -> None:
+        self._hash.update(piece)
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.kind)
+
+    @property
+    def found(self) -> str:
+        return self._hash.hexdigest()
+
+    @property
+    def is_met(self) -> bool:
+        return self.found == self.expected
+
+
+def _tag(headers: dict[str, str]) -> str:
+    """Of the file itself, which is "linked" where its bytes lie with another host."""
+    return headers.get("x-linked-etag", headers.get("etag", "")).removeprefix("W/").strip('"')

@@ -45,24 +45,28 @@ class Door:
         return hf_hub_url(self.address.repo_id, name, **at)
 
     def fetch(self, url: str, method: str = "GET", headers: dict[str, str] | None = None) -> HttpResponse:
-        """The answer behind all redirects, with the headers of the first kept: they name the commit."""
-        first: dict[str, str] = {}
+        """The answer behind all redirects, with what the Hub itself said on the way: commit, size and hash."""
+        named: dict[str, str] = {}
         for _ in range(6):
             reply = self._try(HttpRequest(method, url, {**self._own(url), **(headers or {})}, timeout_s=TIMEOUT_S))
-            first = first or reply.headers
+            named = {**_named(reply.headers), **named}
             if reply.status not in _REDIRECTS or "location" not in reply.headers:
-                return HttpResponse(reply.status, {**reply.headers, **_named(first)}, reply.body)
+                if not self._is_hub(url):  # a tag of its own making, which says nothing of the file's content
+                    reply.headers.pop("etag", None)
+                return HttpResponse(reply.status, {**reply.headers, **named}, reply.body)
             further = urljoin(url, reply.headers["location"])
             if method == "HEAD" and urlsplit(further).netloc != urlsplit(url).netloc:
                 # The bytes lie elsewhere under an address that is signed for GET alone; that it exists is answered.
-                return HttpResponse(200, reply.headers, b"")
+                return HttpResponse(200, {**reply.headers, **named}, b"")
             url = further
         raise StoreError(f"{self.address.url} sends from one address to the next.", url.split("?")[0], "Try again.")
 
     def _own(self, url: str) -> dict[str, str]:
         """A file's bytes lie on other hosts, under addresses that need no token and must not see ours."""
-        is_hub = urlsplit(url).netloc == urlsplit(self.endpoint).netloc
-        return {"Authorization": f"Bearer {self.token}"} if self.token and is_hub else {}
+        return {"Authorization": f"Bearer {self.token}"} if self.token and self._is_hub(url) else {}
+
+    def _is_hub(self, url: str) -> bool:
+        return urlsplit(url).netloc == urlsplit(self.endpoint).netloc
 
     def _try(self, request: HttpRequest) -> HttpResponse:
         for number in range(1, TRIES + 1):
@@ -101,6 +105,8 @@ class Door:
         repo, token = self.address.repo_id, self.token_source
         if code == "GatedRepo":
             return f"{repo} is gated, and {token} was not let in.", f"Ask for access: {self.endpoint}/{repo}"
+        if code == "RevisionNotFound":
+            return f"{repo} has no branch, tag or commit of that name.", "Mend what stands after the @."
         if status == 401 and not self.token:
             return f"{repo} is private or not there, and there is no token.", "hf auth login   or export HF_TOKEN=..."
         if status in (401, 404) or code == "RepoNotFound":
@@ -156,7 +162,8 @@ def status_of(exc: BaseException) -> int:
 
 
 def _named(headers: dict[str, str]) -> dict[str, str]:
-    return {name: headers[name] for name in ("x-repo-commit", "x-error-code", "x-linked-size") if name in headers}
+    kept = ("x-repo-commit", "x-error-code", "x-linked-size", "x-linked-etag")
+    return {name: headers[name] for name in kept if name in headers}
 
 
 def _masked(token: str) -> str:

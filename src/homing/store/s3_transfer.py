@@ -182,12 +182,12 @@ def _resumable(door: Door, key: str, world: World) -> list[_Upload]:
     return [upload for _, upload in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
-def sweep(door: Door, world: World) -> int:
-    """Aborts what nobody has touched for a day below our prefix; returns how many."""
+def sweep(door: Door, world: World, below: str = "", untouched_s: float = _STALE_S) -> int:
+    """Aborts what nobody has touched for so long below our prefix, or a folder there; returns how many."""
     aborted = 0
-    for listed in _uploads(door, door.address.prefix):
+    for listed in _uploads(door, door.address.prefix + below):
         parts = _parts(door, listed["Key"], listed["UploadId"])
-        if parts is not None and world.now() - _touched_at(listed, parts) >= _STALE_S:
+        if parts is not None and world.now() - _touched_at(listed, parts) >= untouched_s:
             at = {"Bucket": door.address.bucket, "Key": listed["Key"], "UploadId": listed["UploadId"]}
             _unless_gone(functools.partial(door.client.abort_multipart_upload, **at))
             aborted += 1

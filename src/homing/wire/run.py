@@ -209,7 +209,7 @@ class Train:
     compile: str = "auto"  # auto | on | off
     needs_gpu: bool = False  # set by launch on a rented GPU: without one the trainer fails, never runs on the CPU
     attention: str = "auto"  # auto | cudnn | flash | efficient | math
-    graphs: str = "off"  # auto | on | off: micro-batches as CUDA graphs; the run file's default is this one
+    graphs: str = "auto"  # auto | on | off: micro-batches as CUDA graphs; the run file's default is this one
     is_deterministic: bool = False
     num_threads: int = 0  # 0: what the machine has
     num_ranks: int = 0  # processes that train together, one per card; 0: as many as there are cards

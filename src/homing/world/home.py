@@ -218,20 +218,33 @@ class Database:
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
         """Runs the statements in one transaction; returns the rows of the last. What SQLite refuses is an OSError."""
         try:
-            # Closing rolls back what was not committed.
-            with contextlib.closing(sqlite3.connect(self._path, timeout=30.0, isolation_level=None)) as connection:
-                connection.row_factory = sqlite3.Row
-                with contextlib.suppress(sqlite3.OperationalError):  # another process is switching it at this moment
-                    connection.execute("PRAGMA journal_mode=WAL")
-                connection.execute("PRAGMA synchronous=FULL")
-                connection.execute("BEGIN IMMEDIATE")
-                rows: list[dict[str, Any]] = []
-                for sql, params in statements:
-                    rows = [dict(row) for row in connection.execute(sql, params)]
-                connection.execute("COMMIT")
-                return rows
+            try:
+                return self._execute(statements)
+            except sqlite3.OperationalError as exc:
+                if not str(exc.sqlite_errorname).startswith("SQLITE_IOERR_SHM"):
+                    raise
+                # A disk so full that the file which processes share has no room: alone, its index is in memory.
+                return self._execute(statements, is_alone=True)
         except sqlite3.Error as exc:
             raise OSError(f"{self._path}: {exc}") from exc
+
+    def _execute(
+        self, statements: Sequence[tuple[str, Sequence[Any]]], *, is_alone: bool = False
+    ) -> list[dict[str, Any]]:
+        # Closing rolls back what was not committed.
+        with contextlib.closing(sqlite3.connect(self._path, timeout=30.0, isolation_level=None)) as connection:
+            connection.row_factory = sqlite3.Row
+            if is_alone:
+                connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+            with contextlib.suppress(sqlite3.OperationalError):  # another process is switching it at this moment
+                connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            rows: list[dict[str, Any]] = []
+            for sql, params in statements:
+                rows = [dict(row) for row in connection.execute(sql, params)]
+            connection.execute("COMMIT")
+            return rows
 
 
 def _unless_gone(exc: OSError) -> None:

@@ -493,6 +493,14 @@ def test_a_new_id_that_is_not_shown_yet_is_not_gone(tmp_path: Path) -> None:
     assert rig.provider.describe(made.id).state == "ready"
 
 
+def test_one_that_another_process_made_a_moment_ago_and_is_not_shown_yet_is_ended_all_the_same(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, settings=Settings(late_s=60.0))
+    made = rig.create()
+    open_aws(rig.home, rig.world).destroy(made.id)
+    rig.world.t += 120
+    assert rig.double.living() == []
+
+
 def test_pending_is_requested_and_what_ec2_took_back_is_gone_and_says_so(tmp_path: Path) -> None:
     rig = Rig(tmp_path, settings=Settings(pending_s=20.0)).offered("us-east-1b/g5.xlarge/spot")
     made = rig.create()

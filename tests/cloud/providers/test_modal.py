@@ -29,6 +29,7 @@ from homing.cloud.mark import make_mark
 from homing.cloud.providers import modal_box
 from homing.cloud.providers.base import Delivering, Needs, Offer, Preparing, Provider, Request
 from homing.cloud.providers.modal import Modal
+from homing.cloud.providers.modal_api import ModalApi
 from homing.cloud.providers.modal_offers import LIFETIME_S, gpu_string, rate_key
 from homing.cloud.providers.rest import Unwelcome
 from homing.cloud.reconcile import refresh
@@ -351,6 +352,25 @@ def test_a_list_that_fails_raises_and_is_never_empty(cloud: Cloud, modal: Modal,
             modal.list_owned()
         cloud.faults.clear()
     assert len(modal.list_owned()) == 1
+
+
+def test_one_that_ends_between_the_list_and_the_look_is_no_machine_without_a_mark(
+    cloud: Cloud, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It stood in the ledger as one of nobody's for ever: no view of any home shows a line without a mark again.
+    modal.create(order_of(modal, tmp_path))
+    modal._tags.clear()
+    monkeypatch.setattr(ModalApi, "tags", lambda api, sandbox: {})
+    assert modal.list_owned() == []
+
+
+def test_an_sdk_that_speaks_otherwise_than_this_homing_knows_is_silent_and_not_empty(
+    cloud: Cloud, modal: Modal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modal.create(order_of(modal, tmp_path))
+    monkeypatch.setattr(ModalApi, "list", lambda api, app, tags: [object()])
+    with pytest.raises(ProviderSilent, match="may bill on"):
+        modal.list_owned()
 
 
 def test_a_burst_of_errors_is_waited_out(cloud: Cloud, modal: Modal, tmp_path: Path) -> None:

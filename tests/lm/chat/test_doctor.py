@@ -59,13 +59,26 @@ def test_fifty_faults_and_more_are_found_on_their_lines_and_none_is_invented() -
         ("list", chat("hello", "well")),
         ("alpaca", {"instruction": "hello", "input": "", "output": "well"}),
         ("sharegpt", {"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "well"}]}),
+        ("pair", {"prompt": "hello", "completion": "well"}),
+        ("pair", {"prompt": chat("hello"), "completion": [{"role": "assistant", "content": "well"}]}),
+        ("pair", {"prompt": "hello", "response": "well"}),
+        ("pair", {"question": "hello", "answer": "well"}),
     ],
 )
-def test_four_forms_give_the_same_conversation(tmp_path: Path, form: str, record: Any) -> None:
+def test_every_form_gives_the_same_conversation(tmp_path: Path, form: str, record: Any) -> None:
     doctor, kept = examine(write(tmp_path / "a.jsonl", record))
     assert doctor.files[0].form == form
     assert [k.conversation.messages for k in kept] == [chat("hello", "well")]
     assert not doctor.findings
+
+
+def test_a_pair_that_lacks_a_side_or_has_no_words_there_is_a_fault(tmp_path: Path) -> None:
+    good = {"prompt": "hello", "completion": "well", "system": "be brief", "id": 7}
+    doctor, kept = examine(write(tmp_path / "a.jsonl", good, {"prompt": "a"}, {"prompt": "a", "completion": 3}))
+    assert [m["content"] for m in kept[0].conversation.messages] == ["be brief", "hello", "well"]
+    assert (2, "no-form", "skipped") in found(doctor)
+    assert (3, "wrong-type", "skipped") in found(doctor)
+    assert any(finding.kind == "unused-fields" and "id" in finding.text for finding in doctor.findings)
 
 
 def test_what_forms_have_beside_the_turns_comes_along(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from tiny import make_data, make_run
 
 from homing.errors import DataError, HomingError, IntegrityError, UsageError
 from homing.lm.generate import ChatTurns, complete, load_for_use, read_card, text_pieces
-from homing.lm.model import Decoder, config_json
+from homing.lm.model import Decoder, config_json, lora
 from homing.lm.tokenizer import load_tokenizer
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, FileHash
+from homing.wire.run import Lora, Run
 
 
 def seal(folder: Path, *, phase: str = "pretrain") -> None:
@@ -95,6 +96,31 @@ def test_a_damaged_file_is_refused_by_its_hash(checkpoint: Path, name: str, dama
     with pytest.raises(IntegrityError, match="is damaged") as caught:
         load_for_use(checkpoint)
     assert name in caught.value.why
+
+
+def test_an_adapter_that_lost_the_paper_that_names_its_weights_is_damaged_and_not_put_on_others(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    run = codec.loads(Run, (checkpoint / names.RUN).read_bytes())
+    settings = Lora(rank=4, alpha=8.0)
+    model = Decoder(run.model)
+    model.init_weights(3)
+    lora.freeze(model, "fp32")
+    lora.add_lora(model, settings, seed=1)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_file(lora.lora_tensors(model), folder / names.ADAPTER)
+    (folder / names.ADAPTER_CONFIG).write_text(json.dumps({"homing_base_sha256": "0" * 64}))
+    phase = dataclasses.replace(run.phases[0], method="lora", lora=settings)
+    (folder / names.RUN).write_text(codec.dumps(dataclasses.replace(run, phases=[phase])))
+    (folder / names.TOKENIZER).write_bytes((checkpoint / names.TOKENIZER).read_bytes())
+    seal(folder)
+    with pytest.raises(IntegrityError, match="other base weights"):
+        load_for_use(folder, "cpu", base=checkpoint)
+    (folder / names.ADAPTER_CONFIG).unlink()
+    with pytest.raises(IntegrityError, match="damaged") as caught:
+        load_for_use(folder, "cpu", base=checkpoint)
+    assert "adapter_config.json is not there" in str(caught.value.why)
 
 
 def test_a_checkpoint_of_ours_without_a_manifest_is_no_checkpoint(checkpoint: Path) -> None:

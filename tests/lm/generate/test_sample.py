@@ -75,6 +75,19 @@ def test_logits_through_the_cache_are_those_of_the_full_forward() -> None:
     assert cache.length == 20
 
 
+def test_of_a_prompt_only_the_last_position_is_held_against_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shapes = built(), []
+    plain = Decoder._logits
+
+    def counted(self: Decoder, h: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(h.shape))
+        return plain(self, h)
+
+    monkeypatch.setattr(Decoder, "_logits", counted)
+    assert len(list(generate(model, list(range(1, 9)), num_tokens=3))) == 3
+    assert shapes == [(1, model.shape.width)] * 3
+
+
 def test_one_seed_is_one_text_and_another_seed_another() -> None:
     model = built()
     texts = [list(generate(model, [1], num_tokens=30, temperature=1.0, top_k=0, seed=s)) for s in (1, 1, 2)]

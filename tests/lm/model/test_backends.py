@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from homing.lm.model.attend import KVCache
 from homing.lm.model.backends import race, race_attention, race_segments, use_attention
 from homing.wire.run import Model
 
@@ -72,6 +76,31 @@ def test_flex_is_left_out_where_it_cannot_be() -> None:
     found = race_segments(SHAPE, torch.device("cpu"), torch.float32)
     assert found.winner == "mask"
     assert "CUDA" in found.refused["flex"]
+
+
+def test_with_a_cache_cudnn_is_out_for_it_plans_anew_at_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    switches, seen, plain_one = torch.backends.cuda, [], F.scaled_dot_product_attention
+    before = switches.cudnn_sdp_enabled()
+
+    def attend(*args: Any, **settings: Any) -> Tensor:
+        seen.append(switches.cudnn_sdp_enabled())
+        if len(seen) == 4:
+            raise RuntimeError("out of memory")
+        return plain_one(*args, **settings)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+    try:
+        for is_on in (True, False):
+            switches.enable_cudnn_sdp(is_on)
+            cache = KVCache(SHAPE, capacity=4, device=torch.device("cpu"), dtype=torch.float32)
+            with contextlib.suppress(RuntimeError):
+                for T in (2, 1):
+                    cache.attend(0, *(part[:1, :, :T] for part in heads()))
+                    cache.length += T
+            assert switches.cudnn_sdp_enabled() == is_on
+    finally:
+        switches.enable_cudnn_sdp(before)
+    assert seen == [False] * 4
 
 
 def test_a_choice_leaves_only_what_it_may_fall_back_to() -> None:

@@ -119,6 +119,14 @@ def test_a_second_phase_of_rl_goes_on_in_a_run_of_its_own_and_its_lineage_has_bo
     assert [link["phase"] for link in manifest["lineage"]] == ["rl", "rl"]
 
 
+def test_two_phases_of_one_kind_never_share_a_folder(tmp_path: Path) -> None:
+    run = make_rl_run(tmp_path / "data")
+    with pytest.raises(UsageError, match="share the folder") as caught:
+        go(tmp_path / "run", dataclasses.replace(run, phases=2 * run.phases))
+    assert "init_from" in caught.value.fix
+    assert not (tmp_path / "run" / names.CHECKPOINTS).exists()
+
+
 SHAPED = """\
 def reward(prompt, completion, answer):
     right = float(answer in completion)

@@ -145,6 +145,24 @@ def test_a_reward_has_no_keys_no_more_memory_than_allowed_and_no_say_in_the_answ
     assert "SIGKILL" in failures
 
 
+@pytest.mark.parametrize("nonsense", ["b'words'", "b'[1]'", "b'{}'", 'b\'{"reward": "much"}\'', "b'[' * 50_000"])
+def test_what_is_no_answer_counts_for_nothing_and_is_called_so(
+    tmp_path: Path, told: list[tuple[str, str]], nonsense: str
+) -> None:
+    text = f"""\
+import contextlib, os
+def reward(prompt, completion, answer):
+    for fd in range(3, 16):
+        with contextlib.suppress(OSError):
+            os.write(fd, completion.encode() and {nonsense} + b"\\n")
+    return 1.0
+"""
+    with opened(tmp_path, text, told) as own:
+        assert own.judge([("p", "", ""), ("p", "x", ""), ("p", "", "")]) == [1.0, None, 1.0]
+    (words,) = [words for kind, words in told if kind == "reward_failed"]
+    assert "something that is no answer" in words
+
+
 def test_a_reward_reaches_no_network_or_that_is_said(tmp_path: Path, told: list[tuple[str, str]]) -> None:
     text = (
         "import socket\n"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small import make_rl_run, small_model
+from streams import StreamsOnly
 
 from homing.errors import RunFailed
 from homing.lm.generate import generate
@@ -179,10 +180,11 @@ def test_when_memory_does_not_suffice_fewer_rows_are_made_at_a_time_aloud_and_th
 def test_graphs_that_cannot_be_captured_are_told_or_refused_and_never_change_a_sample(
     model: Decoder, monkeypatch: pytest.MonkeyPatch, graphs: str
 ) -> None:
-    def refuse() -> None:
+    def refuse(device: torch.device) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     wanted = [sample.ids for sample in sampler(model).sample(PROMPTS, drawn(4, 1))]
+    StreamsOnly().take_over(monkeypatch)
     monkeypatch.setattr(torch.cuda, "Stream", refuse)
     told: list[tuple[str, str]] = []
     made = sampler(model, graphs=graphs, tell=lambda kind, text: told.append((kind, text)))

@@ -138,6 +138,15 @@ def test_a_bad_json_line_is_named_by_its_number(tmp_path: Path, line: bytes, com
         documents(path)
 
 
+@pytest.mark.parametrize(("encoding", "told"), [("utf-16", "utf-16"), ("utf-16-be", "latin1"), ("latin1", "latin1")])
+def test_the_command_that_mends_another_encoding_can_be_pasted(tmp_path: Path, encoding: str, told: str) -> None:
+    path = tmp_path / "my notes.txt"
+    path.write_bytes("caf\u00e9 au lait".encode(encoding))
+    with pytest.raises(DataError) as raised:
+        documents(path)
+    assert f"iconv -f {told} -t utf-8 '{path}' > '{path}.utf8'" in raised.value.fix
+
+
 @pytest.mark.parametrize("marker", [b"", b"<|endoftext|>"])
 def test_text_that_is_not_utf8_is_named_by_its_byte(tmp_path: Path, marker: bytes) -> None:
     path = tmp_path / "a.txt"

@@ -16,7 +16,7 @@ def test_globs_folders_and_paths_give_each_file_once_in_a_fixed_order(tmp_path: 
         (tmp_path / name).write_text("x")
     found = find_sources([f"{tmp_path}/*.html", str(tmp_path), str(tmp_path / "a.txt")], key="text")
     assert [Path(s.path).name for s in found.sources] == ["e.html", "a.txt", "b.txt", "c.md", "d.jsonl.zst"]
-    assert [(s.is_jsonl, s.packing) for s in found.sources][-1] == (True, "zstd")
+    assert [(s.form, s.packing) for s in found.sources][-1] == ("jsonl", "zstd")
     assert "1 .html" in found.warnings[0]
 
 

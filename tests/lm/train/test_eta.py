@@ -40,10 +40,11 @@ def measured(phase: Phase, **settings: Any) -> Pace:
     pace = Pace(phase, checkpoint_bytes=0, **settings)
     for _ in range(3):
         pace.step(STEP)
-    pace.evaluated(EVAL)
-    pace.saved(SAVE)
-    pace.held(HELD)
-    pace.sampled(SAMPLE)
+    for _ in range(2):  # one alone is half believed
+        pace.evaluated(EVAL)
+        pace.saved(SAVE)
+        pace.held(HELD)
+        pace.sampled(SAMPLE)
     return pace
 
 
@@ -201,6 +202,21 @@ def test_a_later_phase_knows_what_the_one_before_it_has_measured() -> None:
     assert second.to_go_s(1, 201) == pytest.approx(200 + 2 * (0.2 + 10.0) + 2.0 + 10.0)
 
 
+def test_a_first_save_that_sets_everything_up_does_not_count_for_all_that_come() -> None:
+    phase = make_phase(num_steps=1000, eval_every=0, save_every=100, save_every_s=0.0, sample_every=0)
+    pace = Pace(phase, checkpoint_bytes=4 * 10**9, can_evaluate=False)
+    pace.step(1.0)
+    before_s = pace.to_go_s(100, 1000) or 0.0  # nine saves that take a second each, and the last
+    pace.held(9.0)
+    after_first_s = pace.to_go_s(100, 1000) or 0.0
+    assert after_first_s == pytest.approx(before_s + 9 * 4.0)
+    pace.held(1.0)
+    assert pace.to_go_s(200, 1000) == pytest.approx(before_s - 101.0)
+    for _ in range(2):  # a disk that became slow is believed
+        pace.held(9.0)
+    assert (pace.to_go_s(400, 1000) or 0.0) > before_s - 300 - 4.0 + 6 * 4.0
+
+
 def test_the_eta_of_a_run_with_heavy_evaluations_is_what_really_passes(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,12 +231,12 @@ def test_the_eta_of_a_run_with_heavy_evaluations_is_what_really_passes(
     told = metrics(tmp_path)
     assert clock.now == 1000.0 + 24 * 1.0 + 6 * 8.0 + 4 * 3.0 + 2.0
     assert told[0].eta_s is None, "before a step was measured nobody knows"
-    for metric in told[5:-1]:  # from the first evaluation and sample on; the one save is a guess to the end
+    for metric in told[12:-1]:  # from the second evaluation and sample on; the one save is a guess to the end
         left = clock.now - metric.t
         assert metric.eta_s == pytest.approx(left, rel=0.2)
         assert (24 - metric.step) * (metric.step_s or 0.0) < 0.6 * left, "steps alone say far too little"
-    shown = format_duration(told[11].eta_s or 0.0)
-    assert any(line.startswith("step 12/24") and line.endswith(f"eta {shown}") for line in said)
+    shown = format_duration(told[12].eta_s or 0.0)
+    assert any(line.startswith("step 13/24") and line.endswith(f"eta {shown}") for line in said)
 
 
 def test_a_run_that_began_slowly_tells_after_20_steps_what_then_passes(

@@ -7,20 +7,17 @@ had at the time. So an input that is no buffer, or a gradient that is not where 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from streams import Recorder
 from tiny import make_data, make_run, make_run_dir
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from homing.errors import UsageError
 from homing.lm.model import Decoder, lora
@@ -36,34 +33,6 @@ CPU = torch.device("cpu")
 SHAPE = Model("stock", "qwen3", 2, 32, 2, 1, 16, 64, 32, 272, True)
 HOST_BOUND, CARD_BOUND, QUICK = Lap(0.036, 0.037), Lap(0.035, 0.160), Lap(0.001, 0.020)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
-
-
-class Recorder(TorchDispatchMode):
-    """Every op, as it is computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[tuple[Any, Any, Any, list[Tensor]]] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here; to say so torch would load its compiler, which takes seconds
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.ops.append((func, args, kwargs or {}, _tensors_in(result)))
-        return result
-
-    @torch.no_grad()
-    def replay(self) -> None:
-        for func, args, kwargs, before in self.ops:
-            for old, new in zip(before, _tensors_in(func(*args, **kwargs)), strict=True):
-                if old.data_ptr() != new.data_ptr():  # else a view, or changed in place
-                    old.copy_(new)
-
-
-def _tensors_in(result: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 class RecordedCard(Card):
@@ -384,87 +353,6 @@ def test_a_pass_without_any_gradient_is_no_difference(monkeypatch: pytest.Monkey
 
 
 # -- how a card is asked -----------------------------------------------------------------------------------------------
-
-
-class StreamsOnly:
-    """torch.cuda as far as capturing goes, with torch's manner of leaving the stream of a failed capture in place."""
-
-    def __init__(self, *, is_failing: bool) -> None:
-        self.is_failing, self.current, self.log = is_failing, "main", list[str]()
-
-    def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        doubled = ("current_stream", "Stream", "stream", "set_stream", "graph_pool_handle", "CUDAGraph", "graph")
-        for name in (*doubled, "empty_cache"):
-            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
-
-    def current_stream(self, device: torch.device) -> Any:
-        return self._named(self.current)
-
-    def Stream(self, device: torch.device) -> Any:
-        return self._named("side")
-
-    def _named(self, name: str) -> Any:
-        waits = lambda other: self.log.append(f"{name} waits for {other.name}")  # noqa: E731
-        return types.SimpleNamespace(name=name, wait_stream=waits)
-
-    @contextlib.contextmanager
-    def stream(self, stream: Any) -> Iterator[None]:
-        before, self.current = self.current, stream.name
-        yield
-        self.current = before
-
-    def set_stream(self, stream: Any) -> None:
-        self.current = stream.name
-
-    def graph_pool_handle(self) -> object:
-        return object()
-
-    def CUDAGraph(self) -> Any:
-        return types.SimpleNamespace(replay=lambda: self.log.append("replayed"))
-
-    @contextlib.contextmanager
-    def graph(self, graph: Any, *, pool: object, stream: Any, capture_error_mode: str) -> Iterator[None]:
-        self.log.append(f"captured on {stream.name}, {capture_error_mode}")
-        self.pool, before, self.current = pool, self.current, stream.name
-        yield
-        if self.is_failing:
-            raise RuntimeError("operation failed due to a previous error during capture")
-        self.current = before
-
-    def empty_cache(self) -> None:
-        self.log.append("emptied")
-
-
-def test_a_capture_warms_up_on_the_stream_it_is_captured_on_and_polices_this_thread_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = StreamsOnly(is_failing=False)
-    cuda.take_over(monkeypatch)
-    card = Card(CPU)
-    replay = card.capture(lambda: cuda.log.append(f"computed on {cuda.current}"))
-    replay()
-    assert cuda.log == [
-        "side waits for main", "computed on side", "computed on side", "main waits for side",
-        "captured on side, thread_local", "computed on side", "replayed",
-    ]  # fmt: skip
-    assert cuda.current == "main"
-
-
-def test_after_a_capture_that_failed_the_stream_and_the_pool_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = StreamsOnly(is_failing=True)
-    cuda.take_over(monkeypatch)
-    card = Card(CPU)
-    with pytest.raises(RuntimeError, match="during capture"):
-        card.capture(lambda: None)
-    assert cuda.current == "main"
-    first, cuda.is_failing = cuda.pool, False
-    card.forget()
-    assert cuda.log[-1] == "emptied"
-    card.capture(lambda: None)
-    second = cuda.pool
-    assert second is not first  # its name may be gone with what used it
-    card.capture(lambda: None)
-    assert cuda.pool is second
 
 
 def test_there_is_room_where_a_pass_more_than_was_ever_held_leaves_a_fifth_free(

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from homing.lm.train import host
-from homing.lm.train.snapshot import Snapshot, has_room
+from homing.lm.train import snapshot as snapshot_module
+from homing.lm.train.snapshot import Snapshot
 
 
 def test_a_snapshot_is_not_changed_by_what_follows() -> None:
@@ -28,8 +29,29 @@ def test_the_memory_of_the_one_before_is_used_again() -> None:
 
 
 def test_a_copy_larger_than_the_memory_has_no_room() -> None:
-    assert has_room({"a": torch.zeros(10)})
-    assert not has_room({"a": torch.empty(2**50, device="meta")})
+    assert Snapshot().has_room(weights={"a": torch.zeros(10)})
+    assert not Snapshot().has_room(weights={"a": torch.empty(2**50, device="meta")})
+
+
+def test_what_is_held_already_needs_no_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"bytes": 2000}
+    monkeypatch.setattr(snapshot_module, "free_bytes", lambda: free["bytes"])
+    snapshot, small = Snapshot(), {"a": torch.zeros(100)}
+    assert snapshot.has_room(weights=small, optimizer=small)
+    snapshot.take(weights=small, optimizer=small)
+    free["bytes"] = 1200  # what the copies took
+    assert snapshot.has_room(weights=small, optimizer=small)
+    assert not snapshot.has_room(weights=small, optimizer={"a": torch.zeros(300)})
+
+
+def test_pinned_memory_comes_in_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnCard(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(snapshot_module, "free_bytes", lambda: 3000)
+    for num, has_room in ((256, True), (512, True), (513, False)):  # of four bytes, and a quarter beside it
+        tensor = torch.zeros(num).as_subclass(OnCard)
+        assert Snapshot().has_room(weights={"a": tensor}) == has_room
 
 
 def test_the_free_memory_of_a_container_is_that_of_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,4 +67,4 @@ def test_the_free_memory_of_a_container_is_that_of_its_limit(tmp_path: Path, mon
     monkeypatch.setattr(host, "_MEMINFO", tmp_path / "none")
     monkeypatch.setattr(host, "_CGROUPS", ())
     assert host.free_bytes() is None
-    assert has_room({"a": torch.empty(2**50, device="meta")}), "where nobody says, there is"
+    assert Snapshot().has_room(weights={"a": torch.empty(2**50, device="meta")}), "where nobody says, there is"

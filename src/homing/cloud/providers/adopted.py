@@ -1,13 +1,14 @@
 """Another owner's account, seen through what was adopted: those marks, and nothing else of theirs.
 
-An adoption hands over single instances, not the other home. So whatever the provider would show or end beyond the
-adopted marks stays hidden and untouched, also when it is asked for by id.
+An adoption hands over single instances and the volume that their run keeps, not the other home. So whatever the
+provider would show or end beyond the adopted marks stays hidden and untouched, also when it is asked for by id.
 """
 
 from __future__ import annotations
 
 from decimal import Decimal
 
+from homing.cloud.mark import volume_mark
 from homing.cloud.providers.base import (
     Connection,
     Delivering,
@@ -30,6 +31,7 @@ __all__ = ["AdoptedOnly"]
 class AdoptedOnly:
     def __init__(self, inner: Provider, marks: frozenset[str]) -> None:
         self._inner, self._marks = inner, marks
+        self._things = marks | {volume_mark(mark) for mark in marks}
         self.name = inner.name
 
     # Asked for when they are needed: some providers must go and ask for them.
@@ -95,10 +97,10 @@ class AdoptedOnly:
             self._inner.deliver(instance_id)
 
     def list_resources(self) -> list[Resource]:
-        return [resource for resource in self._inner.list_resources() if resource.mark in self._marks]
+        return [resource for resource in self._inner.list_resources() if resource.mark in self._things]
 
     def destroy_resource(self, resource: Resource) -> None:
-        if resource.mark not in self._marks:
+        if resource.mark not in self._things:
             raise _not_adopted(resource.id, resource.mark)
         self._inner.destroy_resource(resource)
 

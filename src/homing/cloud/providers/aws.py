@@ -42,6 +42,7 @@ from homing.cloud.providers.base import (
     lack,
     wait_until,
 )
+from homing.cloud.providers.rest import legible
 from homing.cloud.setup import Step
 from homing.config.clouds.aws import AwsCloud
 from homing.errors import ProviderRefused, StartTimeout, UsageError
@@ -159,6 +160,7 @@ class Aws:
 
     # --- its life ---
 
+    @legible
     def create(self, request: Request) -> Instance:
         region = region_of(request.offer.region)
         made = next(iter(self._with_mark(region, request.mark)), None)
@@ -194,6 +196,7 @@ class Aws:
             left_s = max(1.0, until - self._world.monotonic())
             startup.hand_over(connection, request, world=self._world, timeout_s=min(_HAND_OVER_S, left_s))
 
+    @legible
     def describe(self, instance_id: str) -> Instance:
         at, known = self._looked.get(instance_id, (0.0, None))
         if known is not None and self._world.monotonic() - at < _DESCRIBE_EVERY_S:
@@ -208,6 +211,7 @@ class Aws:
             return Instance(instance_id, "", self.name, "requested", "yes", Decimal(0), detail="not shown yet")
         return Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="not known to the provider")
 
+    @legible
     def list_owned(self) -> list[Instance]:
         self._looked.clear()  # what is no longer listed must be looked at afresh
         found = []
@@ -215,14 +219,15 @@ class Aws:
             found += [self._instance(region, body) for body in self._with_mark(region, f"{self._prefix}*")]
         return found
 
+    @legible
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         region, _, name = instance_id.rpartition("/")
+        if not region:
+            return  # no id of EC2's
         if instance_id not in self._ours:
-            body = self._find(instance_id)
-            if body is None and instance_id not in self._made:
-                return
-            self._own(instance_id, body or {})
+            # Not shown may be not shown yet: it is asked for all the same.
+            self._own(instance_id, self._find(instance_id) or {})
         try:
             self.api.call("ec2", "terminate_instances", region, InstanceIds=[name])
         except AwsRefused as exc:
@@ -250,6 +255,7 @@ class Aws:
 
     # --- beside instances ---
 
+    @legible
     def list_resources(self) -> list[Resource]:
         return self.things.everything(self.regions())
 

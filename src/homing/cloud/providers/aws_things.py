@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
+from homing.cloud.mark import volume_mark
 from homing.cloud.providers.aws_api import GLOBAL, AwsApi, AwsRefused
 from homing.cloud.providers.aws_machine import MARK_TAG, tag_list
 from homing.cloud.providers.aws_market import disk_usd_per_hour
@@ -23,7 +24,7 @@ from homing.errors import ProviderRefused, StartTimeout, UsageError
 from homing.store.address import S3Address, parse_s3
 from homing.world import World
 
-__all__ = ["Things", "make_budget", "make_group", "make_role", "s3_of", "volume_name"]
+__all__ = ["Things", "make_budget", "make_group", "make_role", "s3_of"]
 
 _POLICY = "one-prefix"
 _TRUST = {
@@ -101,11 +102,6 @@ def make_budget(api: AwsApi, prefix: str, dollars: str, email: str) -> None:
                                      NotificationsWithSubscribers=alerts))  # fmt: skip
 
 
-def volume_name(mark: str) -> str:
-    """Of a run, whatever the attempt: the mark without its number."""
-    return f"{mark.rpartition('-')[0]}-volume"
-
-
 class Things:
     """All of them that are ours, in the regions we have ever used."""
 
@@ -115,7 +111,7 @@ class Things:
     # --- the volume of a run ---
 
     def find_volume(self, region: str, mark: str) -> dict[str, Any] | None:
-        wanted = [{"Name": f"tag:{MARK_TAG}", "Values": [volume_name(mark)]}]
+        wanted = [{"Name": f"tag:{MARK_TAG}", "Values": [volume_mark(mark)]}]
         found = self._api.items("ec2", "describe_volumes", "Volumes", region, Filters=wanted)
         living = [volume for volume in found if volume["State"] not in ("deleting", "deleted", "error")]
         return min(living, key=lambda volume: volume["VolumeId"], default=None)
@@ -124,7 +120,7 @@ class Things:
         self, region: str, mark: str, instance_id: str, zone: str, num_gb: int, within_s: float, by: float
     ) -> None:
         """Made in the instance's zone where the run has none. Repeated on one that is attached it changes nothing."""
-        name = volume_name(mark)
+        name = volume_mark(mark)
         volume = self.find_volume(region, mark)
         if volume is None:
             tags = [{"ResourceType": "volume", "Tags": tag_list({MARK_TAG: name, "Name": name})}]

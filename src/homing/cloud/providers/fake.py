@@ -34,7 +34,7 @@ from homing.cloud.providers.base import (
 )
 from homing.cloud.providers.fake_cloud import INSTANCE_KEY_ENV, KEY_HEADER
 from homing.cloud.providers.once import Once
-from homing.cloud.providers.rest import Api, Unwelcome
+from homing.cloud.providers.rest import Api, Unwelcome, legible
 from homing.errors import NoOffer, ProviderRefused, UsageError
 from homing.wire import codec, names
 from homing.wire.boot import EndBilling
@@ -133,6 +133,7 @@ class Fake:
 
     # --- its life ---
 
+    @legible
     def create(self, request: Request) -> Instance:
         body = self._create_body(request)
         once = Once(self.name, self.settle_s, self._world, self._with_mark, self._end)
@@ -142,6 +143,7 @@ class Fake:
     def hand_over(self, request: Request, instance_id: str) -> None:
         """Nothing: create carried it all."""
 
+    @legible
     def describe(self, instance_id: str) -> Instance:
         at, known = self._looked.get(instance_id, (0.0, None))
         if known is not None and self._world.monotonic() - at < _DESCRIBE_EVERY_S:
@@ -151,20 +153,21 @@ class Fake:
             return Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="not known to the provider")
         return self._instance(self._own(body))
 
+    @legible
     def list_owned(self) -> list[Instance]:
         bodies = self._with_mark(self._prefix, is_prefix=True)
         self._looked.clear()  # what is no longer listed must be looked at afresh
         found = [self._instance(body) for body in bodies]
         return [instance for instance in found if instance.state != "gone"]
 
+    @legible
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         path = f"/instances/{quote(instance_id, safe='')}"
         if instance_id not in self._ours:
             body = self._api.find(path)
-            if body is None:
-                return
-            self._own(body)
+            if body is not None:  # not shown may be not shown yet: it is asked for all the same
+                self._own(body)
         self._api.delete(path)
 
     def log(self, instance_id: str) -> str:
@@ -187,6 +190,7 @@ class Fake:
 
     # --- beside instances ---
 
+    @legible
     def list_resources(self) -> list[Resource]:
         found = []
         for kind in ("volume", "key"):

@@ -33,7 +33,7 @@ from homing.cloud.providers.base import (
 from homing.cloud.providers.modal_api import APP, ModalApi
 from homing.cloud.providers.modal_offers import Size, gpu_string, make_offers
 from homing.cloud.providers.once import Once
-from homing.cloud.providers.rest import Unsure, Unwelcome
+from homing.cloud.providers.rest import Unsure, Unwelcome, legible
 from homing.cloud.setup import Step
 from homing.errors import HomingError, NoOffer, ProviderRefused, ProviderSilent
 from homing.store.modal_client import TOKEN_ENV, has_account
@@ -119,6 +119,7 @@ class Modal:
 
     # --- its life ---
 
+    @legible
     def create(self, request: Request) -> Instance:
         _check_secrets(request)
         once = Once(self.name, self.settle_s, self._world, self._under, self.destroy)
@@ -132,6 +133,7 @@ class Modal:
     def hand_over(self, request: Request, instance_id: str) -> None:
         """Nothing: create carried it all."""
 
+    @legible
     def describe(self, instance_id: str) -> Instance:
         at, known = self._looked.get(instance_id, (0.0, None))
         if known is not None and self._world.monotonic() - at < _DESCRIBE_EVERY_S:
@@ -141,14 +143,17 @@ class Modal:
             return Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="not known to Modal")
         return self._instance(self._own(sandbox))
 
+    @legible
     def list_owned(self) -> list[Instance]:
         app = self._api.app(may_create=False)
         self._looked.clear()  # what is no longer listed must be looked at afresh
         if app is None:
             return []
         found = [self._instance(sandbox) for sandbox in self._api.list(app, {_OWNER: self._owner})]
-        return [instance for instance in found if instance.state != "gone"]
+        # One without its tags has ended since it was listed: Modal has them from the create call on.
+        return [instance for instance in found if instance.state != "gone" and instance.mark]
 
+    @legible
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         sandbox = self._find(instance_id)

@@ -5,22 +5,28 @@
     POST               sent once; Unsure when nobody knows whether it took effect, so that the adapter looks before it
                        asks again. Only 429 is repeated: it says that nothing was done
 
-No answer is never "gone": it raises ProviderSilent. Nothing here knows what is asked.
+No answer is never "gone": it raises ProviderSilent, and so does one that lacks what it must say (`legible`). Nothing
+here knows what is asked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import email.utils
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from homing.errors import ProviderRefused, ProviderSilent
+from homing.install import pip_upgrade
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
-__all__ = ["TRIES", "Api", "Reply", "Unsure", "Unwelcome"]
+__all__ = ["TRIES", "Api", "Reply", "Unsure", "Unwelcome", "legible"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 TRIES = 4
 _TIMEOUT_S = 30.0
 _FIRST_PAUSE_S = 0.5
@@ -39,6 +45,26 @@ class Unwelcome(ProviderRefused):
     def __init__(self, what: str, why: str = "", fix: str = "", *, status: int = 0, text: str = "") -> None:
         super().__init__(what, why, fix)
         self.status, self.text = status, text
+
+
+def legible(ask: Callable[P, T]) -> Callable[P, T]:
+    """For a method that reads what a provider says: a field that is missing or of another kind than ever before must
+    end neither the guard at home nor a destroy that has more to do."""
+
+    @functools.wraps(ask)
+    def read(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return ask(*args, **kwargs)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+            name = getattr(args[0], "name", "The provider")
+            raise ProviderSilent(
+                what=f"{name} answers {ask.__name__} in words that this homing does not know.",
+                why=f"{type(exc).__name__}: {exc}.",
+                doubt="So nothing is known: what was billing may bill on.",
+                fix=f"Try again in a minute: homing runs   Its API may have changed: {pip_upgrade()}",
+            ) from exc
+
+    return read
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from homing.cloud.providers.base import (
     wait_until,
 )
 from homing.cloud.providers.once import Once
-from homing.cloud.providers.rest import Api, Unwelcome
+from homing.cloud.providers.rest import Api, Unwelcome, legible
 from homing.cloud.providers.runpod_balance import read_account, read_balance
 from homing.cloud.providers.runpod_catalogue import ANYWHERE, COUNTS, Choice, Wanted
 from homing.cloud.providers.runpod_log import read_log
@@ -201,6 +201,7 @@ class Runpod:
 
     # --- its life ---
 
+    @legible
     def create(self, request: Request) -> Instance:
         body: dict[str, Any] = {}
 
@@ -225,6 +226,7 @@ class Runpod:
         start.hand_over(connection)
         start.check_right(connection, must_end_itself=self._settings["must_end_itself"])
 
+    @legible
     def describe(self, instance_id: str) -> Instance:
         at, known = self._looked.get(instance_id, (0.0, None))
         if known is not None and self._world.monotonic() - at < _DESCRIBE_EVERY_S:
@@ -238,20 +240,21 @@ class Runpod:
         gone = Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="not known to RunPod any more")
         return dataclasses.replace(gone, spend_usd=self._bill(instance_id))
 
+    @legible
     def list_owned(self) -> list[Instance]:
-        pods = [pod for pod in self._pods() if str(pod["name"]).startswith(self._prefix)]
+        pods = [pod for pod in self._pods() if str(pod.get("name")).startswith(self._prefix)]
         self._looked.clear()  # what is no longer listed must be looked at afresh
         found = [self._instance(pod) for pod in pods]
         return [instance for instance in found if instance.state != "gone"]
 
+    @legible
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         self._made.pop(instance_id, None)
         if instance_id not in self._ours:
             pod = self._find(instance_id)
-            if pod is None:
-                return
-            self._own(pod)
+            if pod is not None:  # not shown may be not shown yet: it is asked for all the same
+                self._own(pod)
         self._api.delete(_path(instance_id))
 
     def log(self, instance_id: str) -> str:
@@ -262,6 +265,7 @@ class Runpod:
 
     # --- beside instances ---
 
+    @legible
     def list_resources(self) -> list[Resource]:
         return [resource(each) for each in list_volumes(self._api) if each.name.startswith(self._prefix)]
 
@@ -422,7 +426,7 @@ class Runpod:
 
     def _with_mark(self, mark: str) -> list[dict[str, Any]]:
         """What lives under a mark, the oldest first: of two under one mark the first is the one that is kept."""
-        found = [pod for pod in self._pods() if pod["name"] == mark and pod["status"] != "TERMINATED"]
+        found = [pod for pod in self._pods() if pod.get("name") == mark and pod["status"] != "TERMINATED"]
         return sorted(found, key=lambda pod: (str(pod["createdAt"]), str(pod["id"])))
 
     def _connection(self, pod: dict[str, Any]) -> Connection | None:

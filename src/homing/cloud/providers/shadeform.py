@@ -38,7 +38,7 @@ from homing.cloud.providers.base import (
     wait_until,
 )
 from homing.cloud.providers.once import Once
-from homing.cloud.providers.rest import Api, Unwelcome
+from homing.cloud.providers.rest import Api, Unwelcome, legible
 from homing.cloud.providers.shadeform_account import (
     Account,
     detail_of,
@@ -152,6 +152,7 @@ class Shadeform:
 
     # --- its life ---
 
+    @legible
     def create(self, request: Request) -> Instance:
         sent: list[tuple[dict[str, Any], Thresholds]] = []
 
@@ -182,6 +183,7 @@ class Shadeform:
         self._arm(instance_id, self._full(request))
         self._handed[instance_id] = self._world.monotonic() + self._start_s
 
+    @legible
     def describe(self, instance_id: str) -> Instance:
         at, known = self._looked.get(instance_id, (0.0, None))
         if known is not None and self._world.monotonic() - at < _DESCRIBE_EVERY_S:
@@ -192,16 +194,18 @@ class Shadeform:
         instance = self._instance(self._own(body))
         return instance if instance.state != "ready" else self._looked_there(instance)
 
+    @legible
     def list_owned(self) -> list[Instance]:
         bodies = [body for body in self._account.instances() if mark_of(body).startswith(self._prefix)]
         self._looked.clear()  # what is no longer listed must be looked at afresh
         return [instance for body in bodies if (instance := self._instance(body)).state != "gone"]
 
+    @legible
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         if instance_id not in self._ours:
             body = self._account.info(instance_id)
-            if body is None or is_over(self._own(body)):
+            if body is not None and is_over(self._own(body)):  # not shown may be not shown yet: it is asked for
                 return
         try:
             self._account.delete(instance_id)
@@ -235,6 +239,7 @@ class Shadeform:
 
     # --- beside instances ---
 
+    @legible
     def list_resources(self) -> list[Resource]:
         """SSH keys, each under the mark of its instance. They cost nothing: one that cannot go yet holds up nobody."""
         ours = [body for body in self._account.ssh_keys() if str(body["name"]).startswith(self._prefix)]

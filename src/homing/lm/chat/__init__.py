@@ -1,7 +1,7 @@
 """Conversations to token shards with a loss mask. Home side: the trainer reads the result and needs none of this.
 
     lines     a file, packed or plain        -> numbered JSON values
-    forms     a value in any of four forms   -> a conversation
+    forms     a value in any of five forms   -> a conversation
     rules     a conversation                 -> the same, tidied, or the fault that is in it
     template  Jinja, in a sandbox            -> the text that a model reads
     tokens    tokenizer.json                 -> ids of plain text, and of the markers apart from it

@@ -1,9 +1,10 @@
-"""Four forms in which conversations are handed around, each to the same messages. Recognised once a file, told aloud.
+"""Five forms in which conversations are handed around, each to the same messages. Recognised once a file, told aloud.
 
     messages   {"messages": [{"role": ..., "content": ...}, ...], "tools": [...]}
     list       [{"role": ..., "content": ...}, ...]                            nanochat's
     sharegpt   {"conversations": [{"from": "human", "value": ...}, ...]}
     alpaca     {"instruction": ..., "input": ..., "output": ...}
+    pair       {"prompt": ..., "completion": ...}                              TRL's, each of them text or messages
 
 Only moves words to where they belong; whether they make a conversation is for `rules`.
 """
@@ -17,7 +18,7 @@ from homing.lm.chat.messages import Fault
 
 __all__ = ["FORMS", "Raw", "to_messages", "unused_fields", "which_form"]
 
-FORMS = ("messages", "list", "sharegpt", "alpaca")
+FORMS = ("messages", "list", "sharegpt", "alpaca", "pair")
 Raw = tuple[list[Any], Any]  # messages, tools; neither is checked yet
 
 _SPEAKERS = {
@@ -25,10 +26,12 @@ _SPEAKERS = {
     **{"gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant"},
     **{"system": "system", "tool": "tool", "observation": "tool", "function_response": "tool"},
 }
+_PAIRS = (("prompt", "completion"), ("prompt", "response"), ("question", "answer"))
 _KNOWN = {
     "messages": {"messages", "tools"},
     "sharegpt": {"conversations", "system", "tools"},
     "alpaca": {"instruction", "input", "output", "system", "history"},
+    "pair": {"system", *(name for pair in _PAIRS for name in pair)},
 }
 
 
@@ -41,8 +44,10 @@ def which_form(value: Any) -> str:
     for form, name in (("messages", "messages"), ("sharegpt", "conversations"), ("alpaca", "instruction")):
         if name in value:
             return form
+    if _pair_in(value):
+        return "pair"
     names = ", ".join(list(value)[:8]) or "none"
-    raise Fault("no-form", f"no messages, conversations or instruction; fields there: {names}")
+    raise Fault("no-form", f"no messages, conversations, instruction or prompt and completion; fields there: {names}")
 
 
 def to_messages(value: Any, form: str) -> Raw:
@@ -54,6 +59,8 @@ def to_messages(value: Any, form: str) -> Raw:
         return value, None
     if form == "alpaca":
         return _from_alpaca(value), None
+    if form == "pair":
+        return _from_pair(value), None
     tools = value.get("tools")
     if isinstance(tools, str):
         tools = _json_text(tools, "tools")
@@ -84,6 +91,23 @@ def _from_alpaca(value: dict[str, Any]) -> list[Any]:
             raise Fault("wrong-type", "'history' is not a list of pairs: question, answer")
         messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
     return [*messages, {"role": "user", "content": asked}, {"role": "assistant", "content": value["output"]}]
+
+
+def _pair_in(value: dict[str, Any]) -> tuple[str, str] | None:
+    return next((pair for pair in _PAIRS if value.keys() >= set(pair)), None)
+
+
+def _from_pair(value: dict[str, Any]) -> list[Any]:
+    pair = _pair_in(value)
+    assert pair is not None  # that is how the form was known
+    system = value.get("system")
+    messages = [{"role": "system", "content": system}] if system not in (None, "") else []
+    for name, role in zip(pair, ("user", "assistant"), strict=True):
+        said = value[name]
+        if not isinstance(said, (str, list)):
+            raise Fault("wrong-type", f"{name!r} is {_kind(said)}, neither text nor a list of messages")
+        messages += [{"role": role, "content": said}] if isinstance(said, str) else said
+    return messages
 
 
 def _from_sharegpt(turn: Any, number: int) -> Any:

@@ -1,4 +1,4 @@
-"""A file to numbered JSON values: one a line, or the elements of one array in a `.json` file.
+"""A file to numbered values: one JSON a line, the elements of one array in a `.json` file, or the rows of a Parquet.
 
 A line that cannot be read is a fault in its place, and the next line is read as if nothing had been: no fault hides
 another. A file that cannot be read on (a damaged archive, an array that breaks off) stops with the number of the line.
@@ -17,6 +17,7 @@ from homing.errors import DataError
 from homing.lm.chat.messages import Fault
 from homing.lm.text.documents import MAX_LINE_BYTES
 from homing.lm.text.find import PACKINGS
+from homing.lm.text.parquet import rows_of
 from homing.lm.text.read import Reading, open_blocks
 
 __all__ = ["BrokenFile", "Line", "values_of"]
@@ -39,7 +40,9 @@ class Line:
 
 def values_of(reading: Reading) -> Iterator[Line]:
     """Every value of the file, in order. Blank lines are no values."""
-    if _is_json(reading.source.path):
+    if reading.source.form == "parquet":
+        yield from _rows(reading)
+    elif _is_json(reading.source.path):
         yield from _array_or_lines(reading)
     else:
         yield from _from_lines(_lines(reading))
@@ -48,6 +51,15 @@ def values_of(reading: Reading) -> Iterator[Line]:
 def _is_json(path: str) -> bool:
     stem, ending = os.path.splitext(path.lower())
     return (os.path.splitext(stem)[1] if ending in PACKINGS else ending) == ".json"
+
+
+def _rows(reading: Reading) -> Iterator[Line]:
+    for number, row in rows_of(reading):
+        yield Line(number, _not_utf8(row) if isinstance(row, UnicodeDecodeError) else row)
+
+
+def _not_utf8(exc: UnicodeDecodeError) -> Fault:
+    return Fault("not-utf8", f"not UTF-8: byte 0x{exc.object[exc.start]:02x} at byte {exc.start + 1} of a text in it")
 
 
 def _lines(reading: Reading) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from homing.lm.chat.render import Renderer, need_template
 from homing.lm.chat.template import find_template
 from homing.lm.chat.tokens import ChatTokens
 from homing.lm.prep.order import file_sha256
-from homing.lm.text.find import PACKINGS, Source, find_sources
+from homing.lm.text.find import PACKINGS, PARQUET_ENDING, Source, find_sources
 
 __all__ = [
     "ChatInputs",
@@ -31,7 +31,7 @@ __all__ = [
     "settings_of",
 ]
 
-ENDINGS = (".jsonl", ".ndjson", ".json")
+ENDINGS = (".jsonl", ".ndjson", ".json", PARQUET_ENDING)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def open_renderer(folder: Path) -> Renderer:
 
 
 def find_chat_files(patterns: Sequence[str], key: str = "chat") -> tuple[list[Source], list[str]]:
-    """Files and warnings. A folder gives its .jsonl, .ndjson and .json, packed or not."""
+    """Files and warnings. A folder gives its .jsonl, .ndjson and .json, packed or not, and .parquet."""
     named: list[str] = []
     for pattern in patterns:
         folder = os.path.expanduser(pattern)

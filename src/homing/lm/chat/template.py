@@ -40,9 +40,12 @@ class ChatTemplate:
         that it is told; the clock's where none is given."""
         self.source, self.names, self.path = source, names, path
         self.has_generation = _GENERATION.search(source) is not None
-        self._environment = _environment(now or datetime.datetime.now())
+        environment = _environment(now or datetime.datetime.now())
+        generation = environment.extensions[_Generation.identifier]
+        assert isinstance(generation, _Generation), "it is there by that name"
+        self._generation = generation
         try:
-            self._template = self._environment.from_string(source)
+            self._template = environment.from_string(source)
         except TemplateSyntaxError as exc:
             raise DataError(
                 what=f"The chat template{f' in {path}' if path else ''} is not Jinja that can be read.",
@@ -64,7 +67,7 @@ class ChatTemplate:
         marks: tuple[str, str] = ("", ""),
     ) -> str:
         """`marks` come before and after what stands in `{% generation %}`. What a template refuses is a Fault."""
-        self._environment.generation_marks = marks  # type: ignore[attr-defined]
+        self._generation.marks = marks
         try:
             return self._template.render(
                 messages=[_with_reasoning(message) for message in messages],
@@ -105,7 +108,7 @@ class _Generation(Extension):
 
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
-        environment.generation_marks = ("", "")
+        self.marks = ("", "")
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -113,7 +116,7 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
 
     def _marked(self, caller: Any) -> str:
-        before, after = self.environment.generation_marks  # type: ignore[attr-defined]
+        before, after = self.marks
         return f"{before}{caller()}{after}"
 
 

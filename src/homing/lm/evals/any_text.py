@@ -49,7 +49,8 @@ class Text:
 
 
 def text_in_files(patterns: Sequence[str], *, text_field: str = "text") -> Text:
-    """A file is one document, cut only where it is very long; <|endoftext|> in it ends one; .jsonl has one a line."""
+    """A file is one document, cut only where it is very long; <|endoftext|> in it ends one; .jsonl has one a line,
+    .parquet one a row."""
     sources = find_sources(patterns, key="text").sources
 
     def documents() -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homing.lm.generate import ChatTurns, complete, generate, text_pieces
-from homing.lm.model import Decoder
+from homing.lm.model import Decoder, lora
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.specials import lacks_turns
 from homing.wire import names
@@ -29,9 +29,11 @@ def sample_texts(
     """(prompt, what the model made of it); with no prompts, one text from the start of a document, or one answer."""
     is_turn = is_chat and not lacks_turns(tokenizer.specials)
     texts = []
-    for number, prompt in enumerate(sampling.prompts or [_GREETING if is_turn else ""]):
-        pieces = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number)
-        texts.append((prompt, "".join(pieces)))
+    with lora.lengths_held(model):
+        # One after the other: products of several rows at once round otherwise, and a text would hang on the others.
+        for number, prompt in enumerate(sampling.prompts or [_GREETING if is_turn else ""]):
+            pieces = (_answer if is_turn else _continuation)(model, tokenizer, prompt, sampling, seed + number)
+            texts.append((prompt, "".join(pieces)))
     return texts
 
 

@@ -163,13 +163,17 @@ def verify_files(folder: Path, card: Card) -> None:
         return
     listed = {file.name: file for file in manifest.files}
     described_by = names.RUN if (folder / names.RUN).is_file() else CONFIG
-    weights = [name for name in (names.WEIGHTS, names.ADAPTER, names.ADAPTER_CONFIG) if (folder / name).is_file()]
+    whole_or_adapter = (names.WEIGHTS, names.ADAPTER, names.ADAPTER_CONFIG)
+    # Also one that is listed and gone: without its paper an adapter could be put on weights that are not its own.
+    weights = [name for name in whole_or_adapter if name in listed or (folder / name).is_file()]
     if not weights:
         weights = [INDEX, *sorted(path.name for path in folder.glob("model-*.safetensors"))]
     problems = []
     for name in (*weights, described_by, names.TOKENIZER):
-        num_bytes = (folder / name).stat().st_size
-        if name not in listed:
+        num_bytes = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if num_bytes is None:
+            problems.append(f"{name} is not there.")
+        elif name not in listed:
             problems.append(f"{name} is not listed in {names.MANIFEST}.")
         elif num_bytes != listed[name].num_bytes:
             problems.append(f"{name} has {num_bytes:,} bytes, not {listed[name].num_bytes:,}.")

@@ -52,12 +52,12 @@ def _generate(
             cache, unread = model.new_cache(), window
         # no_grad inside the loop: around a generator's yield it would leak into whoever asks for the next id.
         with torch.no_grad():
-            logits_V = model(torch.tensor([unread], device=model.device), cache=cache)[0, -1]
+            logits_V = model.next_logits(torch.tensor([unread], device=model.device), cache)[0]
         picked = pick(logits_V, temperature=temperature, top_k=top_k, generator=generator)
         if picked in stop_ids:
             return
         yield picked
-        window = [*window, picked]
+        window.append(picked)
         unread = [picked]
 
 

@@ -7,6 +7,8 @@ Shapes: B batch, T new positions, S positions seen, D width, H query heads, G KV
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,9 +56,22 @@ class KVCache:
         if not is_first and T > 1:
             mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(diagonal=S - T)
         is_grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
-        return F.scaled_dot_product_attention(
-            q_BHTK, k_BGSK, v_BGSK, attn_mask=mask_TS, is_causal=is_first and T > 1, enable_gqa=is_grouped
-        )
+        with _without_cudnn():
+            return F.scaled_dot_product_attention(
+                q_BHTK, k_BGSK, v_BGSK, attn_mask=mask_TS, is_causal=is_first and T > 1, enable_gqa=is_grouped
+            )
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """cuDNN plans anew for each number of positions, tens of milliseconds of the host; with a cache that is at each
+    token."""
+    was_on = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_on)
 
 
 class Attention(nn.Module):

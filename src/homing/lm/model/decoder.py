@@ -120,9 +120,16 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Logits (B, T, vocab_size) in fp32. With a cache, `ids_BT` follow what the cache holds. `segments` (B, T)
         number the texts in each row (-1: padding); each is computed as if it were alone."""
-        h_BTD = self._hidden(ids_BT, cache, positions, segments)
-        logits_BTV = F.linear(h_BTD, self._head().to(h_BTD.dtype))[..., : self.shape.vocab_size].float()
-        return cap(logits_BTV, self.softcap)
+        return self._logits(self._hidden(ids_BT, cache, positions, segments))
+
+    def next_logits(self, ids_BT: Tensor, cache: KVCache) -> Tensor:
+        """Logits (B, vocab_size) in fp32 of what follows the last of `ids_BT`. Those of a whole prompt would be its
+        length times the vocabulary: gigabytes, and on a processor most of the time that reading it takes."""
+        return self._logits(self._hidden(ids_BT, cache, None, None)[:, -1])
+
+    def _logits(self, h: Tensor) -> Tensor:
+        logits = F.linear(h, self._head().to(h.dtype))[..., : self.shape.vocab_size].float()
+        return cap(logits, self.softcap)
 
     def loss(
         self,

@@ -99,7 +99,7 @@ def check_phases(phases: list[Phase]) -> None:
         raise UsageError(
             what="Two phases of one kind would share the folder of their checkpoints.",
             why=f"phases are {', '.join(kinds)}.",
-            fix="Make them one phase with more steps.",
+            fix="Make them one phase, or put the second into a run of its own, with init_from: this one's model.",
         )
 
 

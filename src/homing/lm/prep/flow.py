@@ -157,7 +157,7 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan
             for piece in all_pieces:
                 tell_scan(piece.read_bytes, 0)
     else:
-        plain = sum(s.num_bytes for s in job.inputs.sources if not s.packing and not s.is_jsonl)
+        plain = sum(s.num_bytes for s in job.inputs.sources if not s.packing and s.form == "plain")
         _check_disk(job, min(plain, job.inputs.num_bytes))
         splits = _encode_pieces(job, chain([first], pieces), threshold, encoder, mark={})
     scan = _save_scan(job, scanner)

@@ -10,11 +10,11 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from homing.lm.graphs import Graphs
 from homing.lm.model import Decoder
 from homing.lm.model.row_cache import RowCache
 from homing.lm.rl.draws import pick_rows
@@ -37,8 +37,8 @@ class Decoding:
         rows = len(cache.places_B)
         self._ids_B = torch.zeros(rows, dtype=torch.int64, device=model.device)
         self._draws_B = torch.zeros(rows, dtype=torch.int64, device=model.device)
-        self._pool: Any = None
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, tuple[Tensor, Tensor]]] = {}
+        self._captures = Graphs(model.device)
+        self._graphs: dict[int, tuple[Callable[[], None], tuple[Tensor, Tensor]]] = {}
 
     def step(self, ids_B: Tensor, places_B: Tensor, draws_B: Tensor, *, furthest: int) -> tuple[Tensor, Tensor]:
         """Reads `ids_B` at `places_B`, none of which is past `furthest`; the picked ids, and the entropy in nats of
@@ -50,8 +50,8 @@ class Decoding:
         if self.is_captured and reach not in self._graphs:
             self._capture(reach)
         if reach in self._graphs:
-            graph, results = self._graphs[reach]
-            graph.replay()
+            replay, results = self._graphs[reach]
+            replay()
             return results
         self.cache.reach = reach
         return self._compute()
@@ -67,25 +67,21 @@ class Decoding:
 
     def _capture(self, reach: int) -> None:
         self.cache.reach = reach
-        kept = self.cache.embedded_B1D
+        kept, problem = self.cache.embedded_B1D, ""
+        results: list[tuple[Tensor, Tensor]] = []  # those of the last time, which is the one that is captured
+
+        def compute() -> None:
+            results[:] = [self._compute()]
+
         try:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):  # libraries set themselves up in their first calls, which is not captured
-                for _ in range(2):
-                    self.cache.embedded_B1D = kept
-                    self._compute()
-            torch.cuda.current_stream().wait_stream(stream)
-            self.cache.embedded_B1D = kept  # reading the same token at the same place again changes nothing else
-            # One pool of memory for all graphs: what one of them leaves there is read before another one runs.
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            # Only what this thread does is captured; another one may be copying a checkpoint off the card.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                results = self._compute()
-            self._graphs[reach] = (graph, results)
+            self._graphs[reach] = (self._captures.capture(compute), results[0])
         except RuntimeError as error:
+            problem = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        self.cache.embedded_B1D = kept  # reading the same token at the same place again changes nothing else
+        # Out of the `except`, so that what the failed step holds is no longer held by the exception.
+        if problem:
             self.is_captured = False
+            results.clear()
             self._graphs.clear()
-            self.cache.embedded_B1D = kept
-            self._tell(str(error).strip().splitlines()[0][:300])
+            self._captures.forget()
+            self._tell(problem)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -62,8 +63,10 @@ class Experience:
             ) from exc
 
     def to(self, device: torch.device) -> Experience:
-        moved = {name: value.to(device) for name in vars(self) if isinstance(value := getattr(self, name), Tensor)}
-        return replace(self, **moved)  # type: ignore[arg-type]
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
 
 def rows_of(

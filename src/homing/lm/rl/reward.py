@@ -123,13 +123,13 @@ class OwnReward:
             if line:
                 child.stdin.write(line)
                 child.stdin.flush()
-            said = json.loads(self._read_line(child, deadline))
-            if isinstance(said, dict):
+            said = _answer(self._read_line(child, deadline))
+            if said:
                 return said
-            problem = "its process said something that is no answer"
+            problem = "its process said something that is no answer, and was ended"
         except TimeoutError:
             problem = f"no answer within {timeout_s:g} s; its process was ended"
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError):
             self._end()
             problem = f"its process ended ({_how_ended(child)})"
         self._end()
@@ -167,6 +167,17 @@ class OwnReward:
                 with contextlib.suppress(OSError):
                     pipe.close()
         child.wait(timeout=30)
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    """As `reward_process` says it; nothing where that is not what was said."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    kinds = {"ready": bool, "reward": float, "problem": str}
+    is_answer = isinstance(said, dict) and any(isinstance(said.get(name), kind) for name, kind in kinds.items())
+    return said if is_answer else {}
 
 
 def _check(path: Path, sha256: str) -> None:

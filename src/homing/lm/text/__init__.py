@@ -2,7 +2,8 @@
 
     find       paths, globs, folders          -> sources, in one fixed order
     read       a source, packed or plain      -> blocks of bytes
-    documents  blocks, or JSON lines          -> documents, none larger than a bound
+    parquet    a source that is a table       -> the text of its rows
+    documents  blocks, JSON lines, rows       -> documents, none larger than a bound
     split      a document's hash              -> train or val
 
 Nothing here holds more than a few blocks at a time, whatever the size of a file. A document is UTF-8 bytes: the

@@ -1,10 +1,11 @@
-"""Blocks of bytes to documents: split at <|endoftext|>, or one JSON line each, and bounded in size.
+"""Blocks of bytes to documents: split at <|endoftext|>, or one JSON line or Parquet row each, and bounded in size.
 
 plain text   The marker ends a document and is not text. A file whose beginning has no marker is cut at paragraph
              borders into documents near `Cuts.unmarked_bytes`, so that one big file still splits into train and val
              and shuffles; a file smaller than twice that stays whole.
 JSON lines   The text field of each line is a document.
-both         A document past `MAX_DOCUMENT_BYTES` is cut at paragraph borders too: memory stays bounded by the
+Parquet      The text column of each row is a document.
+all          A document past `MAX_DOCUMENT_BYTES` is cut at paragraph borders too: memory stays bounded by the
              document, not by the file. Nothing is thrown away but markers, a byte-order mark, and blank documents.
 
 Where a cut falls depends on the text alone, never on how it arrived in blocks, so every pass sees the same documents.
@@ -13,10 +14,12 @@ Where a cut falls depends on the text alone, never on how it arrived in blocks, 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from homing.errors import DataError
+from homing.lm.text.parquet import texts_of
 from homing.lm.text.read import Reading, open_blocks
 
 __all__ = ["MARKER", "MAX_DOCUMENT_BYTES", "MAX_LINE_BYTES", "Cuts", "cut", "documents_of", "unmarked_bytes_for"]
@@ -48,8 +51,7 @@ def unmarked_bytes_for(total_bytes: int) -> int:
 
 def documents_of(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
     """The documents of one file, in order, none blank."""
-    pieces = _json_documents(reading, cuts) if reading.source.is_jsonl else _plain_documents(reading, cuts)
-    for document in pieces:
+    for document in _CUTTERS[reading.source.form](reading, cuts):
         if not document.isspace() and document:
             yield document
 
@@ -119,10 +121,13 @@ def _checked(texts: Iterable[bytes], path: str, offset: int, cuts: Cuts) -> Iter
 
 
 def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
+    is_utf16 = offset == 0 and byte in (0xFE, 0xFF)  # of its byte-order mark; UTF-8 has neither
+    kinds = "A file of UTF-16 begins" if is_utf16 else "Packed, binary and Latin-1 files read"
+    command = f"iconv -f {'utf-16' if is_utf16 else 'latin1'} -t utf-8"
     return DataError(
         what=f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset:,}.",
-        why=f"{reason}. Packed, binary and Latin-1 files read like this.",
-        fix=f"iconv -f latin1 -t utf-8 {path} > {path}.utf8, or leave the file out.",
+        why=f"{reason}. {kinds} like this.",
+        fix=f"{command} {shlex.quote(path)} > {shlex.quote(path + '.utf8')}, or leave the file out.",
     )
 
 
@@ -176,3 +181,21 @@ def _bad_line(path: str, number: int, problem: str, fix: str = "") -> DataError:
     return DataError(
         what=f"{path}:{number}: {problem}.", why="Each line must be one JSON object.", fix=fix or "Mend the line."
     )
+
+
+def _parquet_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
+    path = reading.source.path
+    for number, text in texts_of(reading, cuts.text_field):
+        if cuts.is_checked and not text.isascii():
+            try:
+                text.decode()
+            except UnicodeDecodeError as exc:
+                raise DataError(
+                    what=f"{path}:{number}: not UTF-8: byte 0x{text[exc.start]:02x} at {exc.start:,} of the text.",
+                    why=f"{exc.reason}. Column {cuts.text_field!r} says that it is text.",
+                    fix="Write the file again with its text in UTF-8, or leave it out.",
+                ) from exc
+        yield from cut(text, MAX_DOCUMENT_BYTES // 2)
+
+
+_CUTTERS = {"plain": _plain_documents, "jsonl": _json_documents, "parquet": _parquet_documents}

@@ -10,15 +10,17 @@ import glob
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
-from homing.errors import DataError
+from homing.errors import DataError, MissingExtra
 
-__all__ = ["PACKINGS", "TEXT_ENDINGS", "Found", "Source", "find_sources"]
+__all__ = ["PACKINGS", "PARQUET_ENDING", "TEXT_ENDINGS", "Found", "Source", "find_sources", "need_reader"]
 
 PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 JSONL_ENDINGS = (".jsonl", ".ndjson")
-TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS)
+PARQUET_ENDING = ".parquet"
+TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS, PARQUET_ENDING)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Source:
     path: str  # as the person named it
     num_bytes: int  # on disk, packed
     mtime_ns: int
-    is_jsonl: bool
+    form: str  # plain, jsonl or parquet
     packing: str  # "", gzip, xz or zstd
 
     @property
@@ -118,14 +120,36 @@ def _source(path: str, key: str) -> Source:
         )
     if stat.st_size == 0:
         raise DataError(f"{key}: {path} is empty.", why="It has 0 bytes.", fix="Fill it, or leave it out.")
-    name = os.path.basename(path).lower()
+    name, form = os.path.basename(path).lower(), _form(path)
+    packing = PACKINGS.get(os.path.splitext(name)[1], "")
+    if form == "parquet":
+        need_reader(path)
+        if packing:
+            raise DataError(
+                what=f"{key}: {path} cannot be read as it is packed.",
+                why="Parquet is packed inside, and is read from its end.",
+                fix="Unpack it, and name what comes out.",
+            )
     return Source(
         path=path,
         num_bytes=stat.st_size,
         mtime_ns=stat.st_mtime_ns,
-        is_jsonl=_unpacked_name(name).endswith(JSONL_ENDINGS),
-        packing=PACKINGS.get(os.path.splitext(name)[1], ""),
+        form=form,
+        packing=packing,
     )
+
+
+def need_reader(path: str) -> None:
+    """Told before anything is read or fetched: what reads Parquet is an extra of its own."""
+    if _form(path) == "parquet" and find_spec("pyarrow") is None:
+        missing = MissingExtra("prep", "parquet", "pyarrow")
+        missing.what = f"{path} needs the extra `parquet`."
+        raise missing
+
+
+def _form(path: str) -> str:
+    name = _unpacked_name(os.path.basename(path))
+    return "parquet" if name.endswith(PARQUET_ENDING) else "jsonl" if name.endswith(JSONL_ENDINGS) else "plain"
 
 
 def _unpacked_name(name: str) -> str:

@@ -14,7 +14,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 from homing.errors import DataError
 from homing.lm.text.find import Source
@@ -32,20 +32,20 @@ class Reading(io.RawIOBase):
 
     def __init__(self, source: Source, *, is_hashed: bool = False) -> None:
         self.source = source
-        self.num_bytes_read = 0
+        self.num_bytes_read = 0  # counted here; of a Parquet file told by who reads its rows
         self.unpacked: io.BufferedIOBase | None = None  # held here: when it goes, it closes what it reads from
         self._hash = hashlib.sha256() if is_hashed else None
-        self._file: IO[bytes] = open(source.path, "rb", buffering=0)  # noqa: SIM115, closed by close
+        self._file: io.FileIO = open(source.path, "rb", buffering=0)  # noqa: SIM115, closed by close
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer) or 0  # type: ignore[attr-defined]
+        count = self._file.readinto(buffer) or 0
         self.num_bytes_read += count
         if self._hash is not None:
             self._hash.update(memoryview(buffer)[:count])
-        return int(count)
+        return count
 
     def sha256(self) -> str:
         """Of the whole file: what an unpacker left unread (padding after the last stream) is read now."""

@@ -44,7 +44,6 @@ def release_free_memory() -> None:
 def _glibc() -> Any:
     try:
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018, to see whether it is there
-    except (AttributeError, OSError, TypeError):
+    except (OSError, TypeError):
         return None
-    return library
+    return library if hasattr(library, "gnu_get_libc_version") else None

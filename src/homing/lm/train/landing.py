@@ -32,6 +32,8 @@ _DOUBT = 1.25  # on what happens once, at the end: the last save may be the slow
 _SPARE_S = 3.0  # beside it, for retention and a slow disk; more than `Wishes.stop` keeps, which would cut the landing
 _STEP_DOUBT = 1.03  # on the time of a step, before the decay begins: moving the end in the decay costs a steeper tail
 _FORWARD_SHARE = 0.5  # of a step's time per token: an evaluation has no backward pass, but smaller batches
+_LIKELY_SHARE = 1 / 3  # of it, for what people are told: forward alone, of forward and twice as much backward
+_REMEMBERED = 4  # evaluations, saves, samples each
 _DISK_BYTES_PER_S = 50e6  # a slow disk with its fsync and the reading back, until a save was measured
 _RAISED_S = 20.0  # a deadline that moved by more was changed by a person, not by an estimate
 
@@ -44,6 +46,21 @@ class Rates:
     disk_bytes_per_s: float = 400e6  # a checkpoint written, synced and hashed
     copy_bytes_per_s: float = 4e9  # of it to host memory, which is all that training waits for
     layer_s: float = 1.5e-3  # of one sampled token in one layer, kernel by kernel (benchmarks/results/rl.json)
+
+
+class _Seen:
+    """How long one kind of work took, each time."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+
+    def likely_s(self, guess: float) -> float:
+        """The first of its kind also sets up what stays (buffers, kernels), so it is half believed, and where others
+        followed it no longer counts."""
+        return statistics.median([guess, *self._seconds])
 
 
 class Pace:
@@ -63,14 +80,15 @@ class Pace:
         self._phase, self._can_evaluate = phase, can_evaluate
         self._checkpoint_bytes, self._sampled_layers = checkpoint_bytes, sampled_layers
         self._rates = rates or Rates()
+        self._rates_at_start = dataclasses.replace(self._rates)  # for guesses; those of now are what was seen since
         # In rl the first of so many steps samples for all of them: only together they say how fast it goes.
         self._round = phase.rl.updates_per_rollout if phase.rl else 1
         self._steps: deque[float] = deque(maxlen=max(_WINDOW, 3 * self._round))
         self._known_step_s = self._step_s = self._recent_s = 0.0
         self._eval_s: float | None = None
         self._save_s: float | None = None
-        self._held_s: float | None = None
         self._sample_s: float | None = None
+        self._evals, self._saves, self._holds, self._samples = _Seen(), _Seen(), _Seen(), _Seen()
         self._guessed_save_s = checkpoint_bytes / _DISK_BYTES_PER_S
 
     def know(self, step_s: float) -> None:
@@ -91,20 +109,23 @@ class Pace:
 
     def evaluated(self, seconds: float) -> None:
         self._eval_s = seconds
+        self._evals.add(seconds)
 
     def saved(self, seconds: float) -> None:
         self._save_s = seconds
+        self._saves.add(seconds)
         if seconds > 0 and self._checkpoint_bytes:
             self._rates.disk_bytes_per_s = self._checkpoint_bytes / seconds
 
     def held(self, seconds: float) -> None:
         """By a save that is written while training goes on: what training waited for it."""
-        self._held_s = seconds
+        self._holds.add(seconds)
         if seconds > 0 and self._checkpoint_bytes:
             self._rates.copy_bytes_per_s = self._checkpoint_bytes / seconds
 
     def sampled(self, seconds: float) -> None:
         self._sample_s = seconds
+        self._samples.add(seconds)
         if seconds > 0 and self._sampled_layers:
             self._rates.layer_s = seconds / self._sampled_layers
 
@@ -129,13 +150,11 @@ class Pace:
 
     @property
     def eval_s(self) -> float:
-        return self._eval_at(self.step_s)
+        return self._guessed_eval_s(self.step_s, _FORWARD_SHARE) if self._eval_s is None else self._eval_s
 
-    def _eval_at(self, step_s: float) -> float:
-        if not self._can_evaluate:
-            return 0.0
-        guess = self._phase.eval_tokens / max(1, self._phase.batch_tokens) * step_s * _FORWARD_SHARE
-        return guess if self._eval_s is None else self._eval_s
+    def _guessed_eval_s(self, step_s: float, share: float) -> float:
+        steps = self._phase.eval_tokens / max(1, self._phase.batch_tokens)
+        return steps * step_s * share if self._can_evaluate else 0.0
 
     @property
     def save_s(self) -> float:
@@ -162,11 +181,12 @@ class Pace:
         step_s = self._recent_s if self._steps else self._known_step_s
         if not step_s:
             return None
-        phase, rates, eval_s = self._phase, self._rates, self._eval_at(step_s)
+        phase, rates = self._phase, self._rates_at_start
+        eval_s = self._evals.likely_s(self._guessed_eval_s(step_s, _LIKELY_SHARE))
         # The last one alone is waited for to its end.
-        last_save = self._checkpoint_bytes / rates.disk_bytes_per_s if self._save_s is None else self._save_s
-        held_s = self._checkpoint_bytes / rates.copy_bytes_per_s if self._held_s is None else self._held_s
-        sample_s = self._guessed_sample_s if self._sample_s is None else self._sample_s
+        last_save = self._saves.likely_s(self._checkpoint_bytes / rates.disk_bytes_per_s)
+        held_s = self._holds.likely_s(self._checkpoint_bytes / rates.copy_bytes_per_s)
+        sample_s = self._samples.likely_s(self._sampled_layers * rates.layer_s)
         evals = _num_due(step + 1, end_step, phase.eval_every)
         saves = _num_due(step, end_step, phase.save_every)
         if phase.eval_every and phase.save_every:  # a planned checkpoint is measured first; those of both count once

@@ -43,7 +43,7 @@ from homing.lm.train.run_dir import locked, read_run, write_outcome
 from homing.lm.train.schedule import lr_scale
 from homing.lm.train.session import Session, open_session, quiet_gc
 from homing.lm.train.shelf import Shelf
-from homing.units import format_bytes, format_count
+from homing.units import format_bytes, format_count, format_duration
 from homing.wire import names
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Phase, Sampling
@@ -363,7 +363,10 @@ class _Phase:
 
         begun = time.monotonic()
         evaluation = self.work.evaluate(self.model, tell)
-        self.pace.evaluated(time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        self.pace.evaluated(seconds)
+        text = f"Evaluated on {evaluation.num_tokens:,} tokens in {format_duration(seconds)}."
+        self._event("evaluated", text, seconds=round(seconds, 3))
         return evaluation
 
     def _next_s(self) -> float:
@@ -421,8 +424,10 @@ class _Phase:
         except (HomingError, OSError, RuntimeError) as error:
             self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", aloud=True)
             return
-        self.pace.sampled(time.monotonic() - begun)
-        self._event("sampled", texts[0][0] + texts[0][1], path=str(path.relative_to(self.s.run_dir)))
+        seconds = time.monotonic() - begun
+        self.pace.sampled(seconds)
+        where = str(path.relative_to(self.s.run_dir))
+        self._event("sampled", texts[0][0] + texts[0][1], path=where, seconds=round(seconds, 3))
 
     def _sampling(self) -> Sampling:
         sampling = self.s.run.sampling

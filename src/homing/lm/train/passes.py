@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from homing.errors import UsageError
 from homing.lm.device import describe_device
+from homing.lm.graphs import WARM, Graphs
 from homing.lm.model import Decoder
 from homing.lm.train.batch import Batch
 from homing.lm.train.control import Hopeless
@@ -35,9 +36,9 @@ from homing.lm.train.metrics import Tell
 __all__ = ["Card", "Lap", "Passes", "card_of", "check_graphs"]
 
 _HOST_BOUND = 0.75  # of a pass's time, spent by the host on handing it over: from here on the card waits for it
-_WORTH = 0.95  # of the plain pass's time, at most: what is hardly faster is not worth the memory it keeps
+_WORTH = 0.9  # of the plain pass's time, at most: what is hardly faster is not worth the memory it keeps
 _ROOM = 0.8  # of the card's memory, at most, with one pass more than was ever held at once; the rest is for evaluations
-_WARM, _LAPS = 2, 5
+_LAPS = 5
 # Of loss and gradients, against the plain pass: sums of bf16 in another order differ by far less, old rows by more.
 _MOST_ERROR = 0.01
 _LEAST_LOSS = 0.01  # a loss nearer to zero, as rl has them, is all rounding
@@ -50,13 +51,8 @@ class Lap:
     whole_s: float  # until the card was done
 
 
-class Card:
+class Card(Graphs):
     """What of CUDA a pass needs; tests have one of their own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
 
     def lap(self, run: Callable[[], object]) -> Lap:
         torch.cuda.synchronize(self._device)
@@ -73,33 +69,6 @@ class Card:
         ours = free + torch.cuda.memory_reserved(self._device)
         peak, now = torch.cuda.max_memory_allocated(self._device), torch.cuda.memory_allocated(self._device)
         return peak + (peak - now) <= _ROOM * ours
-
-    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """`compute`, to be called again without the host. It runs a few times before, really."""
-        before = torch.cuda.current_stream(self._device)
-        # One stream for all: what libraries set up for a stream in their first calls is not captured, and used again.
-        stream = self._stream = self._stream or torch.cuda.Stream(self._device)
-        try:
-            stream.wait_stream(before)
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM):
-                    compute()
-            before.wait_stream(stream)
-            # One pool of memory for all graphs: what one of them leaves there is read before another one runs.
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            # Only what this thread does is policed: others read rows into pinned memory, or copy a checkpoint.
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                compute()
-        finally:
-            # torch leaves the stream of a capture that failed as the current one.
-            torch.cuda.set_stream(before)
-        return graph.replay
-
-    def forget(self) -> None:
-        """Called when no graph is left."""
-        self._pool = None  # a pool that nobody uses is gone, and its name must not be used again
-        torch.cuda.empty_cache()
 
 
 def card_of(device: torch.device) -> Card | None:
@@ -346,7 +315,7 @@ def _with_tensors(piece: Batch, tensors: Sequence[Tensor]) -> Batch:
 
 
 def _median_lap(card: Card, run: Callable[[], object]) -> Lap:
-    for _ in range(_WARM):
+    for _ in range(WARM):
         run()
     return sorted((card.lap(run) for _ in range(_LAPS)), key=lambda lap: lap.whole_s)[_LAPS // 2]
 

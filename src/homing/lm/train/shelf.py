@@ -26,7 +26,7 @@ from homing.lm.train.checkpoint import Refused, TrainState
 from homing.lm.train.metrics import Tell, finite
 from homing.lm.train.resume import check_same, config_sha256
 from homing.lm.train.session import Session
-from homing.lm.train.snapshot import Snapshot, has_room
+from homing.lm.train.snapshot import Snapshot
 from homing.units import format_duration
 from homing.wire import names
 from homing.wire.checkpoint import CheckpointManifest, Stage
@@ -43,6 +43,7 @@ class Saving:
         self.folder: Path | None = None
         self.error: BaseException | None = None
         self.took_s = 0.0
+        self.held_s = 0.0  # of it, what training waited
         self._write, self._begun = write, begun
         self._thread = threading.Thread(target=self._run, name="save")
         self._thread.start()
@@ -130,7 +131,9 @@ class Shelf:
         weights, optimizer = built.model.weights_for_disk(), built.optimizer.state_tensors()
         papers = self.s.papers | built.papers | _papers_of(built)
         self.s.journal.sync()
-        is_held = is_needed or not has_room({**weights, **optimizer})  # then training waits for the disk
+        is_held = is_needed or not self._snapshot.has_room(
+            weights=weights, optimizer=optimizer
+        )  # then training waits for the disk
         if not is_held:
             taken = self._snapshot.take(weights=weights, optimizer=optimizer)
             weights, optimizer = taken["weights"], taken["optimizer"]
@@ -146,6 +149,9 @@ class Shelf:
             return folder
 
         self._saving = Saving(state.step, write, begun, is_final=is_final, is_needed=is_needed)
+        if is_held:
+            self._saving.join()
+        self._saving.held_s = time.monotonic() - begun
         if is_held:
             self.wait()
 
@@ -176,7 +182,8 @@ class Shelf:
         self._damaged = []
         self.took_s = saving.took_s
         text = f"Saved {saving.folder.relative_to(self.s.run_dir)} in {format_duration(saving.took_s)}."
-        told = {"folder": saving.folder.name, "is_final": saving.is_final}
+        told = {"folder": saving.folder.name, "is_final": saving.is_final, "seconds": round(saving.took_s, 3),
+                "held_s": round(saving.held_s, 3)}  # fmt: skip
         self.tell("checkpoint_saved", text, aloud=True, step=saving.step, **told)
         gc.collect()  # the collector is off between saves
 

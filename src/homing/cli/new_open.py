@@ -1,0 +1,93 @@
+"""`homing new NAME --from hf:OWNER/NAME --chat FILE`: a run file that fine-tunes open weights by adapters.
+
+    address or folder -> is it one -> conversations -> runs/NAME.yaml
+
+The Hub is not asked here: `homing prep` asks it, and says what it cannot build. A folder is read at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from homing.cli import talk
+from homing.errors import UsageError
+
+__all__ = ["is_open_weights", "new_open"]
+
+_HUB = re.compile(r"hf:[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_CHATS = "chats.jsonl"
+_BODY = """\
+# {name}: open weights, fine-tuned on conversations by adapters. What comes out is a small file that belongs to them.
+name: {name}
+
+model:
+  from: {weights}
+
+phases:
+  - kind: sft
+    method: lora                # qlora: the same beside weights in four bits; full: every weight learns
+    epochs: 3
+    data:
+      chat: {chats}  # `homing data check` looks at every line
+    lora:
+      rank: 16
+
+limits:
+  # spend: $12.00               # what renting may cost in all; `homing launch` needs it, here or as --spend-limit
+  idle: 30m
+"""
+
+
+def is_open_weights(given: str) -> bool:
+    """An address on the Hub, or a path; the name of a preset is neither."""
+    return given.startswith("hf:") or "/" in given or given.startswith((".", "~"))
+
+
+def new_open(name: str, given: str, chats: list[str], target: Path, yaml_list: Callable[[list[str]], str]) -> None:
+    from homing.config.open_weights import read_source
+    from homing.config.text_files import fault_of, is_in_store
+
+    weights = _weights(given, f"homing new {name} --from {{}}" + "".join(f" --chat {shlex.quote(c)}" for c in chats))
+    for chat in chats:
+        if not is_in_store(chat) and (fault := fault_of(chat)):
+            again = f"homing new {name} --from {shlex.quote(given)} --chat YOUR_CHATS.jsonl"
+            raise UsageError(what=f"--chat: {fault}.", why=f"Looked from {Path.cwd()}.", fix=again)
+    if not weights.startswith("hf:"):
+        read_source(weights)  # what cannot be built is said now, before there is a file
+    shown = weights if _HUB.fullmatch(weights) else yaml_list([weights])[1:-1]
+    aside = target.parent / f".{name}.new.yaml"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(_BODY.format(name=name, weights=shown, chats=yaml_list(chats or [_CHATS])), encoding="utf-8")
+        aside.replace(target)
+    except OSError as exc:
+        raise UsageError(
+            what=f"Cannot write {target}.", why=exc.strerror or str(exc), fix="Go to a folder that you may write to."
+        ) from exc
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+    talk.emit("new/1", {"run": name, "file": str(target), "from": weights, "next": f"homing prep {name}"})
+    if not talk.is_json():
+        print(f"{target}: {weights}, by adapters.")
+    if not chats and not Path(_CHATS).exists():
+        talk.say(f"There are no conversations at {_CHATS} yet: put yours there, or change data.chat in {target}.")
+    talk.say(f"Look at every line: homing data check {shlex.join(chats or [_CHATS])}   Then: homing prep {name}")
+
+
+def _weights(given: str, again: str) -> str:
+    """As the run file has it: an address, or a folder that is there."""
+    if _HUB.fullmatch(given):
+        return given
+    if not given.startswith("hf:") and Path(given).expanduser().is_dir():
+        return given
+    on_hub = f"hf:{given.removeprefix('hf:')}"
+    raise UsageError(
+        what=f"There are no open weights {given!r}.",
+        why="Weights are a folder with config.json, tokenizer.json and safetensors, or on the Hub: hf:OWNER/NAME.",
+        fix=again.format(on_hub if _HUB.fullmatch(on_hub) else "hf:OWNER/NAME"),
+    )

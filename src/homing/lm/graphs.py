@@ -1,0 +1,54 @@
+"""A computation as one CUDA graph: run a few times on a stream of its own -> captured -> launched at once.
+
+A long row of short kernels may take the host longer to launch than the card to run; a graph is one launch. It reads and
+writes the memory it was captured with, so whoever captures keeps buffers and fills them. It does not know what is
+computed: a pass of training (`train.passes`), or a token of every row (`rl.decode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["WARM", "Graphs"]
+
+WARM = 2  # times that a computation really runs before it is captured
+
+
+class Graphs:
+    """Of one card, one after the other: they share a stream and a pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """`compute`, to be called again without the host. It runs a few times before, really. After a failure call
+        `forget`, when nothing of what was computed is held any more, by the exception neither."""
+        before = torch.cuda.current_stream(self._device)
+        # One stream for all: what libraries set up for a stream in their first calls is not captured, and used again.
+        stream = self._stream = self._stream or torch.cuda.Stream(self._device)
+        try:
+            stream.wait_stream(before)
+            with torch.cuda.stream(stream):
+                for _ in range(WARM):
+                    compute()
+            before.wait_stream(stream)
+            # One pool of memory for all graphs: what one of them leaves there is read before another one runs.
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            # Only what this thread does is policed: others read rows into pinned memory, or copy a checkpoint.
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                compute()
+        finally:
+            # torch leaves the stream of a capture that failed as the current one.
+            torch.cuda.set_stream(before)
+        return graph.replay
+
+    def forget(self) -> None:
+        """Called when no graph is left."""
+        self._pool = None  # a pool that nobody uses is gone, and its name must not be used again
+        torch.cuda.empty_cache()

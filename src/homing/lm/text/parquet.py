@@ -1,0 +1,150 @@
+"""A Parquet file row by row: the text of one column, or whole rows.
+
+    texts_of(reading, column)   number and text of every row, as UTF-8 bytes that nobody has looked at yet
+    rows_of(reading)            number of every row, and its fields
+
+Row group after row group, of each only the columns that are wanted, page by page: memory is bounded by some rows and
+some pages, however large a row group is. Rows are numbered from 1, as lines are.
+
+Parquet cannot tell a field that is absent from one that is null, for every row has every column. Whoever wrote
+conversations left out what a turn does not have, so null fields of a row are taken as absent.
+
+The reader is pyarrow, an extra, loaded here alone and only when such a file is opened: what trains never needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from homing.errors import DataError
+from homing.lm.text.find import Source
+from homing.lm.text.read import Reading
+
+__all__ = ["rows_of", "texts_of"]
+
+_BATCH_BYTES = 1 << 20  # of rows at once, by the mean of their row group
+_MOST_ROWS = 512  # at once: where texts repeat, a row group says it is much smaller than its rows are
+_PAGES_BYTES = 1 << 20  # read ahead in a column
+_MOST_NAMED = 20  # columns in an error
+
+
+def texts_of(reading: Reading, column: str) -> Iterator[tuple[int, bytes]]:
+    import pyarrow as pa
+
+    path = reading.source.path
+    with _open(reading) as table:
+        _check_column(table.schema_arrow, column, path)
+        for first, batch in _batches(reading, table, column):
+            texts = batch.column(column).cast(pa.large_binary()).to_pylist()
+            for number, text in enumerate(texts, start=first):
+                if text is None:
+                    raise DataError(
+                        what=f"{path}:{number}: no text: column {column!r} is null there.",
+                        why="Each row must have its text.",
+                        fix="Write the file again without such rows.",
+                    )
+                yield number, text
+
+
+def rows_of(reading: Reading) -> Iterator[tuple[int, dict[str, Any] | UnicodeDecodeError]]:
+    """A row whose text is not UTF-8 is the error that says so, in its place."""
+    with _open(reading) as table:
+        for first, batch in _batches(reading, table, ""):
+            try:
+                yield from enumerate(map(_without_nulls, batch.to_pylist()), start=first)
+            except UnicodeDecodeError:
+                yield from ((first + place, _row(batch.slice(place, 1))) for place in range(len(batch)))
+
+
+def _row(batch: Any) -> dict[str, Any] | UnicodeDecodeError:
+    try:
+        fields: dict[str, Any] = _without_nulls(batch.to_pylist()[0])
+    except UnicodeDecodeError as exc:
+        return exc
+    return fields
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+@contextmanager
+def _open(reading: Reading) -> Iterator[Any]:
+    """Its own handle, for the reader jumps about; `Reading` keeps the one from which the file is hashed."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    source = reading.source
+    try:
+        with (
+            pa.OSFile(source.path) as file,
+            # pre_buffer would hold the columns of a row group whole.
+            ParquetFile(file, pre_buffer=False, buffer_size=_PAGES_BYTES, page_checksum_verification=True) as table,
+        ):
+            if not table.metadata.num_rows:
+                raise DataError(f"{source.path} is empty.", why="It has 0 rows.", fix="Fill it, or leave it out.")
+            yield table
+    except (pa.ArrowException, ValueError, OSError) as exc:
+        raise _damaged(source, exc) from exc
+
+
+def _batches(reading: Reading, table: Any, column: str) -> Iterator[tuple[int, Any]]:
+    """Some rows at a time, with the number of the first; `column` alone, or "" for all of them."""
+    done, num_rows = 0, table.metadata.num_rows
+    for group in range(table.metadata.num_row_groups):
+        wanted = {
+            "batch_size": _rows_at_once(table.metadata.row_group(group)),
+            "row_groups": [group],
+            "columns": [column] if column else None,
+            "use_threads": False,  # another thread uses what this one reads
+        }
+        for batch in table.iter_batches(**wanted):
+            first, done = done + 1, done + len(batch)
+            # By rows, not by bytes: of a file with other columns only a part is ever read.
+            reading.num_bytes_read = reading.source.num_bytes * min(done, num_rows) // num_rows
+            yield first, batch
+    if done != num_rows:
+        raise ValueError(f"It says that it has {num_rows:,} rows, and {done:,} are there.")
+
+
+def _rows_at_once(group: Any) -> int:
+    # By all columns, also where one is wanted: asked about a single one in a damaged footer, pyarrow ends the process.
+    each = max(group.total_byte_size // max(group.num_rows, 1), 1)
+    return int(min(max(_BATCH_BYTES // each, 1), _MOST_ROWS))
+
+
+def _check_column(schema: Any, column: str, path: str) -> None:
+    import pyarrow.types as kinds
+
+    if schema.names.count(column) > 1:
+        problem = f"more than one column {column!r}"
+    elif column in schema.names:
+        kind = schema.field(column).type
+        plain = kind.value_type if kinds.is_dictionary(kind) else kind
+        if kinds.is_string(plain) or kinds.is_large_string(plain) or kinds.is_string_view(plain):
+            return
+        problem = f"column {column!r} is not text, but {kind}"
+    else:
+        problem = f"no column {column!r}"
+    more = ", ..." if len(schema.names) > _MOST_NAMED else ""
+    raise DataError(
+        what=f"{path}: {problem}; columns there: {', '.join(schema.names[:_MOST_NAMED]) or 'none'}{more}.",
+        why="One column must have the text of each row.",
+        fix="Name the column: data.text_field, or --text-field",
+    )
+
+
+def _damaged(source: Source, exc: Exception) -> DataError:
+    if isinstance(exc, OSError) and exc.errno:  # of the disk; pyarrow's own have none
+        return DataError(
+            f"{source.path} cannot be read to its end.", why=exc.strerror or str(exc), fix="Check the disk."
+        )
+    return DataError(
+        what=f"{source.path} is not a whole Parquet file.",
+        why=(str(exc) or type(exc).__name__).splitlines()[0],
+        fix="Fetch the file again, or leave it out.",
+    )

@@ -1,0 +1,123 @@
+"""Ending what bills in bad moments, on a cloud double that bills on its own clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from tests.cloud.test_receipt import billed, line_of, note, rent_twins, written
+from tests.cloud.test_survey import rent
+from tests.doubles.fake_world import FakeWorld
+
+from homing.cloud.destroy import destroy_lines, open_lines
+from homing.cloud.guard import guard_pass
+from homing.cloud.home import Home
+from homing.cloud.providers.base import Instance
+from homing.cloud.providers.fake import Fake
+from homing.errors import ProviderRefused, StillBilling
+from homing.world import HttpRequest, HttpResponse
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld()
+
+
+@pytest.fixture
+def home(homing_home: Path, world: FakeWorld) -> Home:
+    return Home(homing_home, world)
+
+
+def test_a_list_that_cannot_be_read_keeps_nothing_billing_that_is_known_by_its_id(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note(home, rent(home, tmp_path).id)
+    real = world.http
+
+    def no_list(request: HttpRequest) -> HttpResponse:
+        is_list = request.method == "GET" and "/instances?" in request.url
+        return HttpResponse(503, {}, b"") if is_list else real(request)
+
+    monkeypatch.setattr(world, "http", no_list)
+    with pytest.raises(StillBilling, match="not confirmed"):
+        destroy_lines(home, open_lines(home, None), deadline_s=1)
+    assert world.machines.running == [], "its end was asked for all the same"
+    monkeypatch.undo()
+    destroy_lines(home, open_lines(home, None))
+    assert billed(world) <= written(home)
+
+
+def test_a_list_in_words_that_nobody_knows_ends_no_guard_and_keeps_nothing_billing(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note(home, rent(home, tmp_path).id)
+    real = world.http
+
+    def odd(request: HttpRequest) -> HttpResponse:
+        is_list = request.method == "GET" and "/instances?" in request.url
+        return HttpResponse(200, {}, b'{"instances": [{"uuid": 1}]}') if is_list else real(request)
+
+    monkeypatch.setattr(world, "http", odd)
+    assert "words that this homing does not know" in guard_pass(home).problems[0]
+    with pytest.raises(StillBilling, match="not confirmed"):
+        destroy_lines(home, open_lines(home, None), deadline_s=1)
+    assert world.machines.running == []
+
+
+def test_one_that_was_found_by_its_mark_is_known_by_its_id_until_it_is_gone(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # EC2 shows one that shuts down for a minute. Then its mark showed nothing, and it "might still appear".
+    instance = rent(home, tmp_path)
+    line = note(home)
+    real, looks = Fake.list_owned, [2]
+
+    def late(self: Fake) -> list[Instance]:
+        looks[0] -= 1
+        return [instance] if looks[0] >= 0 else real(self)
+
+    monkeypatch.setattr(Fake, "list_owned", late)
+    destroy_lines(home, open_lines(home, None))
+    closed = line_of(home, line.mark)
+    assert (closed.instance_id, closed.is_at_most) == (instance.id, False)
+    assert billed(world) <= written(home)
+
+
+def test_of_two_under_one_mark_a_stubborn_one_does_not_keep_the_other_billing(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = rent_twins(home, world, tmp_path)
+    note(home, first)
+    real = Fake.destroy
+
+    def stubborn(self: Fake, instance_id: str) -> None:
+        if instance_id == first:
+            raise ProviderRefused("It answered 409: locked.")
+        real(self, instance_id)
+
+    monkeypatch.setattr(Fake, "destroy", stubborn)
+    with pytest.raises(StillBilling, match="not confirmed"):
+        destroy_lines(home, open_lines(home, None), deadline_s=1)
+    assert world.machines.running == [first]
+
+
+def test_a_machine_that_is_dearer_than_it_was_offered_costs_that_also_where_it_is_forgotten_with_its_end(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = rent(home, tmp_path)
+    line = note(home, instance.id)
+    home.ledger.update(line.mark, rate_usd_per_hour=str(instance.rate_usd_per_hour / 2))  # as it was offered
+    world.pass_time(600)
+    real = Fake.describe
+
+    def forgetful(self: Fake, instance_id: str) -> object:
+        found = real(self, instance_id)
+        if found.state != "gone":
+            return found
+        return dataclasses.replace(found, rate_usd_per_hour=0, spend_usd=None, ended_at=None, created_at=None)
+
+    monkeypatch.setattr(Fake, "describe", forgetful)
+    destroy_lines(home, open_lines(home, None))
+    assert billed(world) <= written(home)
+    assert line_of(home, line.mark).rate_usd_per_hour == str(instance.rate_usd_per_hour)
