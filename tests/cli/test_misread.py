@@ -206,6 +206,8 @@ def test_a_star_that_the_shell_spread_is_answered_with_its_quotes(say: Say, tmp_
     said = say("new mine --text 'my books/a.txt' 'my books/c.md' --from tiny")  # not all that lies there
     assert fix_of(said) == "homing new mine --text 'my books/a.txt' --text 'my books/c.md' --from tiny"
     assert say(fix_of(said).removeprefix("homing ")).code == 0
+    said = say("destroy --yes 'my books/a.txt' 'my books/c.md'")  # which takes no word at all
+    assert "does not know what to do with 'my books/c.md'" in said.err
 
 
 def test_whoever_asks_for_a_server_is_told_what_serves_an_export(say: Say) -> None:

@@ -37,6 +37,14 @@ def test_a_folder_of_open_weights_becomes_a_run_that_loads(say: Say, tmp_path: P
     assert run.base.address == str((tmp_path / "some base").resolve())
 
 
+def test_a_name_that_yaml_would_take_for_something_else_stays_a_name(say: Say, tmp_path: Path) -> None:
+    write(tmp_path / "base", papers())
+    for name, given in (("12", "./base --chat 'my chats.jsonl'"), ("1e5", "tiny"), ("null", "tiny"), ("on", "tiny")):
+        said = say(f"new {name} --from {given}")
+        assert said.code == 0, said.err
+        assert load_run(name, is_for_prep=True).run.name == name
+
+
 def test_the_hub_is_not_asked_and_the_address_stands_in_the_file(say: Say) -> None:
     said = say("new tune --from hf:Qwen/Qwen3-0.6B@main --json")
     assert said.json["next"] == "homing prep tune"
@@ -49,6 +57,8 @@ def test_the_hub_is_not_asked_and_the_address_stands_in_the_file(say: Say) -> No
     ("line", "what", "fix"),
     [
         ("new t --from Qwen/Qwen3-0.6B", "no open weights 'Qwen/Qwen3-0.6B'", "homing new t --from hf:Qwen/Qwen3-0.6B"),
+        ("new t --from hf:../..", "no open weights 'hf:../..'", "homing new t --from hf:OWNER/NAME"),
+        ("new t --from a/b --chat '{c}.jsonl'", "no open weights 'a/b'", "--from hf:a/b --chat '{c}.jsonl'"),
         ("new t --from hf:Qwen", "no open weights 'hf:Qwen'", "homing new t --from hf:OWNER/NAME"),
         ("new t --from hf:a/b --chat no.jsonl", "no file or folder 'no.jsonl'", "--chat YOUR_CHATS.jsonl"),
         ("new t --from hf:a/b --text 'my chats.jsonl'", "learns from conversations", "--chat YOUR_CHATS.jsonl"),
@@ -64,3 +74,9 @@ def test_what_is_no_open_weights_or_no_chat_is_refused_and_leaves_no_file(
     assert what in said.err
     assert fix in said.err.partition("  fix ")[2]
     assert not Path("runs/t.yaml").exists()
+
+
+def test_conversations_in_a_store_are_looked_at_by_the_name_of_the_run(say: Say) -> None:
+    said = say("new tune --from hf:a/b --chat 'hf:datasets/OWNER/NAME/*.jsonl'")
+    assert said.code == 0, said.err
+    assert "homing data check tune   Then: homing prep tune" in said.err

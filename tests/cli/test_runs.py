@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.cli.control_rig import Homing, clear, lay_out, typing
 
 from homing.wire import codec, names
 from homing.wire.event import Metric, Outcome
+from homing.world import World
 
 
 @pytest.fixture
@@ -125,3 +127,27 @@ def test_a_home_that_cannot_be_used_is_said_without_a_traceback(
         assert said.code in (1, 2, 7), said.err
         assert "Traceback" not in said.err
         assert "fix" in said.err
+
+
+def test_status_watches_a_trainer_at_work_here_until_it_ends(
+    cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.cloud.rig import make_run
+
+    folder = homing_home / "runs/moss-20260101-120000-a"
+    folder.mkdir(parents=True)
+    (folder / names.RUN).write_text(codec.dumps(make_run(homing_home)))
+    slept: list[float] = []
+
+    def train_on(world: World, seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            outcome = Outcome("done", "All steps are done.", 0, "pretrain", 20)
+            (folder / names.OUTCOME).write_text(codec.dumps(outcome))
+
+    monkeypatch.setattr(World, "sleep", train_on)
+    with open(folder / names.TRAINER_LOCK, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        said = cli("status", folder.name, "--watch", "30", "--json")
+    states = [json.loads(line)["state"] for line in said.out.splitlines()]
+    assert (states, slept) == (["training", "training", "done"], [30.0, 30.0])

@@ -10,6 +10,7 @@ from tests.cloud.test_receipt import billed, line_of, note, rent_twins, written
 from tests.cloud.test_survey import rent
 from tests.doubles.fake_world import FakeWorld
 
+from homing.cloud import reconcile
 from homing.cloud.destroy import destroy_lines, open_lines
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
@@ -121,3 +122,24 @@ def test_a_machine_that_is_dearer_than_it_was_offered_costs_that_also_where_it_i
     destroy_lines(home, open_lines(home, None))
     assert billed(world) <= written(home)
     assert line_of(home, line.mark).rate_usd_per_hour == str(instance.rate_usd_per_hour)
+
+
+def test_a_machine_that_a_launch_notes_while_the_end_is_confirmed_closes_no_line(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The answer to a first create call was lost, and what it made is ended from here; the launch has asked once more.
+    first, second = rent_twins(home, world, tmp_path)
+    world.cloud._things[second].hidden_until = world.t + 4000
+    line = note(home)
+    real = reconcile.is_absent
+
+    def meanwhile(*args: object) -> bool:
+        is_gone = real(*args)  # type: ignore[arg-type]
+        if line_of(home, line.mark).instance_id == first:
+            home.ledger.update(line.mark, instance_id=second)
+        return is_gone
+
+    monkeypatch.setattr("homing.cloud.destroy.is_absent", meanwhile)
+    destroy_lines(home, open_lines(home, None))
+    assert world.machines.running == []
+    assert line_of(home, line.mark).instance_id == second

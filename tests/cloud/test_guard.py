@@ -651,6 +651,41 @@ def test_a_run_that_a_person_destroys_while_a_guard_looks_for_offers_is_not_laun
     assert home.provider("local").list_owned() == []
 
 
+def test_a_run_that_a_person_destroys_while_a_guard_looks_at_its_store_is_not_launched_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homing.cloud.destroy import destroy_run
+
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
+    os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: not home.provider("local").list_owned())
+    monkeypatch.setattr(
+        "homing.cloud.launch.check_hub", lambda run, world: destroy_run(Home(home.path, World()), row(home))
+    )
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed by hand"
+    assert [line.attempt for line in home.ledger.lines()] == [1]
+
+
+def test_offers_in_words_that_nobody_knows_end_no_guard(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
+    begin(home, tmp_path)
+    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
+    os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: not home.provider("local").list_owned())
+
+    def odd(local: Local, needs: Any) -> Any:
+        return {"gpus": []}["gpuTypes"]
+
+    monkeypatch.setattr(Local, "offers", odd)
+    (problem,) = guard_pass(home).problems
+    assert "KeyError: 'gpuTypes'" in problem
+
+
 @pytest.mark.slow
 def test_a_run_that_was_asked_to_stop_is_not_launched_again_when_its_machine_is_taken_meanwhile(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

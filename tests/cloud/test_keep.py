@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homing.cloud.home import Home
-from homing.cloud.keep import plan_removal
+from homing.cloud.keep import plan_removal, remove
 from homing.cloud.lease import take
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.mark import make_mark
@@ -159,6 +159,19 @@ def test_a_run_of_which_only_an_earlier_state_was_fetched_is_told_as_such_before
     assert "step 5 was fetched, not its last, pretrain step 12" in plan_removal(store, "runs/moss-1", home).warning
     home.ledger.set_run("moss-1", fetched_step=12)
     assert plan_removal(store, "runs/moss-1", home).warning == ""
+
+
+@pytest.mark.parametrize("damaged", [names.RUN, f"checkpoints/pretrain/{names.step_dir(12)}/{names.MANIFEST}"])
+def test_a_run_whose_papers_are_damaged_goes_like_any_other(home: Home, store: Store, damaged: str) -> None:
+    begin(home, store, "moss-1")
+    push_checkpoint(store, "moss-1", "pretrain", 12)
+    home.ledger.set_run("moss-1", fetched_step=12)
+    strange = CheckpointManifest("", "moss-1", "pretrain", 12, 0, False, "", 0, [FileHash("../x", 2, "0")])
+    store.put_bytes(run_key("moss-1", damaged), b"{" if damaged == names.RUN else codec.dumps(strange).encode())
+    removal = plan_removal(store, "runs/moss-1", home)
+    assert "may be the only copy" in removal.warning
+    remove(store, removal)
+    assert store.list("runs/moss-1/") == []
 
 
 def test_a_run_that_the_ledger_forgot_may_be_the_only_copy(home: Home, store: Store) -> None:

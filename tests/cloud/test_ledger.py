@@ -278,3 +278,10 @@ def test_a_ledger_is_read_where_the_disk_has_no_room_even_for_what_its_readers_s
     done = subprocess.run([sys.executable, "-c", code, str(ledger._path)], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == line(row()).mark, done.stderr
     assert ledger.lines() == [line(row())]
+
+
+def test_a_ledger_with_words_that_are_no_text_any_more_is_told_as_damaged(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    Database(ledger._path).execute(("UPDATE lines SET note = CAST(x'ff' AS TEXT)", ()))
+    with pytest.raises(IntegrityError, match="cannot be used"):
+        ledger.lines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,10 @@ def test_a_run_that_ended_is_gone_on_with_by_resuming(home: Home, run: RunRow) -
     with pytest.raises(UsageError, match="has ended") as caught:
         propose(home, home.ledger.find("moss"), Decimal(20), None)
     assert f"homing launch {run.id} --resume --spend-limit 20.00" in caught.value.fix
+    done = dataclasses.replace(home.ledger.find("moss"), state="done")
+    with pytest.raises(UsageError, match="it is done") as caught:
+        propose(home, done, Decimal(20), None)
+    assert caught.value.fix == f"homing fetch {run.id}   brings the model home.", "resuming it would be refused"
 
 
 @pytest.mark.slow

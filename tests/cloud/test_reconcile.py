@@ -436,3 +436,22 @@ def test_what_is_destroyed_from_elsewhere_while_its_launch_waits_is_not_launched
         launch_any(ready, [other], home, tell=lambda text: None, agree=agree)  # type: ignore[list-item]
     assert not home.ledger.find("moss").is_interrupted
     assert marked_now(home) == []
+
+
+def test_a_launch_that_could_not_write_its_failure_down_holds_no_lock_over_it(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A guard lives on after it, and no look of its or of others would close the line of what this launch had rented.
+    ready, provider = make_draft(home, tmp_path), home.provider("local")
+
+    def refuse(request: object) -> Instance:
+        raise ProviderRefused("It answered 500.")
+
+    def full(*args: object, **columns: object) -> None:
+        raise IntegrityError("The ledger cannot be used.")
+
+    monkeypatch.setattr(provider, "create", refuse)
+    monkeypatch.setattr(home.ledger, "set_run", full)
+    with pytest.raises(ProviderRefused, match="500"):
+        launch(ready, home)
+    assert not home.world.is_locked(home.launch_lock(ready.mark))

@@ -214,6 +214,12 @@ def test_a_gated_or_missing_model_says_which_token_was_used(hub: Hub, monkeypatc
     assert "no token" in caught.value.why
 
 
+def test_a_name_that_the_hub_could_not_have_is_refused_without_a_traceback(hub: Hub) -> None:
+    for address in ("hf:../..", "hf:them/open-", "hf:them/a..b"):
+        with pytest.raises(DataError, match="names no model on the Hub"):
+            read_source(address)
+
+
 def test_a_line_that_breaks_in_the_middle_is_an_error_with_a_fix(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(hub, "them/model", papers(), is_private=False)
     source = read_source("hf:them/model")

@@ -160,6 +160,22 @@ def test_the_marker_warning_is_silent_where_a_marker_occurs_or_json_lines_need_n
     assert warnings(seen) == ""
 
 
+def test_lines_as_on_windows_are_kept_and_told(corpus: Path) -> None:
+    text = corpus.read_text(encoding="utf-8").replace(" the ", "\r\n")
+    assert "\r\n" in text
+    for number in range(2):
+        (corpus.parent / f"w{number}.txt").write_text(text, encoding="utf-8", newline="")
+    order = order_of(corpus, text=[f"{corpus.parent}/*.txt"])
+    _, seen = run(order)
+    (told,) = warnings(seen).splitlines()
+    assert told.startswith(f"Lines of {corpus.parent}/w0.txt and of 1 other file end in \\r\\n")
+    assert told.endswith("FILES makes them plain.")
+    assert any("\r\n" in document for document in decoded(order.dir))
+    (corpus.parent / "w.gz").write_bytes(gzip.compress(text.encode()))  # which sed would spoil
+    _, seen = run(order_of(corpus, text=[str(corpus.parent / "w.gz")]))
+    assert "makes unpacked ones plain" in warnings(seen)
+
+
 def test_packed_and_plain_text_and_json_lines_give_the_same_shards(corpus: Path) -> None:
     folder = corpus.parent
     (folder / "b.txt.gz").write_bytes(gzip.compress(corpus.read_bytes()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,7 @@ TREE = [
     "en/.hidden.jsonl",
     "en/deep/3.jsonl",
     "en/deep/x.bin",
+    "en/raw/y.bin",
     "enough",
 ]
 
@@ -126,8 +128,10 @@ TREE = [
         ("en/*.jsonl", ["en/1.jsonl", "en/2.jsonl"]),
         ("*", ["a.jsonl", "b.txt", "enough"]),
         ("**/*.jsonl", ["a.jsonl", "en/1.jsonl", "en/2.jsonl", "en/deep/3.jsonl"]),
-        ("en/**", ["en/1.jsonl", "en/2.jsonl", "en/deep/3.jsonl", "en/deep/x.bin"]),
+        ("en/**", ["en/1.jsonl", "en/2.jsonl", "en/deep/3.jsonl", "en/deep/x.bin", "en/raw/y.bin"]),
         ("*/[23]*", ["en/2.jsonl"]),
+        ("en/[23]*", ["en/2.jsonl"]),
+        ("[ade]n/1*", ["en/1.jsonl"]),
         ("*/deep/*.jsonl", ["en/deep/3.jsonl"]),
     ],
 )
@@ -143,7 +147,7 @@ def test_a_pattern_brings_what_it_would_find_here(
     (brought,) = bring_files([f"{address}/{pattern}"], tmp_path / "here")
     sources = find_sources([brought], key="text").sources
     found = {str(Path(source.path).relative_to(tmp_path / "here-0")): Path(source.path) for source in sources}
-    prefix = pattern.partition("*")[0].rpartition("/")[0]
+    prefix = re.split(r"[*\[]", pattern)[0].rpartition("/")[0]
     assert sorted(f"{prefix}/{key}".lstrip("/") for key in found) == wanted
     assert all(path.read_text() == f"text of {prefix}/{key}".replace(" /", " ") for key, path in found.items())
 
@@ -187,6 +191,18 @@ def test_a_revision_keeps_to_one_state_and_what_is_gone_is_gone_here_too(hub: Hu
         assert "no branch, tag or commit" in caught.value.why
 
 
+def test_what_was_brought_for_another_pattern_is_not_taken_for_this_one(hub: Hub, tmp_path: Path) -> None:
+    put(hub, {"a.jsonl": b"a", "en/1.jsonl": b"one", "en/deep/2.jsonl": b"two"})
+    for pattern, wanted in (
+        ("**/*.jsonl", ["1.jsonl", "2.jsonl", "a.jsonl"]),
+        ("*", ["a.jsonl"]),
+        ("e*/*", ["1.jsonl"]),
+    ):
+        brought = bring_file(f"{ADDRESS}/{pattern}", tmp_path / "here")
+        sources = find_sources([brought], key="text").sources
+        assert sorted(Path(source.path).name for source in sources) == wanted
+
+
 def test_a_pattern_that_meets_nothing_says_what_there_is(hub: Hub, tmp_path: Path) -> None:
     put(hub, {"en/train.csv": b"1", "en/test.csv": b"1"})
     with pytest.raises(DataError, match=r"No file matches .*\*\.parquet") as caught:
@@ -194,6 +210,23 @@ def test_a_pattern_that_meets_nothing_says_what_there_is(hub: Hub, tmp_path: Pat
     assert "test.csv, train.csv" in caught.value.why
     with pytest.raises(UsageError, match="names no repository"):
         bring_file("hf:datasets/*.parquet", tmp_path / "here")
+    for whole in (ADDRESS, f"{ADDRESS}@main", f"{ADDRESS}@refs/convert/parquet", "hf://me/corpus"):
+        with pytest.raises(UsageError, match="names no file in a store"):
+            bring_file(whole, tmp_path / "here")
+
+
+def test_a_data_set_that_cannot_be_had_is_told_with_what_helps(hub: Hub, tmp_path: Path) -> None:
+    hub.add("them/closed", "dataset", is_private=False, is_gated=True)
+    put(hub, {"1.jsonl": b"one"})
+    cases = {
+        "hf:datasets/them/closed/*.jsonl": f"Ask for access: {hub.endpoint}/datasets/them/closed",
+        "hf:datasets/them/nothing/*.jsonl": "Mend its name, or use another token: export HF_TOKEN=...",
+        f"{ADDRESS}/2.jsonl": f"homing store ls --store {ADDRESS}",
+    }
+    for address, fix in cases.items():
+        with pytest.raises(StoreError) as caught:
+            bring_file(address, tmp_path / "here")
+        assert fix in caught.value.fix
 
 
 def test_a_long_download_tells_how_far_it_is(

@@ -179,6 +179,18 @@ def test_what_was_pushed_in_part_goes_with_the_folder_that_a_person_removes(thro
     assert left == ["p/runs/moss-10/checkpoints/x"]
 
 
+def test_inputs_that_another_home_pushes_now_are_not_cut_by_who_removes_what_lies_beside_them(
+    through: S3Store, tmp_path: Path
+) -> None:
+    # Its first launch: until the inputs are there, no record in the store tells of it.
+    client, bucket = through.door.client, through.address.bucket
+    client.create_multipart_upload(Bucket=bucket, Key=f"p/objects/{'b' * 64}")
+    through.put_bytes(f"objects/{'a' * 64}", b"{}")
+    remove(through, plan_removal(through, "objects", Home(tmp_path / "home", World())))
+    assert through.list("objects") == []
+    assert len(client.list_multipart_uploads(Bucket=bucket)["Uploads"]) == 1
+
+
 def test_a_get_that_is_cut_goes_on_by_range(through: S3Store, proxy: Proxy, tmp_path: Path) -> None:
     path = big_file(tmp_path, 3 * PART)
     digest = through.put("k", str(path)).sha256

@@ -10,6 +10,7 @@ place. What is here already is not brought again. On the Hub all files of a patt
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import re
@@ -32,6 +33,8 @@ __all__ = ["bring_file", "bring_files"]
 
 _TELL_EVERY_S = 10.0
 _IN_STORE = re.compile(r"(?P<path>(s3|hf|modal|file):[^?]*/[^/?]+)(?P<query>\?.*)?")
+_REPO = re.compile(r"hf:/*((datasets|models)/)?[^/*]+/[^/*]+")
+_MAGIC = re.compile(r"[*\[]")
 # A pull request or the Hub's own conversion to Parquet has slashes in its name.
 _REVISION = re.compile(r"(?P<repo>hf:/*((datasets|models)/)?[^/@]+/[^/@]+)@(?P<revision>refs/(convert|pr)/[^/]+|[^/]+)")
 
@@ -46,7 +49,7 @@ def bring_file(path: str, into: Path) -> str:
     if not is_in_store(path):
         return path
     found = _IN_STORE.fullmatch(path)
-    if found is None:
+    if found is None or _REPO.fullmatch(_REVISION.sub(r"\g<repo>", path)):
         raise UsageError(
             what=f"{path!r} names no file in a store.",
             why="It ends in the name of a file, or in a pattern.",
@@ -65,7 +68,7 @@ def _apart(path: str) -> tuple[str, str, str]:
     revision = ""
     if named := _REVISION.match(path):
         path, revision = named["repo"] + path[named.end() :], named["revision"]
-    folder = path.partition("*")[0].rpartition("/")[0]
+    folder = (_MAGIC.split(path)[0] if "*" in path else path).rpartition("/")[0]
     return folder, path[len(folder) + 1 :], revision
 
 
@@ -83,7 +86,7 @@ def _open(url: str, revision: str, *, is_pinned: bool) -> Store:
 def _bring_all(store: Store, pattern: str, address: str, into: Path) -> str:
     from homing.store.hf import HubStore
 
-    below = store.list(pattern.partition("*")[0])
+    below = store.list(_MAGIC.split(pattern)[0])
     met = [entry for entry in below if _matches(entry.key.split("/"), pattern.split("/"))]
     if not met:
         others = ", ".join(entry.key for entry in below[:5]) or "nothing"
@@ -97,12 +100,19 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path) -> str:
     _check_room([entry for entry in met if not (into / entry.key).is_file()], into)
     for entry in met:
         _bring(store, entry.key, f"{store.url}/{entry.key}", into)
-    here = f"{glob.escape(str(into))}/{pattern}"
-    kept = {into / entry.key for entry in met}
-    for name in glob.glob(here, recursive=True):
-        if Path(name).is_file() and Path(name) not in kept:
-            Path(name).unlink()  # brought once, and no longer there: the pattern would take it all the same
-    return here
+    _keep_only({into / entry.key for entry in met}, into)
+    return f"{glob.escape(str(into))}/{pattern}"
+
+
+def _keep_only(kept: set[Path], into: Path) -> None:
+    """What is no longer there, or was brought for another pattern, would be taken by this one, or by a folder that it
+    meets. The folder is ours alone."""
+    for path in sorted(into.rglob("*"), reverse=True):  # what is in a folder comes before it
+        if path.is_dir():
+            with contextlib.suppress(OSError):  # not empty
+                path.rmdir()
+        elif path not in kept:
+            path.unlink()
 
 
 def _check_room(to_come: list[Entry], into: Path) -> None:

@@ -135,7 +135,7 @@ def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[
     if kind == "BadParameter" and error.param is not None:
         return UsageError(f"{_shown(error.param)}: {_plain(error.message)}.", _about(error.param), f"{path} --help")
     if error.message.startswith("Got unexpected extra argument"):
-        if (spread := _spread_by_the_shell(typed)) is not None:
+        if (spread := _spread_by_the_shell(typed, error.ctx.command.params)) is not None:
             return spread
         extra = error.message.partition("(s) ")[2].strip("()")
         taken = " ".join(_shown(each) for each in error.ctx.command.params if not each.opts[0].startswith("-"))
@@ -146,9 +146,10 @@ def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[
     return UsageError(what=error.format_message(), fix=f"{path} --help")
 
 
-def _spread_by_the_shell(typed: list[str]) -> UsageError | None:
+def _spread_by_the_shell(typed: list[str], params: Iterable[Any]) -> UsageError | None:
     """`--text books/*.txt` without quotes arrives as many words, of which an option takes the first."""
-    place = next((n for n, word in enumerate(typed) if word.startswith("-") and n + 2 < len(typed)
+    takes_a_word = {name for each in params if not getattr(each, "is_flag", False) for name in each.opts}
+    place = next((n for n, word in enumerate(typed) if word in takes_a_word and n + 2 < len(typed)
                   and all(Path(each).exists() for each in typed[n + 1 : n + 3])), None)  # fmt: skip
     if place is None:
         return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homing.cli import talk
-from homing.cli.new_open import is_open_weights, new_open
+from homing.cli.new_open import is_open_weights, new_open, yaml_name
 from homing.cli.options import Json
 from homing.errors import HomingError, UsageError
 from homing.units import format_count
@@ -215,7 +215,7 @@ def _write(source: Path, target: Path, name: str, text: list[str], validation: l
 
 
 def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
-    body = re.sub(r"(?m)^name: .*$", f"name: {name}", body, count=1)
+    body = re.sub(r"(?m)^name: .*$", f"name: {yaml_name(name)}", body, count=1)
     if text:
         body = re.sub(r"(?m)^  text: .*$", lambda _: f"  text: {_yaml_list(text)}", body, count=1)
         # The preset's own held-out file and prompts belong to the preset's own text.

@@ -16,13 +16,13 @@ from pathlib import Path
 from homing.cli import talk
 from homing.errors import UsageError
 
-__all__ = ["is_open_weights", "new_open"]
+__all__ = ["is_open_weights", "new_open", "yaml_name"]
 
-_HUB = re.compile(r"hf:[\w.-]+/[\w.-]+(@[\w./-]+)?")
+_HUB = re.compile(r"hf:\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 _CHATS = "chats.jsonl"
 _BODY = """\
 # {name}: open weights, fine-tuned on conversations by adapters. What comes out is a small file that belongs to them.
-name: {name}
+name: {shown_name}
 
 model:
   from: {weights}
@@ -51,7 +51,7 @@ def new_open(name: str, given: str, chats: list[str], target: Path, yaml_list: C
     from homing.config.open_weights import read_source
     from homing.config.text_files import fault_of, is_in_store
 
-    weights = _weights(given, f"homing new {name} --from {{}}" + "".join(f" --chat {shlex.quote(c)}" for c in chats))
+    weights = _weights(name, given, chats)
     for chat in chats:
         if not is_in_store(chat) and (fault := fault_of(chat)):
             again = f"homing new {name} --from {shlex.quote(given)} --chat YOUR_CHATS.jsonl"
@@ -62,7 +62,8 @@ def new_open(name: str, given: str, chats: list[str], target: Path, yaml_list: C
     aside = target.parent / f".{name}.new.yaml"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(_BODY.format(name=name, weights=shown, chats=yaml_list(chats or [_CHATS])), encoding="utf-8")
+        words = {"name": name, "shown_name": yaml_name(name), "weights": shown, "chats": yaml_list(chats or [_CHATS])}
+        aside.write_text(_BODY.format(**words), encoding="utf-8")
         aside.replace(target)
     except OSError as exc:
         raise UsageError(
@@ -76,18 +77,27 @@ def new_open(name: str, given: str, chats: list[str], target: Path, yaml_list: C
         print(f"{target}: {weights}, by adapters.")
     if not chats and not Path(_CHATS).exists():
         talk.say(f"There are no conversations at {_CHATS} yet: put yours there, or change data.chat in {target}.")
-    talk.say(f"Look at every line: homing data check {shlex.join(chats or [_CHATS])}   Then: homing prep {name}")
+    # What lies in a store is brought for a run alone.
+    looked_at = name if any(map(is_in_store, chats)) else shlex.join(chats or [_CHATS])
+    talk.say(f"Look at every line: homing data check {looked_at}   Then: homing prep {name}")
 
 
-def _weights(given: str, again: str) -> str:
+def yaml_name(name: str) -> str:
+    """In quotes where YAML would read a number or a word of its own: 12, 1e5, null."""
+    is_plain = name[0].isalpha() and name not in ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+    return name if is_plain else f'"{name}"'
+
+
+def _weights(name: str, given: str, chats: list[str]) -> str:
     """As the run file has it: an address, or a folder that is there."""
     if _HUB.fullmatch(given):
         return given
     if not given.startswith("hf:") and Path(given).expanduser().is_dir():
         return given
     on_hub = f"hf:{given.removeprefix('hf:')}"
+    meant = on_hub if _HUB.fullmatch(on_hub) else "hf:OWNER/NAME"
     raise UsageError(
         what=f"There are no open weights {given!r}.",
         why="Weights are a folder with config.json, tokenizer.json and safetensors, or on the Hub: hf:OWNER/NAME.",
-        fix=again.format(on_hub if _HUB.fullmatch(on_hub) else "hf:OWNER/NAME"),
+        fix=f"homing new {name} --from {meant}" + "".join(f" --chat {shlex.quote(chat)}" for chat in chats),
     )

@@ -12,7 +12,7 @@ from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems, usd
 from homing.cli.find_run import TrainedHere, name_here
 from homing.cli.options import Json, RunName
-from homing.cli.trained_here import Trained
+from homing.cli.trained_here import Trained, trained_here
 from homing.cloud import diary
 from homing.cloud.ahead import ahead, planned
 from homing.cloud.connect import find_login
@@ -48,7 +48,10 @@ def command(
         try:
             status = _look_once(home, run)
         except TrainedHere as found:
-            _show_trained(home, found.run)
+            trained: Trained | None = found.run
+            while trained is not None:
+                _show_trained(home, trained)
+                trained = _later(home, trained, every_s)
             return
         while every_s is not None and (status.run.is_live or status.is_billing):
             home.world.sleep(every_s)
@@ -68,6 +71,14 @@ def _show_trained(home: Home, run: Trained) -> None:
         talk.say(f"Talk to it: homing chat {run.run}   Measure it: homing eval {run.run}")
     elif run.state != "training":
         talk.say(f"Go on: homing train {run.name}")
+
+
+def _later(home: Home, run: Trained, every_s: float | None) -> Trained | None:
+    """The same run after a while, where that is wanted and a trainer is at work on it."""
+    if every_s is None or run.state != "training":
+        return None
+    home.world.sleep(every_s)
+    return next((each for each in trained_here(home, set()) if each.run == run.run), None)
 
 
 def _look_once(home: Home, run: str | None) -> Status:

@@ -195,10 +195,9 @@ def _refuse_if_changed(run: Run, run_dir: Path, anew: str) -> None:
             continue
         try:
             found = codec.loads(CheckpointManifest, (steps[-1] / names.MANIFEST).read_bytes())
+            check_same(steps[-1], found.config_sha256, run, phase)
         except (OSError, ValueError):
             return  # the trainer says what is wrong with it, and takes the one before
-        try:
-            check_same(steps[-1], found.config_sha256, run, phase)
         except UsageError as exc:
             raise UsageError(
                 what=f"{run_dir.name} is not finished, and was begun with other settings.",

@@ -257,6 +257,9 @@ def _try_once(home: Home, line: LedgerLine) -> str:
     if problem:
         return problem
     instance = provider.describe(instance_id) if instance_id is not None else None
+    now = next(iter(_as_written(home, [line])), line)
+    if now.instance_id not in (None, instance_id):  # its launch, which asked twice, has had an answer meanwhile
+        return f"{now.instance_id} has come under its mark."
     receipt(home, line, instance, _note(line, instance))
     return ""
 

@@ -98,8 +98,11 @@ def _is_well(home: Home, run: RunRow, made: Pass, tell: Say, part: Callable[[_Ro
         made.problems.append(exc.what)
     except StillBilling as exc:
         made.may_bill.append(f"{run.id}: {exc.why}")
-    except (HomingError, WireError, OSError, ValueError) as exc:
+    except (HomingError, WireError, OSError) as exc:
         made.problems.append(f"{run.id}: {(str(exc) or type(exc).__name__).splitlines()[0]}")
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
+        # Words of a provider that nobody knows (its offers, its log), or our own mistake: the others are still guarded.
+        made.problems.append(f"{run.id}: {type(exc).__name__}: {exc}".splitlines()[0])
     return False
 
 

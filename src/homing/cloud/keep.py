@@ -21,7 +21,7 @@ from homing.cloud.fetch import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LIVE_STATES
 from homing.cloud.signs import read_document
-from homing.errors import NotOwner, StoreError, UsageError
+from homing.errors import IntegrityError, NotOwner, StoreError, UsageError
 from homing.store import Store, run_key
 from homing.store.base import Resuming
 from homing.store.lease import newest
@@ -58,7 +58,9 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
         warning = _check_no_run_lives(store, home)
     keys = in_order(entry.key for entry in entries)
     num_bytes = sum(entry.num_bytes for entry in entries)
-    return Removal(keys, num_bytes, warning or _warning(store, parts, home), (prefix,))
+    # Inputs are everybody's, and a home that pushes its first ones now has no record yet: what was cut goes in a day.
+    folders = () if parts[0] == names.STORE_OBJECTS else (prefix,)
+    return Removal(keys, num_bytes, warning or _warning(store, parts, home), folders)
 
 
 def in_order(keys: Iterable[str]) -> list[str]:
@@ -90,7 +92,10 @@ def _warning(store: Store, parts: list[str], home: Home) -> str:
         return "It may be the only copy: the ledger here does not know the run."
     if run.fetched_step is None:
         return f"It is the only copy: {run.name} was never fetched."
-    last = next(iter(list_checkpoints(store, run.id, phases_of(store, run))), None)
+    try:
+        last = next(iter(list_checkpoints(store, run.id, phases_of(store, run))), None)
+    except IntegrityError as exc:  # what is damaged may go
+        return f"It may be the only copy: step {run.fetched_step:,} was fetched, and {exc.what}"
     if last is None or last.manifest.step == run.fetched_step:
         return ""
     at = f"{last.manifest.phase} step {last.manifest.step:,}"

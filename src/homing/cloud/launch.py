@@ -86,13 +86,21 @@ def dry_run(draft: Draft, home: Home) -> Request:
     return request_of(draft, home, inputs, home.world.now(), is_rehearsal=True)
 
 
-def launch(draft: Draft, home: Home, *, tell: Callable[[str], None] = lambda text: None) -> Launched:
+def launch(
+    draft: Draft,
+    home: Home,
+    *,
+    tell: Callable[[str], None] = lambda text: None,
+    last_look: Callable[[], None] = lambda: None,
+) -> Launched:
+    """`last_look` may raise what still stands in the way, when all that takes a while has been asked."""
     check_armed(draft, home)
     # A store that cannot be used is found out while nothing is rented and nothing is written down.
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     check_hub(draft.run, home.world)
     account = home.provider(draft.order.offer.provider).account()  # nobody rents who could not say where to look for it
     row = row_of(draft, home)
+    last_look()
     _hold_lock(draft, home)
     try:
         home.ledger.intend(row, line_of(draft, home, account))
@@ -391,6 +399,8 @@ def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], No
             home.ledger.set_run(
                 draft.run.id, state=state, reason=f"launch: {reason}", exit_code=1, ended_at=home.world.now()
             )
+        with contextlib.suppress(HomingError, OSError):
+            # Also where that could not be written: a guard lives on, and while it holds this no look closes the line.
             home.world.remove(home.launch_lock(draft.mark))
             write_record(home, draft.run.id, open_store(draft.run.store, home.world, create=False))
 

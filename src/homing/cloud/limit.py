@@ -68,10 +68,11 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
     spent = meter.total_spend(counted, now)
     if not run.is_live:
         more = meter.as_limit(max(spend_usd or Decimal(0), 2 * spent))
+        go_on = f"Go on with more: homing launch {run.id} --resume --spend-limit {more}"
         raise UsageError(
             what=f"{run.id} has ended: it is {run.state}.",
             why=f"{meter.at_most(*counted)}{meter.show_usd(spent)} were spent. A limit is changed while a run lives.",
-            fix=f"Go on with more: homing launch {run.id} --resume --spend-limit {more}",
+            fix=f"homing fetch {run.id}   brings the model home." if run.state == "done" else go_on,
         )
     require_owner(home, run)
     old = None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd)

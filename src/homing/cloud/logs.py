@@ -66,6 +66,8 @@ def boot_log(home: Home, run: RunRow) -> str:
 def _tail(home: Home, run: RunRow, program: str) -> Tail:
     if program not in PROGRAMS:
         raise UsageError(
-            what=f"There is no log of {program!r}.", why=f"Known: {', '.join(PROGRAMS)}.", fix="homing logs RUN trainer"
+            what=f"There is no log of {program!r}.",
+            why=f"Known: {', '.join(PROGRAMS)}.",
+            fix=f"homing logs {run.id} trainer",
         )
     return Tail(home.store_of(run), run_key(run.id, names.LOGS, f"{program}.log"))

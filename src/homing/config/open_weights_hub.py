@@ -151,6 +151,9 @@ def _asked(repo_id: str, revision: str, question: Callable[[], _T]) -> _T:
     except errors.RepositoryNotFoundError as exc:
         why = "there is no such model that {token} may see: it is missing, private, or the token is invalid."
         raise _refused(repo_id, "was not found", why) from exc
+    except errors.HFValidationError as exc:
+        why = "Owner and name have letters, digits, and between them - _ or ."
+        raise DataError(f"{repo_id!r} names no model on the Hub.", why, "Mend model.from: hf:OWNER/NAME") from exc
     except errors.RevisionNotFoundError as exc:
         raise _refused(repo_id, f"has no revision {revision}", "asked with {token}.") from exc
     except errors.LocalEntryNotFoundError as exc:  # the SDK's word for: not here, and nobody answered

@@ -38,7 +38,7 @@ class PhaseData(Section):
 
     text: Texts = key("Text files, globs or directories, as in data.text.", default=[], example="[essays/]")
     chat: Annotated[list[ChatSource], BeforeValidator(_sources)] = key(
-        "Conversations in .jsonl or .parquet: messages, a list of messages, Alpaca or ShareGPT.",
+        "Conversations in .jsonl or .parquet: messages, a list of messages, Alpaca, ShareGPT or prompt and completion.",
         default=[],
         example="[identity.jsonl]",
     )

@@ -15,6 +15,7 @@ Knows nothing of runs, and no provider.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -93,7 +94,7 @@ def not_in_store(key: str, url: str) -> NotInStore:
     return NotInStore(
         what=f"{key} is not in {url}.",
         why="The store answered and has nothing under that key.",
-        fix="See what is there: homing store ls",
+        fix=f"See what is there: homing store ls --store {shlex.quote(url)}",
     )
 
 

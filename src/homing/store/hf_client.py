@@ -102,9 +102,10 @@ class Door:
         )
 
     def _meaning(self, status: int, code: str) -> tuple[str, str]:
-        repo, token = self.address.repo_id, self.token_source
+        repo, token, is_dataset = self.address.repo_id, self.token_source, self.address.repo_type == "dataset"
         if code == "GatedRepo":
-            return f"{repo} is gated, and {token} was not let in.", f"Ask for access: {self.endpoint}/{repo}"
+            page = f"{self.endpoint}/{'datasets/' * is_dataset}{repo}"
+            return f"{repo} is gated, and {token} was not let in.", f"Ask for access: {page}"
         if code == "RevisionNotFound":
             return f"{repo} has no branch, tag or commit of that name.", "Mend what stands after the @."
         if status == 401 and not self.token:
@@ -113,6 +114,8 @@ class Door:
             why = (
                 f"There is no repository {repo} that {token} may see: it is missing, private, or the token is invalid."
             )
+            if is_dataset:  # more often text to learn from than a store
+                return why, "Mend its name, or use another token: export HF_TOKEN=..."
             return why, f"hf repo create {repo} --private   or mend `store:`, or use another token"
         if status == 403:
             why = f"{token} may not write to {repo}: a read-only token, or somebody else's repository."

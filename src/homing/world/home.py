@@ -221,7 +221,8 @@ class Database:
             try:
                 return self._execute(statements)
             except sqlite3.OperationalError as exc:
-                if not str(exc.sqlite_errorname).startswith("SQLITE_IOERR_SHM"):
+                # A name has what SQLite says; what Python itself says of text that it cannot read has none.
+                if not getattr(exc, "sqlite_errorname", "").startswith("SQLITE_IOERR_SHM"):
                     raise
                 # A disk so full that the file which processes share has no room: alone, its index is in memory.
                 return self._execute(statements, is_alone=True)

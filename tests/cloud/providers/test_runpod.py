@@ -664,6 +664,17 @@ def test_runpods_own_bill_is_told_and_a_late_or_hidden_one_changes_nothing(tmp_p
     assert rig.create().spend_usd is None
 
 
+@pytest.mark.parametrize("record", [{"amount": 1.0}, {"totalAmount": None}, {"totalAmount": "some"}, None])
+def test_a_bill_in_words_that_nobody_knows_hides_no_pod(tmp_path: Path, record: object) -> None:
+    rig = Rig(tmp_path)
+    real, odd = rig.world.http, json.dumps({"records": [record]}).encode()
+    rig.world.http = lambda r: HttpResponse(200, {}, odd) if "billing" in r.url else real(r)  # type: ignore[method-assign]
+    made = rig.create()
+    assert [(each.id, each.spend_usd) for each in rig.provider.list_owned()] == [(made.id, None)]
+    rig.provider.destroy(made.id)
+    assert rig.provider.describe(made.id).state == "gone"
+
+
 def test_the_doctor_hears_what_the_key_may_not_read_and_of_a_volume_that_is_not_there(tmp_path: Path) -> None:
     assert [(each.name, each.state) for each in Rig(tmp_path).provider.checks()] == [("runpod.bill", "ok")]
     rig = Rig(tmp_path, volume="corpus")

@@ -222,3 +222,14 @@ def test_rows_have_the_fields_that_they_had_before_they_were_made_columns(tmp_pa
         pa.Table.from_pylist([{**dict.fromkeys(("n", "tools")), **row} for row in given]), tmp_path / "a.parquet"
     )
     assert rows(tmp_path / "a.parquet") == list(enumerate(given, start=1))
+
+
+def test_times_beside_a_conversation_are_left_out_whatever_python_makes_of_them(tmp_path: Path) -> None:
+    times = {
+        "at": pa.array([1_700_000_000_123_456_789], pa.timestamp("ns")),
+        "there": pa.array([0], pa.timestamp("us", tz="Nowhere/Land")),
+        "took": pa.array([1_000_000_001], pa.duration("ns")),
+    }
+    path = write(tmp_path / "a.parquet", {"prompt": ["Who?"], **times, "completion": ["I."]})
+    assert rows(path) == [(1, {"prompt": "Who?", "completion": "I."})]
+    assert rows(write(tmp_path / "b.parquet", times)) == [(1, {})]

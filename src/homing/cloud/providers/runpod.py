@@ -300,7 +300,7 @@ class Runpod:
             raise UsageError(
                 what="There is no key for RunPod here.",
                 why=f"{KEY_ENV} is not set, and there is no ~/.runpod/config.toml with an apikey.",
-                fix=f"Make one at {CONSOLE}/user/settings, then: export {KEY_ENV}=...",
+                fix=f"Make one at {CONSOLE}/user/settings, then: export {KEY_ENV}=...   or: homing setup runpod",
             )
         return key
 
@@ -458,12 +458,16 @@ class Runpod:
         if now - at < _BILL_EVERY_S:
             return known
         try:
-            records = self._api.items(f"{_BILL}&podId={quote(instance_id, safe='')}", "records")
-            known = sum((Decimal(str(record["totalAmount"])) for record in records), Decimal(0)) or known
+            known = self._read_bill(instance_id) or known
         except ProviderRefused as exc:  # no reason to know less of the pod itself; our own meter counts on
             log.info("runpod told nothing of its bill: %s", exc.why)
         self._bills[instance_id] = (now, known)
         return known
+
+    @legible
+    def _read_bill(self, instance_id: str) -> Decimal:
+        records = self._api.items(f"{_BILL}&podId={quote(instance_id, safe='')}", "records")
+        return sum((Decimal(str(record["totalAmount"])) for record in records), Decimal(0))
 
 
 _DEFAULTS: dict[str, Any] = RunpodCloud().model_dump()

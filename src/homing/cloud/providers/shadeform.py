@@ -300,7 +300,7 @@ class Shadeform:
             raise UsageError(
                 what="There is no key for Shadeform.",
                 why=f"{KEY_ENV} is not set, here or in .env.",
-                fix=f"export {KEY_ENV}=...   with one from {_KEYS_PAGE}",
+                fix=f"export {KEY_ENV}=...   with one from {_KEYS_PAGE}, or: homing setup shadeform",
             )
         return key
 

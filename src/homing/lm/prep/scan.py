@@ -13,12 +13,13 @@ for many documents, and the first piece tells whether there will be many.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from homing.errors import DataError
 from homing.lm.prep.order import Inputs, PrepOrder
 from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.text.documents import Cuts, unmarked_bytes_for
+from homing.lm.text.find import PACKINGS
 from homing.lm.text.split import HASH_SPACE, SmallCorpus, choose_threshold
 from homing.units import counted, format_bytes
 
@@ -41,6 +42,7 @@ class Scan:
     num_plain_files: int
     num_marked_files: int
     files_cut: list[str]
+    windows_files: list[str] = field(default_factory=list)
 
 
 class Scanner:
@@ -88,6 +90,7 @@ class Scanner:
             num_plain_files=self._cuts.num_plain_files,
             num_marked_files=self._cuts.num_marked_files,
             files_cut=self._cuts.files_cut[:_MOST_NAMED],
+            windows_files=self._cuts.windows_files[:_MOST_NAMED],
         )
 
     def pieces(self) -> Iterator[Piece]:
@@ -135,4 +138,17 @@ def scan_warnings(scan: Scan, order: PrepOrder, *, has_validation: bool) -> list
         warnings.append("There is only one document, so none is held out for validation.")
     if has_validation and not scan.num_val_documents:
         warnings.append("The validation files have no text.")
+    if scan.windows_files:
+        warnings.append(_windows_warning(scan.windows_files))
     return warnings
+
+
+def _windows_warning(files: list[str]) -> str:
+    """Nothing of a text is changed in silence, so a model would learn to write both kinds of lines."""
+    others = len(files) - 1
+    more = f" and of {counted(others, 'other file')}{' or more' if len(files) == _MOST_NAMED else ''}" if others else ""
+    meant = "unpacked ones" if any(file.lower().endswith(tuple(PACKINGS)) for file in files) else "them"
+    return (
+        f"Lines of {files[0]}{more} end in \\r\\n, as on Windows, and are learned so."
+        f" sed -i 's/\\r$//' FILES makes {meant} plain."
+    )

@@ -42,6 +42,7 @@ class Cuts:
     num_plain_files: int = 0
     num_marked_files: int = 0
     files_cut: list[str] = field(default_factory=list)  # unmarked, and too large for one document
+    windows_files: list[str] = field(default_factory=list)  # whose lines end in \r\n
 
 
 def unmarked_bytes_for(total_bytes: int) -> int:
@@ -84,6 +85,8 @@ def _plain_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
     if rest.startswith(_BOM):
         rest, offset = rest[len(_BOM) :], len(_BOM)
     cuts.num_plain_files += 1
+    if b"\r\n" in rest:
+        cuts.windows_files.append(path)
     is_marked = MARKER in rest
     limit = MAX_DOCUMENT_BYTES // 2 if is_marked else cuts.unmarked_bytes
     num_cuts = 0

@@ -65,6 +65,8 @@ def _expand(pattern: str, key: str, warnings: list[str]) -> list[str]:
     if glob.has_magic(named):
         hits: list[str] = []
         for hit in sorted(glob.glob(named, recursive=True)):
+            if os.path.isdir(hit) and named.endswith("**"):
+                continue  # every file in it is a hit itself
             hits += _folder(hit, key, warnings) if os.path.isdir(hit) else [hit]
         if hits:
             return hits

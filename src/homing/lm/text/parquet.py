@@ -36,7 +36,7 @@ def texts_of(reading: Reading, column: str) -> Iterator[tuple[int, bytes]]:
     path = reading.source.path
     with _open(reading) as table:
         _check_column(table.schema_arrow, column, path)
-        for first, batch in _batches(reading, table, column):
+        for first, batch in _batches(reading, table, [column]):
             texts = batch.column(column).cast(pa.large_binary()).to_pylist()
             for number, text in enumerate(texts, start=first):
                 if text is None:
@@ -51,7 +51,7 @@ def texts_of(reading: Reading, column: str) -> Iterator[tuple[int, bytes]]:
 def rows_of(reading: Reading) -> Iterator[tuple[int, dict[str, Any] | UnicodeDecodeError]]:
     """A row whose text is not UTF-8 is the error that says so, in its place."""
     with _open(reading) as table:
-        for first, batch in _batches(reading, table, ""):
+        for first, batch in _batches(reading, table, _worded(table.schema_arrow)):
             try:
                 yield from enumerate(map(_without_nulls, batch.to_pylist()), start=first)
             except UnicodeDecodeError:
@@ -92,14 +92,21 @@ def _open(reading: Reading) -> Iterator[Any]:
         raise _damaged(source, exc) from exc
 
 
-def _batches(reading: Reading, table: Any, column: str) -> Iterator[tuple[int, Any]]:
-    """Some rows at a time, with the number of the first; `column` alone, or "" for all of them."""
+def _worded(schema: Any) -> list[str]:
+    """All columns but times, which say nothing in a conversation: Python has no nanoseconds, and not every zone."""
+    import pyarrow.types as kinds
+
+    return list(dict.fromkeys(field.name for field in schema if not kinds.is_temporal(field.type)))
+
+
+def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple[int, Any]]:
+    """Some rows at a time, with the number of the first."""
     done, num_rows = 0, table.metadata.num_rows
     for group in range(table.metadata.num_row_groups):
         wanted = {
             "batch_size": _rows_at_once(table.metadata.row_group(group)),
             "row_groups": [group],
-            "columns": [column] if column else None,
+            "columns": columns,
             "use_threads": False,  # another thread uses what this one reads
         }
         for batch in table.iter_batches(**wanted):
