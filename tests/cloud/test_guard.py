@@ -591,11 +591,7 @@ def test_a_preempted_run_is_launched_again_and_one_destroyed_by_hand_is_not(
 ) -> None:
     from homing.cloud.destroy import destroy_run
 
-    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
-    begin(home, tmp_path)
-    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
-    os.kill(agent, signal.SIGTERM)
-    wait_until(lambda: not home.provider("local").list_owned())
+    begin_and_lose(home, tmp_path, monkeypatch)
     made = guard_pass(home)
     assert "Attempt 2 is launched" in made.done[0]
     assert row(home).state == "running"
@@ -605,16 +601,21 @@ def test_a_preempted_run_is_launched_again_and_one_destroyed_by_hand_is_not(
     assert home.provider("local").list_owned() == []
 
 
-def test_a_run_that_a_person_destroys_while_a_guard_launches_it_again_stays_destroyed(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from homing.cloud.destroy import destroy_run
-
+def begin_and_lose(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose machine was taken away: the next look of a guard launches it again."""
     use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
     begin(home, tmp_path)
     agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
     os.kill(agent, signal.SIGTERM)
     wait_until(lambda: not home.provider("local").list_owned())
+
+
+def test_a_run_that_a_person_destroys_while_a_guard_launches_it_again_stays_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homing.cloud.destroy import destroy_run
+
+    begin_and_lose(home, tmp_path, monkeypatch)
     real = Local.create
 
     def create(local: Local, request: Any) -> Any:
@@ -634,11 +635,7 @@ def test_a_run_that_a_person_destroys_while_a_guard_looks_for_offers_is_not_laun
 ) -> None:
     from homing.cloud.destroy import destroy_run
 
-    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
-    begin(home, tmp_path)
-    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
-    os.kill(agent, signal.SIGTERM)
-    wait_until(lambda: not home.provider("local").list_owned())
+    begin_and_lose(home, tmp_path, monkeypatch)
     real = relaunch.make_plan
 
     def slow(run: Any, at_home: Home) -> Any:
@@ -656,11 +653,7 @@ def test_a_run_that_a_person_destroys_while_a_guard_looks_at_its_store_is_not_la
 ) -> None:
     from homing.cloud.destroy import destroy_run
 
-    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
-    begin(home, tmp_path)
-    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
-    os.kill(agent, signal.SIGTERM)
-    wait_until(lambda: not home.provider("local").list_owned())
+    begin_and_lose(home, tmp_path, monkeypatch)
     monkeypatch.setattr(
         "homing.cloud.launch.check_hub", lambda run, world: destroy_run(Home(home.path, World()), row(home))
     )
@@ -672,11 +665,7 @@ def test_a_run_that_a_person_destroys_while_a_guard_looks_at_its_store_is_not_la
 def test_offers_in_words_that_nobody_knows_end_no_guard(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_rig_trainer(monkeypatch, tmp_path, steps=100_000)
-    begin(home, tmp_path)
-    agent = next(pid for pid, _ in marked_now(home) if is_agent(pid))
-    os.kill(agent, signal.SIGTERM)
-    wait_until(lambda: not home.provider("local").list_owned())
+    begin_and_lose(home, tmp_path, monkeypatch)
 
     def odd(local: Local, needs: Any) -> Any:
         return {"gpus": []}["gpuTypes"]

@@ -144,21 +144,18 @@ def _bring(store: Store, key: str, address: str, into: Path) -> None:
     from homing.store.hf import HubStore
 
     need_reader(key)
-    target = into / key
+    target, is_here = into / key, (into / key).is_file()
     if isinstance(store, HubStore):  # tells its hashes without handing over the bytes, and checks by them what comes
-        if target.is_file() and store.is_same(key, str(target)):
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        store.progress = _teller(address)
-        store.get(key, str(target))
+        sha256, is_same = None, is_here and store.is_same(key, str(target))
     else:
         sha256 = store.sha256(key)
-        if target.is_file() and _sha256(target) == sha256:
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        store.progress = _teller(address)
-        store.get(key, str(target), sha256)
-    talk.say(f"Brought {address}: {format_bytes(target.stat().st_size)}, sha256 {_sha256(target)[:12]}.")
+        is_same = is_here and _sha256(target) == sha256
+    if is_same:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    store.progress = _teller(address)
+    store.get(key, str(target), sha256)
+    talk.say(f"Brought {address}: {format_bytes(target.stat().st_size)}.")
 
 
 def _teller(address: str) -> Callable[[int, int], None]:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import glob
 import json
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homing.cli import talk
-from homing.cli.new_open import is_open_weights, new_open, yaml_name
+from homing.cli.new_file import written_aside, yaml_list, yaml_name
+from homing.cli.new_open import is_open_weights, new_open
 from homing.cli.options import Json
 from homing.errors import HomingError, UsageError
 from homing.units import format_count
@@ -70,7 +70,7 @@ def command(
     if preset and is_open_weights(preset):
         _refuse_text(typed, name, preset)
         _refuse_to_overwrite(name, target, force)
-        new_open(name, preset, chat or [], target, _yaml_list)
+        new_open(name, preset, chat or [], target)
         return
     source = _find(preset, name, typed)
     _refuse_chat(chat, name, source.stem)
@@ -196,36 +196,24 @@ def _write(source: Path, target: Path, name: str, text: list[str], validation: l
     from homing.config import load_run
 
     body = _fill(source.read_text(encoding="utf-8"), name, text, validation)
-    aside = target.parent / f".{name}.new.yaml"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(target, name) as aside:
         aside.write_text(body, encoding="utf-8")
         # The sizes in the header are those of the very file that will lie there.
         run = load_run(str(aside), is_for_prep=True).run
         aside.write_text(body.replace(SIZES, size_line(run), 1), encoding="utf-8")
-        aside.replace(target)
-    except OSError as exc:
-        raise UsageError(
-            what=f"Cannot write {target}.", why=exc.strerror or str(exc), fix="Go to a folder that you may write to."
-        ) from exc
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
     return load_run(str(target), is_for_prep=True)
 
 
 def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
     body = re.sub(r"(?m)^name: .*$", f"name: {yaml_name(name)}", body, count=1)
     if text:
-        body = re.sub(r"(?m)^  text: .*$", lambda _: f"  text: {_yaml_list(text)}", body, count=1)
+        body = re.sub(r"(?m)^  text: .*$", lambda _: f"  text: {yaml_list(text)}", body, count=1)
         # The preset's own held-out file and prompts belong to the preset's own text.
         body = re.sub(r"(?m)^  validation: .*\n", "", body, count=1)
         prompts = json.dumps([words] if (words := _first_words(text)) else [], ensure_ascii=False)
         body = re.sub(r"(?m)^  prompts: .*$", lambda _: f"  prompts: {prompts}", body, count=1)
     if validation:
-        body = re.sub(
-            r"(?m)^(  text: .*\n)", lambda m: f"{m[1]}  validation: {_yaml_list(validation)}\n", body, count=1
-        )
+        body = re.sub(r"(?m)^(  text: .*\n)", lambda m: f"{m[1]}  validation: {yaml_list(validation)}\n", body, count=1)
     return body
 
 
@@ -246,13 +234,6 @@ def _first_words(text: list[str]) -> str:
     lines = (line.split() for line in first.decode("utf-8", errors="ignore").splitlines())
     words = next((line for line in lines if any(letter.isalpha() for letter in "".join(line))), [])
     return " ".join(words[:_PROMPT_WORDS])[:_MOST_PROMPT].strip()
-
-
-def _yaml_list(paths: list[str]) -> str:
-    plain = re.compile(r"[A-Za-z0-9_./~*-][A-Za-z0-9_./~*+-]*")
-    # A JSON string is a YAML string too; `*` may not come first unquoted, it would be an alias.
-    quoted = [p if plain.fullmatch(p) and p[0] not in "*-~" else json.dumps(p, ensure_ascii=False) for p in paths]
-    return f"[{', '.join(quoted)}]"
 
 
 def _list() -> None:

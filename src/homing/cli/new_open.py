@@ -7,16 +7,15 @@ The Hub is not asked here: `homing prep` asks it, and says what it cannot build.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 from homing.cli import talk
+from homing.cli.new_file import written_aside, yaml_list, yaml_name
 from homing.errors import UsageError
 
-__all__ = ["is_open_weights", "new_open", "yaml_name"]
+__all__ = ["is_open_weights", "new_open"]
 
 _HUB = re.compile(r"hf:\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 _CHATS = "chats.jsonl"
@@ -47,7 +46,7 @@ def is_open_weights(given: str) -> bool:
     return given.startswith("hf:") or "/" in given or given.startswith((".", "~"))
 
 
-def new_open(name: str, given: str, chats: list[str], target: Path, yaml_list: Callable[[list[str]], str]) -> None:
+def new_open(name: str, given: str, chats: list[str], target: Path) -> None:
     from homing.config.open_weights import read_source
     from homing.config.text_files import fault_of, is_in_store
 
@@ -59,19 +58,9 @@ def new_open(name: str, given: str, chats: list[str], target: Path, yaml_list: C
     if not weights.startswith("hf:"):
         read_source(weights)  # what cannot be built is said now, before there is a file
     shown = weights if _HUB.fullmatch(weights) else yaml_list([weights])[1:-1]
-    aside = target.parent / f".{name}.new.yaml"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        words = {"name": name, "shown_name": yaml_name(name), "weights": shown, "chats": yaml_list(chats or [_CHATS])}
+    words = {"name": name, "shown_name": yaml_name(name), "weights": shown, "chats": yaml_list(chats or [_CHATS])}
+    with written_aside(target, name) as aside:
         aside.write_text(_BODY.format(**words), encoding="utf-8")
-        aside.replace(target)
-    except OSError as exc:
-        raise UsageError(
-            what=f"Cannot write {target}.", why=exc.strerror or str(exc), fix="Go to a folder that you may write to."
-        ) from exc
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
     talk.emit("new/1", {"run": name, "file": str(target), "from": weights, "next": f"homing prep {name}"})
     if not talk.is_json():
         print(f"{target}: {weights}, by adapters.")
@@ -80,12 +69,6 @@ def new_open(name: str, given: str, chats: list[str], target: Path, yaml_list: C
     # What lies in a store is brought for a run alone.
     looked_at = name if any(map(is_in_store, chats)) else shlex.join(chats or [_CHATS])
     talk.say(f"Look at every line: homing data check {looked_at}   Then: homing prep {name}")
-
-
-def yaml_name(name: str) -> str:
-    """In quotes where YAML would read a number or a word of its own: 12, 1e5, null."""
-    is_plain = name[0].isalpha() and name not in ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
-    return name if is_plain else f'"{name}"'
 
 
 def _weights(name: str, given: str, chats: list[str]) -> str:
