@@ -1,10 +1,11 @@
-"""The picture and the tables of docs/families.md, from what was measured.
+"""The picture and the tables of docs/families.md, and the card's figures in the README, from what was measured.
 
     python benchmarks/draw.py            after benchmarks/gpu/quality.py has left new rows
     python benchmarks/draw.py --check    exits 1 if they are not what it would write
 
     results/quality.json   by time    -> docs/quality.svg, and a table for each number of seconds
     results/sweep.json     by tokens  -> the best of each family, where both learned from the same tokens
+    results/engine.json    speed      -> the README's rows beside transformers
 
 Rows are compared only with those that had the same seconds, card and text. Of several seeds the mean is shown, and from
 where to where they go. Nothing is typed: what is not in the results is not on the page.
@@ -25,7 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE, PICTURE = ROOT / "docs" / "families.md", ROOT / "docs" / "quality.svg"
-BEGIN, END = "<!-- figures: quality -->", "<!-- end of figures -->"
+README = ROOT / "README.md"
+BEGIN, BEGIN_README, END = "<!-- figures: quality -->", "<!-- figures: card -->", "<!-- end of figures -->"
 
 Row = dict[str, Any]
 Group = dict[str, list[Row]]  # recipe -> its seeds
@@ -41,7 +43,11 @@ MOST_CHANGES = 2  # of a recipe that are named in the picture
 
 
 def main() -> int:
-    wanted = {PICTURE: draw(read("quality")), PAGE: with_figures(PAGE.read_text(encoding="utf-8"), figures())}
+    wanted = {
+        PICTURE: draw(read("quality")),
+        PAGE: with_figures(PAGE.read_text(encoding="utf-8"), BEGIN, figures()),
+        README: with_figures(README.read_text(encoding="utf-8"), BEGIN_README, in_short()),
+    }
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
         print(f"FAIL not up to date: {', '.join(stale)}" if stale else "PASS picture and tables are up to date")
@@ -74,9 +80,37 @@ def bits(seeds: list[Row]) -> float:
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def with_figures(page: str, text: str) -> str:
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END, 1)[1]}"
+def with_figures(page: str, begin: str, text: str) -> str:
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text}\n{END}{rest.split(END, 1)[1]}"
+
+
+def in_short() -> str:
+    """For who decides in two minutes: the longest time that was measured, as homing and its peers train themselves."""
+    lines: list[str] = []
+    for (seconds, card, _), group in list(grouped(read("quality"), "asked_s").items())[:1]:
+        lines += [
+            f"| {seconds:g} s of one {card}, the same text | bits per byte | seeds | tok/s |",
+            "|---|--:|--:|--:|",
+        ]
+        for name, seeds in group.items():
+            if " " not in name:
+                rate = round(statistics.fmean(row["tokens_per_s"] for row in seeds))
+                lines.append(f"| `{name}` | {spread(seeds)} | {len(seeds)} | {rate:,} |")
+        lines.append("")
+    beside = [row for row in read_speeds() if row.get("peer_tokens_per_s")]
+    if beside:
+        lines += ["| tok/s in one process | homing | transformers, compiled | |", "|---|--:|--:|--:|"]
+    for row in sorted(beside, key=lambda row: row["tokens_per_s"]):
+        shape, own, theirs = row["shape"], row["tokens_per_s"], row["peer_tokens_per_s"]
+        what = f"{shape['num_layers']} x {shape['width']}, vocabulary {shape['vocab_size']:,}, T {shape['context']}"
+        lines.append(f"| {what} | {own:,} | {theirs:,} | {own / theirs:.2f}x |")
+    return "\n".join([*lines, ""] if beside else lines)
+
+
+def read_speeds() -> list[Row]:
+    path = RESULTS / "engine.json"
+    return list(json.loads(path.read_text(encoding="utf-8"))["figures"]["speed"].values()) if path.exists() else []
 
 
 def figures() -> str:

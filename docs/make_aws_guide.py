@@ -1,28 +1,34 @@
-"""Writes the table of docs/aws.md: which EC2 type holds which preset.
+"""Writes the table of docs/aws.md: which EC2 type holds which preset, and which adapters beside seven billion weights.
 
 `python docs/make_aws_guide.py`, after a change of presets, memory figures or rates; a test compares.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import homing
 from homing.cloud.providers.aws_guide import TYPES, guide
 from homing.config import load_run
+from homing.wire.run import Lora, Model, Run
 
 PAGE = Path(__file__).parent / "aws.md"
 PRESETS = ("gpt-124m", "1b", "2b", "4b")
+# By the config.json of Qwen2.5-7B; rows of 2,048 tokens.
+QWEN_7B = Model("stock", "qwen2", 28, 3584, 28, 4, 128, 18944, 2048, 152064, False, rope_base=1e6)
 _TABLE = re.compile(r"\| type \| card .*?(?=\n\n)", re.DOTALL)
 
 
 def table() -> str:
     folder = Path(homing.__file__).parent / "presets"
-    columns = {name: guide(load_run(str(folder / f"{name}.yaml")).run) for name in PRESETS}
+    runs = {name: load_run(str(folder / f"{name}.yaml")).run for name in PRESETS}
+    runs |= {f"7B {method}": beside_seven_billion(runs[PRESETS[0]], method) for method in ("lora", "qlora")}
+    columns = {name: guide(run) for name, run in runs.items()}
     lines = [
-        f"| type | card | vCPUs | memory | rate | {' | '.join(PRESETS)} |",
-        "|---|---|---|---|---|" + "---|" * len(PRESETS),
+        f"| type | card | vCPUs | memory | rate | {' | '.join(columns)} |",
+        "|---|---|---|---|---|" + "---|" * len(columns),
     ]
     for number, name in enumerate(TYPES):
         rows = [column[number] for column in columns.values()]
@@ -31,6 +37,16 @@ def table() -> str:
         fits = " | ".join(str(row.fit.most_rows) if row.is_fitting else "no" for row in rows)
         lines.append(f"| {name} | {card} | {rows[0].num_cores} | {rows[0].memory_gib} GiB | {rate} | {fits} |")
     return "\n".join(lines)
+
+
+def beside_seven_billion(run: Run, method: str) -> Run:
+    """Adapters on every matrix, each block computed again in backward."""
+    phase = run.phases[0]
+    changed = dataclasses.replace(
+        phase, method=method, lora=Lora(targets=["all"]), recompute="all", micro_batch=0,
+        batch_tokens=16 * QWEN_7B.context, optimizer=dataclasses.replace(phase.optimizer, kind="adamw"),
+    )  # fmt: skip
+    return dataclasses.replace(run, model=QWEN_7B, phases=[changed])
 
 
 def main() -> None:

@@ -19,7 +19,9 @@ from homing.world import World
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # With the person's own accounts a command would ask their clouds: each test names those it wants.
-for _name in [name for name in os.environ if re.match(r"(RUNPOD|SHADEFORM|AWS|MODAL|HF|WANDB|MLFLOW)_", name)]:
+for _name in [
+    name for name in os.environ if re.match(r"(RUNPOD|SHADEFORM|AWS|MODAL|HF|HUGGINGFACEHUB|WANDB|MLFLOW)_", name)
+]:
     del os.environ[_name]
 
 _MEMORY = Path("/dev/shm")

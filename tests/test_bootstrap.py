@@ -264,6 +264,29 @@ def test_a_card_far_slower_than_it_should_be_goes_back_and_its_figures_are_told(
     assert "matmul_tflops 100 of 300" in problem(boot)
 
 
+@pytest.mark.parametrize(("num_failures", "code"), [(1, 0), (2, 0), (3, 1)])
+def test_a_network_that_fails_while_packages_come_is_tried_again_and_not_for_ever(
+    boot: Boot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_failures: int, code: int
+) -> None:
+    machine = Machine(**{"importlib": "3 12\n\n", "venv": "", "ln": "", "uv --version": 1, "install": 1})
+    machine.makes_folders = True
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == num_failures:
+            machine.answers["install"] = ""
+
+    monkeypatch.setattr(machine, "sleep", sleep)
+    told = with_(boot, lock=["numpy==2.0"], python="python3", env_dir=str(tmp_path / "env-"))
+    assert bootstrap.run(told, machine) == code
+    assert waited == list(bootstrap.PAUSES_S)[:num_failures]
+    assert len([argv for argv in machine.asked if "install" in argv]) == len(waited) + 1
+    assert len([argv for argv in machine.asked if "venv" in argv]) == 1, "what came already is kept"
+    if code:
+        assert "it broke" in problem(boot)
+
+
 @pytest.mark.parametrize("answer", ['{"matmul_tflops": NaN}', "{}", "not json", "", 1])
 def test_a_probe_without_a_good_figure_fails(boot: Boot, answer: str | int) -> None:
     slow = with_(boot, probe_argv=["probe-it"], probe_floor={"matmul_tflops": 300.0})

@@ -37,3 +37,19 @@ def test_a_run_file_error_lists_every_mistake_with_its_line() -> None:
     assert "2 mistakes" in error.what
     assert "a.yaml:3: model.widht: unknown key. Did you mean width?" in error.why
     assert "a.yaml: x: no." in error.why
+
+
+def test_whoever_knows_the_run_puts_its_name_where_another_wrote_run() -> None:
+    def said(typed: str) -> str:
+        error = HomingError(
+            "It failed.", "`homing verify RUN --hash` finds it.", "homing prep RUN   or: homing fetch RUN"
+        )
+        error.name_run(typed)
+        return f"{error.why} {error.fix}"
+
+    assert said("moss") == "`homing verify moss --hash` finds it. homing prep moss   or: homing fetch moss"
+    changed = "moss --smoke --set seed=3"
+    assert said(changed) == f"`homing verify {changed} --hash` finds it. homing prep {changed}   or: homing fetch moss"
+    assert said("") == "`homing verify --hash` finds it. homing prep   or: homing fetch RUN", (
+        "the newest file was meant"
+    )

@@ -63,6 +63,7 @@ AT_HOME = {
     "swift": {"model.family": "swift"},
     "stock-6": {"model.depth": "6"},
     "swift-6": {"model.depth": "6", "model.family": "swift"},
+    "stock-26": {"model.depth": "26"},  # a billion weights
     "stock-adamw": {"phases.0.optimizer": "adamw"},
     "toy": {"model.depth": "2", "model.context": "128", "phases.0.tokens": "200k", "tokenizer.vocab_size": "512"},
 }

@@ -31,6 +31,7 @@ __all__ = ["StageFailed", "main", "run"]
 NOTE = "bootstrap.json"  # in the work folder: the stage, how often each was begun, what went wrong
 MAX_TRIES = 3
 INSTALL_S, PROBE_S = 1800.0, 60.0
+PAUSES_S = (10.0, 30.0)  # before packages are asked for again
 MIN_PYTHON = [3, 11]
 CHECK_BYTES = 1 << 20
 ASK = """import sys, importlib.metadata as m
@@ -160,11 +161,23 @@ def _environment(boot: Boot, told: Bootstrap, world: World) -> str:
         python, lock = os.path.join(env, "bin", "python"), os.path.join(env, "lock.txt")
         has_uv = world.run(["uv", "--version"], 20.0).code == 0
         pip = ["uv", "pip", "install", "--python", python] if has_uv else [python, "-m", "pip", "install", "--no-input"]
-        _run(world, [*pip, "-r", lock], INSTALL_S)
+        _install(world, [*pip, "-r", lock])
         world.write(whole, b"")
     _run(world, ["ln", "-sfn", env, os.path.join(boot.work_dir, "env")], 20.0)
     whose = f"the image's torch {torch}" if is_theirs else told.torch
     return f"{'made' if is_new else 'made before'}, {print_}, {whose}"
+
+
+def _install(world: World, argv: List[str]) -> None:
+    """A line that breaks for a minute must not cost a machine; pip and uv give up after seconds, and keep what came."""
+    deadline = world.monotonic() + INSTALL_S
+    for pause_s in PAUSES_S:
+        try:
+            _run(world, argv, max(1.0, deadline - world.monotonic()))
+            return
+        except StageFailed:
+            world.sleep(pause_s)
+    _run(world, argv, max(1.0, deadline - world.monotonic()))
 
 
 def _take_turn(lock: str, world: World) -> None:

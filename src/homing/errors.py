@@ -27,6 +27,7 @@ where `fix` is a command to type or a key to change. `assert` is for our own mis
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from homing.install import pip_install
@@ -55,6 +56,8 @@ __all__ = [
     "UsageError",
 ]
 
+_READ_THE_FILE = ("plan", "prep", "train", "verify")  # verbs that take --set and --smoke
+
 
 class HomingError(Exception):
     exit_code = 1
@@ -67,6 +70,19 @@ class HomingError(Exception):
 
     def __str__(self) -> str:
         return "\n".join(line for line in (self.what, self.why, self.fix) if line)
+
+    def name_run(self, typed: str) -> None:
+        """Whoever raises it may not know what a person calls the run, and writes RUN; whoever knows puts it there.
+        `typed`: its name, and behind that what was changed of its file, for the verbs that read it. Without a name they
+        take the newest file, as whoever typed none has meant."""
+        name = typed.split(" --")[0]
+
+        def fill(match: re.Match[str]) -> str:
+            if match[2] in _READ_THE_FILE:
+                return f"{match[1]} {typed.strip()}".rstrip()
+            return f"{match[1]} {name}" if name else match[0]
+
+        self.why, self.fix = (re.sub(r"(homing (\w+)) RUN\b", fill, text) for text in (self.why, self.fix))
 
     def to_dict(self) -> dict[str, object]:
         """What --json prints of an error."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import signal
 import sys
 import time
@@ -13,6 +15,7 @@ from tests.agent.conftest import Instance, wait_until
 from tests.agent.test_watchdog import HOUR, Clock, make_boot
 
 from homing.agent.dead_man import AGAIN_S, FORGET_S, GRACE_S, PAUSES_S, SOURCE, DeadMan
+from homing.agent.end import end_billing
 from homing.agent.folder import Folder
 from homing.wire import codec, names
 from homing.wire.boot import EndBilling
@@ -125,6 +128,44 @@ def test_restarts_long_ago_are_forgotten(machine: Machine, tmp_path: Path) -> No
     machine.agent_lives = False
     pass_with(machine, make(machine, tmp_path), 5)
     assert len(machine.spawned) == 1
+
+
+@pytest.mark.parametrize("ill", [("write", "append"), ("write", "append", "spawn")], ids=["full", "read-only"])
+def test_on_an_ill_disk_a_dead_agent_is_given_up_as_soon_as_on_a_good_one(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ill: tuple[str, ...]
+) -> None:
+    # How often could not be written down, so it was never started again and the machine billed on to its limit.
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ill:
+        monkeypatch.setattr(machine, name, fail)
+    dead_man = make(machine, tmp_path)
+    machine.agent_lives = False
+    assert "the run has failed" in in_its_loop(machine, dead_man, sum(PAUSES_S) + GRACE_S + 10)
+    assert machine.spawned == ([] if "spawn" in ill else [["a", "b"]] * len(PAUSES_S))
+
+
+def in_its_loop(machine: Machine, dead_man: DeadMan, seconds: float) -> str:
+    """Why it would end the machine within that time, going on after what fails as its own loop does."""
+    for _ in range(int(seconds)):
+        machine.pass_s(1)
+        with contextlib.suppress(OSError):
+            why = dead_man.why_end()
+            if why:
+                return why
+    return ""
+
+
+def test_what_ends_billing_runs_where_its_log_cannot_be_written(tmp_path: Path) -> None:
+    # A disk that was mounted anew for reading only: the command that ends the machine was never even started.
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / names.LOGS).write_text("no folder, so nothing can be written in it")
+    done = tmp_path / "done"
+    end = EndBilling(kind="command", argv=[sys.executable, "-c", f"open({str(done)!r}, 'w').close()"])
+    folder = Folder(make_boot(work_dir=str(tmp_path), end_billing=end), World(), SOURCE)
+    assert end_billing(folder, 1, lambda: time.sleep(0.01)) == ""
+    assert done.exists()
 
 
 def test_a_failed_machine_that_is_to_be_kept_is_kept_inside_its_limit(machine: Machine, tmp_path: Path) -> None:

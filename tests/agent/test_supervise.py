@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.agent.conftest import Instance, wait_until
 
+from homing.agent.end import end_billing
 from homing.agent.folder import Folder
 from homing.agent.supervise import CHILD_ENV, Agent
 from homing.store.lease import lease_key
@@ -428,7 +429,25 @@ def test_an_http_request_ends_billing_only_with_a_yes(instance: Instance, monkey
 @pytest.mark.parametrize("end", [EndBilling("request", header_env={"A": "NOT_SET"}), EndBilling("pigeon")])
 def test_what_cannot_end_billing_says_why(instance: Instance, end: EndBilling) -> None:
     instance.change(end_billing=end)
-    assert "cannot end by" in Agent(Folder(instance.boot, World()))._try_to_end(1)
+    assert "cannot end by" in end_billing(Folder(instance.boot, World()), 1, lambda: None)
+
+
+def test_after_a_try_that_broke_off_a_signal_does_not_end_the_agent(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance.change(end_billing=EndBilling("command", argv=["true"]))
+    agent = Agent(Folder(instance.boot, World()))
+    was_leaving: list[bool] = []
+
+    def on_a_full_disk(folder: Folder, tries: int, tick: object) -> str:
+        if tries == 1:
+            raise OSError(28, "No space left on device")
+        return ""
+
+    monkeypatch.setattr("homing.agent.end.end_billing", on_a_full_disk)
+    monkeypatch.setattr(agent.world, "sleep", lambda seconds: was_leaving.append(agent.is_leaving))
+    agent._end_billing()
+    assert was_leaving == [False]
 
 
 @pytest.mark.slow

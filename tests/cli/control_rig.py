@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import Said, homing, look_more_often, make_data, trainer_argv
-
-from homing.cloud.home import Home
-from homing.world import World
+from tests.cloud.rig import Said, clear, homing, look_more_often, make_data, trainer_argv
 
 Homing = Callable[..., Said]
 
@@ -56,9 +53,3 @@ def cli_with(*, steps: int) -> Any:
         clear(homing_home)
 
     return cli
-
-
-def clear(home_path: Path) -> None:
-    provider = Home(home_path, World()).provider("local")
-    for instance in provider.list_owned():
-        provider.destroy(instance.id)

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.cli.trained import make_checkpoint
-
-from homing.cli.main import main
-
-Homing = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def homing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Homing:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["homing", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
+from tests.cli.typed import Homing
 
 
 @pytest.fixture
@@ -110,11 +89,8 @@ def test_an_empty_input_is_an_end_and_not_an_error(homing: Homing, base: Path) -
     assert homing("chat", "base")[0] == 0
 
 
-def test_input_that_is_not_utf8_is_refused_without_a_traceback(
-    homing: Homing, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(io, "StringIO", lambda _: io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
-    code, _, err = homing("chat", "base")
+def test_input_that_is_not_utf8_is_refused_without_a_traceback(homing: Homing, base: Path) -> None:
+    code, _, err = homing("chat", "base", stdin=b"\xff\xfe\n")
     assert code == 2
     assert "not UTF-8" in err
     assert "Traceback" not in err

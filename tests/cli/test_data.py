@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.cli.typed import Homing
 from tests.lm.chat.kit import make_tokenizer
-
-from homing.cli.main import main
-
-Homing = Callable[..., tuple[int, str, str]]
 
 RUN_FILE = """\
 data:
@@ -50,19 +45,10 @@ def write(path: Path, records: list[Any]) -> None:
 
 
 @pytest.fixture
-def homing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Homing:
-    monkeypatch.chdir(tmp_path)
+def homing(homing: Homing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Homing:
     monkeypatch.delenv("NO_COLOR", raising=False)
     write(tmp_path / "chats.jsonl", [chat(f"hello {n}", f"well {n}") for n in range(20)])
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["homing", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
+    return homing
 
 
 @pytest.fixture
@@ -237,6 +223,17 @@ def test_a_run_without_conversations_is_told_so(homing: Homing, run: Path) -> No
     code, _, err = homing("data", "check", "tim")
     assert code == 2
     assert "No phase of tim learns from conversations" in err
+
+
+def test_conversations_that_are_not_there_stop_prep_with_the_key_that_names_them(homing: Homing, run: Path) -> None:
+    (run / "chats.jsonl").rename(run / "talks.jsonl")
+    for pattern in ("chats.jsonl", "chats/*.jsonl"):
+        (run / "runs" / "joe.yaml").write_text(RUN_FILE.replace("path: chats.jsonl", f"path: '{pattern}'"))
+        code, _, err = homing("prep", "joe")
+        assert code == 2
+        assert pattern in err
+        assert "data.chat of the phase in the run file" in err
+        assert "--chat" not in err, "no option of prep"
 
 
 def test_a_file_in_a_store_is_brought_by_its_hash_and_a_missing_one_stops_it(homing: Homing, run: Path) -> None:

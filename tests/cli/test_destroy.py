@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cli.control_rig import Homing, cli_with
 from tests.doubles.fake_world import KEY, FakeWorld
 
 from homing.cli.control import usd
@@ -21,14 +20,7 @@ from homing.cloud.providers.local import Local
 from homing.errors import IntegrityError, ProviderSilent, StillBilling, UsageError
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
-
-@pytest.fixture
-def cli(
-    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Homing]:
-    lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
-    yield typing(capsys, monkeypatch)
-    clear(homing_home)
+cli = cli_with(steps=100000)
 
 
 def test_it_asks_when_something_would_be_lost_and_ends_it_with_yes(cli: Homing) -> None:

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.cli.trained import make_checkpoint
+from tests.cli.typed import Homing
 from tests.lm.tiny import make_data, make_run
 
-from homing.cli.main import main
 from homing.lm.tokenizer.specials import SPECIALS
 from homing.wire.run import Rl, RlTask
 
-Homing = Callable[..., tuple[int, str, str]]
 CHOICES = [{"question": f"the cat {n}", "choices": ["sat", "ran home"], "gold": n % 2} for n in range(6)]
 
 
 @pytest.fixture
-def homing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Homing:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["homing", "eval", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
+def homing(homing: Homing) -> Homing:
+    return functools.partial(homing, "eval")
 
 
 @pytest.fixture
@@ -67,6 +56,25 @@ def test_without_a_set_it_is_the_text_that_the_run_held_out(homing: Homing, mode
     assert [score["name"] for score in measured["scores"]] == ["bits_per_byte", "perplexity", "nats_per_token"]
     assert len(document["models"][0]["sha256"]) == len(measured["data_sha256"]) == 64
     assert "homing eval --compare" in err
+
+
+def test_data_under_another_name_is_known_by_its_hash(homing: Homing, tmp_path: Path) -> None:
+    """As after `homing launch moss --name fern`, and `homing fetch fern`."""
+    data = tmp_path / "data" / "moss"
+    make_data(data, num_documents=20)
+    made = make_run(data)
+    away = dataclasses.replace(made, name="fern", data=dataclasses.replace(made.data, dir="../data"))
+    make_checkpoint(tmp_path / "models" / "fern", data, run=away)
+    make_data(tmp_path / "data" / "aster", num_documents=21)
+    code, out, err = homing("fern", "--json")
+    assert code == 0, err
+    assert json.loads(out)["results"][0][0]["name"] == "text held out for fern"
+    with (data / "manifest.json").open("a") as file:
+        file.write("\n")
+    code, _, err = homing("fern")
+    assert code == 2, "of other data nobody knows what was held out"
+    assert f"Looked for the run's own data in {tmp_path / 'data'}, " in err
+    assert "data/fern and the other folders of data." in err
 
 
 def test_figures_are_on_stdout_with_their_intervals_and_how_they_were_made(homing: Homing, model: Path) -> None:

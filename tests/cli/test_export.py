@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cli.typed import Homing
 from tests.lm.export.folders import make_adapter, make_checkpoint, write_tokenizer
 from tests.lm.open_weights.theirs import write_theirs
 
 from homing.cli import extras
 from homing.cli.export import KINDS
-from homing.cli.main import main
 from homing.errors import MissingExtra
-
-Homing = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def homing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Homing:
-    monkeypatch.chdir(tmp_path)
+def homing(homing: Homing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Homing:
     monkeypatch.setenv("HOMING_HOME", str(tmp_path / "home"))
-
-    def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["homing", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
+    return homing
 
 
 def test_a_run_by_its_name_becomes_a_folder_that_generate_and_chat_open(homing: Homing, tmp_path: Path) -> None:

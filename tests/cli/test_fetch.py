@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
 
+import pytest
 from tests.cli.control_rig import Homing, cli_with
 
 from homing.wire import codec
 from homing.wire.checkpoint import Pointer
+from homing.world import World
 
 cli = cli_with(steps=12)
 
@@ -32,6 +35,9 @@ def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_h
     Path("models/moss/notes.txt").unlink()
     assert cli("fetch", "moss", "--checkpoint", "pretrain:10", "--json").json["step"] == 10
     assert cli("fetch", "moss", "--checkpoint", "10", "--to", "older", "--json").json["step"] == 10
+    spaced = cli("fetch", "moss", "--to", "my models").err
+    for verb in ("chat", "eval", "export", "generate"):
+        assert f"homing {verb} 'my models'" in spaced, "as a shell takes it"
     listed = cli("fetch", "moss", "--list", "--json").json["checkpoints"]
     assert [each["step"] for each in listed] == sorted((each["step"] for each in listed), reverse=True)
     assert (listed[0]["step"], "latest" in listed[0]["names"], listed[0]["num_bytes"] > 0) == (12, True, True)
@@ -46,6 +52,34 @@ def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_h
     aloud = cli("fetch", "moss", "--to", "third", "--or-older")
     assert aloud.code == 0
     assert "passed over" in aloud.err
+
+
+def test_a_run_under_another_name_is_not_told_to_launch_a_file_that_is_not_there(cli: Homing) -> None:
+    cli("launch", "moss", "--name", "fern", "--spend-limit", "1", "--yes")
+    cli("watch", "fern")
+    said = cli("fetch", "fern").err
+    assert "homing chat fern" in said
+    assert "launch fern" not in said, "its run file is moss, and the next run of that goes by its own name"
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_round_it(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    cli("watch", "moss")
+    mkdir = World.mkdir
+
+    def refused(world: World, path: str | Path) -> None:
+        if Path(path).absolute().is_relative_to(Path("models").absolute()):
+            raise PermissionError(errno.EACCES, "Permission denied", str(Path("models").absolute()))
+        mkdir(world, path)
+
+    monkeypatch.setattr(World, "mkdir", refused)
+    said = cli("fetch", "moss")
+    assert said.code == 2
+    assert "error: models/moss cannot be written." in said.err
+    assert "fix homing fetch moss --to FOLDER" in said.err
+    assert cli("fetch", "moss", "--to", "elsewhere").code == 0
 
 
 def test_the_next_run_of_a_chain_goes_beside_the_one_before_and_every_advice_works(cli: Homing) -> None:

@@ -123,6 +123,14 @@ def test_a_phase_is_taken_from_the_run_that_has_it_and_that_is_told(
         assert find_model("ll", phase=phase) == Path("models") / name, "fetched"
     with pytest.raises(UsageError, match="none to choose"):
         find_model("models/ll", phase="sft")
+    for run_dir in (sft, rl):
+        run_dir.rename(tmp_path / run_dir.name)
+    with pytest.raises(UsageError, match="ll has nothing of the phase rl here") as refused:
+        find_model("ll", phase="rl")
+    assert refused.value.why == "At home of it: pretrain in models/ll, mid in models/ll-mid."
+    assert "homing fetch ll --checkpoint rl:STEP" in refused.value.fix
+    for run_dir in (sft, rl):
+        (tmp_path / run_dir.name).rename(run_dir)
     capsys.readouterr()
     assert find_model("ll").is_relative_to(rl), "the last phase there is, fetched or not"
     assert capsys.readouterr().err == f"{rl}, rl   (--phase pretrain: models/ll; --phase mid: models/ll-mid)\n"

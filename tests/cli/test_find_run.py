@@ -244,9 +244,8 @@ def test_a_run_that_was_trained_here_is_named_with_its_folder_and_its_log(cli: H
         assert "on this computer; nothing bills" in said.out
         assert str(folder / names.METRICS) in said.out
         assert cli("status", typed, "--json").json["state"] == "unfinished"
-        for verb in ("watch", "logs"):
-            said = cli(verb, typed)
-            assert said.code == 2
-            assert f"was trained on this computer and not launched: {folder.name}, unfinished." in said.err
-            assert f"It lies in {folder}; its log is {folder / names.METRICS}." in said.err
+        said = cli("fetch", typed)
+        assert said.code == 2
+        assert f"was trained on this computer and not launched: {folder.name}, unfinished." in said.err
+        assert f"there is no machine. It lies in {folder}\n" in said.err
     assert "moss has not been launched yet" in cli("status", "moss").err

@@ -24,10 +24,10 @@ def test_a_port_where_nobody_listens_is_explained_and_an_open_one_is_not(capsys:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        forward._explain_if_closed(Here(), server.getsockname()[1])  # type: ignore[arg-type]
+        forward._explain_if_closed(Here(), server.getsockname()[1], "moss")  # type: ignore[arg-type]
         assert capsys.readouterr().err == ""
         assert not is_free(server.getsockname()[1])
-    forward._explain_if_closed(Here(), any_free())  # type: ignore[arg-type]
+    forward._explain_if_closed(Here(), any_free(), "moss")  # type: ignore[arg-type]
     said = capsys.readouterr().err
     assert "nothing listens on port" in said
     assert "homing tensorboard" in said

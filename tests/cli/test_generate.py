@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.cli.trained import make_checkpoint, make_trained_run
-
-from homing.cli.main import main
-
-Homing = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def homing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Homing:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["homing", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
+from tests.cli.typed import Homing
 
 
 @pytest.fixture

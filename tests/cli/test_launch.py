@@ -56,6 +56,25 @@ def test_with_no_terminal_and_no_yes_it_refuses_and_names_the_money(cli: Homing)
     assert cli("runs", "--json").json["runs"] == []
 
 
+@pytest.mark.parametrize("more", [["--yes"], ["--dry-run"]])
+def test_on_this_computer_what_trains_must_be_installed_before_anything_is_created(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    monkeypatch.setattr("homing.cli.extras.find_spec", lambda name: None if name == "torch" else object())
+    said = cli("launch", "moss", "--spend-limit", "1", *more)
+    assert said.code == 2
+    assert "`homing launch` on this computer needs the extra `lm`." in said.err
+    assert "pip install" in said.err
+    assert cli("runs", "--json").json["runs"] == []
+
+
+def test_a_name_that_cannot_be_one_is_answered_with_one_that_can(cli: Homing) -> None:
+    said = cli("launch", "moss", "--spend-limit", "1", "--name", "Moss No 2", "--yes")
+    assert said.code == 2
+    assert "a-z, 0-9 and -, at most 32 characters" in said.err
+    assert "fix --name moss-no-2" in said.err
+
+
 def test_a_shape_that_cannot_be_is_refused_before_anything_is_created(cli: Homing) -> None:
     said = cli("launch", "moss", "--spend-limit", "1", "--yes", "--set", "model.heads=5")
     assert said.code == 2
@@ -131,9 +150,10 @@ def test_the_limit_may_stand_in_the_run_file_and_the_flag_wins(cli: Homing) -> N
 
 def test_unprepared_data_is_refused_with_the_steps_that_are_missing(cli: Homing) -> None:
     Path("data/moss/manifest.json").unlink()
-    said = cli("launch", "moss", "--spend-limit", "1", "--yes")
+    said = cli("launch", "moss", "--spend-limit", "1.50", "--yes")
     assert said.code == 2
-    assert "homing prep moss" in said.err
+    assert "Its text has not been made into tokens" in said.err
+    assert "homing prep moss && homing verify moss && homing launch moss --spend-limit 1.50\n" in said.err
 
 
 def test_a_big_first_run_is_asked_about_its_smoke_profile(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +418,7 @@ def test_errors_name_the_run_as_it_was_named(cli: Homing) -> None:
     prep, verify, launch = (
         f"homing {verb} fern.yaml --set data.dir=data/none" for verb in ("prep", "verify", "launch")
     )
-    assert f"fix {prep} && {verify} && {launch}\n" in said.err
+    assert f"fix {prep} && {verify} && {launch} --spend-limit 1\n" in said.err
 
 
 def test_what_a_provider_refuses_is_tried_again_in_the_words_that_were_typed(

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cli.control_rig import Homing, cli_with
 
-
-@pytest.fixture
-def say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], homing_home: Path
-) -> Iterator[Homing]:
-    lay_out(tmp_path, monkeypatch, steps=100_000, step_s=0.02)
-    yield typing(capsys, monkeypatch)
-    clear(homing_home)
+say = cli_with(steps=100_000)
 
 
 def test_it_says_old_new_and_worst_case_and_waits_for_the_agent(say: Homing) -> None:

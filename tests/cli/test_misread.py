@@ -112,6 +112,18 @@ def test_a_run_without_a_verb_is_told_from_a_typing_error(say: Say) -> None:
         ("launch moss --learning-rate 3e-4", "homing launch moss --set phases.0.lr=3e-4"),
         ("launch moss --depth=8 --yes", "homing launch moss --set model.depth=8 --yes"),
         ("plan --seed", "homing plan --set seed=VALUE"),
+        (
+            "prep --train-path a.txt --val-path=b.txt --vocab-size 10000 --output-dir data",
+            "homing prep --text a.txt --validation=b.txt --vocab-size 10000 --out data",
+        ),
+        (
+            "launch moss --gpu H100 --num-gpus 8 --spend-limit 100 --no-spt",
+            "homing launch moss --set cloud.gpu=H100 --set cloud.num_gpus=8 --spend-limit 100 --no-spot",
+        ),
+        ("prep moss --val-ratio 0.01 --gzip", "homing prep moss --val-fraction 0.01 --gzip"),  # nothing is left out
+        ("launch moss --train-shard-lines 250000", "homing launch moss --set data.shard_tokens=VALUE"),
+        ("train --config runs/moss.yaml", "homing train runs/moss.yaml"),
+        ("launch --config-path=runs/moss.yaml --yes", "homing launch runs/moss.yaml --yes"),
         ("train moss --provider runpod", "homing launch --help"),
         ("watch --follow", "homing logs --help"),
         ("plan --frobnicate", "homing plan --help"),
@@ -134,6 +146,16 @@ def test_an_option_that_is_not_there_is_answered_with_the_one_that_was_meant(say
         ("generate moss --tokens 0", "--tokens: it must be greater than or equal to 1.", "", "homing generate --help"),
         ("data chek", "`homing data` has no verb 'chek'.", "It has: check, show.", "homing data check"),
         ("store zzz", "`homing store` has no verb 'zzz'.", "It has: ls, get, put, rm.", "homing store --help"),
+        ("store list", "`homing store` has no verb 'list'.", "Here it is called ls.", "homing store ls"),
+        ("store upload a b", "has no verb 'upload'.", "Here it is called put.", "homing store put a b"),
+        ("store download a", "has no verb 'download'.", "Here it is called get.", "homing store get a"),
+        ("store delete a --yes", "has no verb 'delete'.", "Here it is called rm.", "homing store rm a --yes"),
+        (
+            "launch moss --train-shard-lines 9",
+            "has no option --train-shard-lines.",
+            "data.shard_tokens (in tokens, not lines)",
+            "homing launch moss --set data.shard_tokens=VALUE",
+        ),
         ("eval --compare moss", "--compare", "", "homing eval --help"),
     ],
 )
@@ -210,7 +232,19 @@ def test_a_star_that_the_shell_spread_is_answered_with_its_quotes(say: Say, tmp_
     assert "does not know what to do with 'my books/c.md'" in said.err
 
 
-def test_whoever_asks_for_a_server_is_told_what_serves_an_export(say: Say) -> None:
-    said = say("serve moss")
-    assert "vLLM's, llama.cpp's or Ollama's" in said.err
-    assert fix_of(said) == "homing export moss"
+def test_a_file_without_its_option_is_answered_with_it(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "my book.txt").write_text("Once upon a time.")
+    (tmp_path / "chats.jsonl").write_text("{}")
+    said = say("new mine --from tiny 'my book.txt'")
+    assert "It takes NAME, and text by --text." in said.err
+    assert fix_of(said) == "homing new mine --from tiny --text 'my book.txt'"
+    assert say(fix_of(said).removeprefix("homing ")).code == 0
+    said = say("new tune --from hf:a/b chats.jsonl")
+    assert fix_of(said) == "homing new tune --from hf:a/b --chat chats.jsonl"
+    assert fix_of(say("new mine 'my book.txt' other.txt --from tiny")) == "homing new --help"
+
+
+def test_whoever_asks_for_a_server_by_another_word_is_told_ours(say: Say) -> None:
+    said = say("openai moss")
+    assert "Here it is called serve." in said.err
+    assert fix_of(said) == "homing serve moss"

@@ -155,6 +155,23 @@ def test_text_without_a_single_byte_is_refused(
     assert not Path("runs/a.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        (["--from", "tiny", "--text", "a b.txt"], "homing new first --from tiny --text 'a b.txt'"),
+        (["My Book", "--from", "cs336", "--text", "a b.txt"], "homing new my-book --from cs336 --text 'a b.txt'"),
+        (["Ä", "--from", "./w", "--chat", "c.jsonl"], "homing new first --from ./w --chat c.jsonl"),
+        ([], "homing new first --from tiny"),
+    ],
+)
+def test_a_name_that_is_missing_or_cannot_be_one_is_answered_with_the_whole_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: list[str], fix: str
+) -> None:
+    lay("a b.txt")
+    assert homing(monkeypatch, "new", *typed) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"  fix {fix}"
+
+
 def test_without_a_preset_the_command_to_type_is_the_fix_and_keeps_its_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_the_table_has_the_columns_people_know_and_the_lowest_rate_first(
     said = cli("offers", "--gpu", "B200", "--num-gpus", "8")
     assert said.code == 0
     lines = said.out.splitlines()
+    assert lines[0] == "Available B200 Instances (sorted by price)"
     assert lines[1].split()[:7] == ["#", "Provider", "Region", "GPUs", "VRAM", "Price/hr", "NVLink"]
     assert lines[2].split()[:8] == ["1", "north/hyperstack", "canada-1", "8x", "B200", "180GB", "$33.60", "Yes"]
     assert "stock low" in lines[2]
@@ -82,7 +83,11 @@ def test_a_dead_provider_is_a_warning_and_none_at_all_is_exit_3(cli: Homing, mon
     said = cli("offers", "--gpu", "H100")
     assert said.code == 0
     assert "warning: north could not be asked: north is down." in said.err
-    assert cli("offers", "--gpu", "T4").code == 3
+    none = cli("offers", "--gpu", "T4")
+    assert none.code == 3
+    assert "Nobody has 1x T4 to rent now." in none.err
+    assert "homing offers --all-configs   or another card: --gpu" in none.err
+    assert "north is down." in none.err, "who could not be asked is told here too"
 
 
 def test_this_computer_is_an_offer_too_and_nothing_is_written(cli: Homing, homing_home: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cli.control_rig import Homing, cli_with
 from tests.doubles.shop import Shop, offer, open_shops
 
 from homing.cloud.home import Home
@@ -19,14 +18,7 @@ from homing.cloud.meter import cost
 from homing.cloud.prices import find_price
 from homing.world import World
 
-
-@pytest.fixture
-def cli(
-    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Homing]:
-    lay_out(tmp_path, monkeypatch, steps=10, step_s=0.02)
-    yield typing(capsys, monkeypatch)
-    clear(homing_home)
+cli = cli_with(steps=10)
 
 
 def test_the_table_has_totals_offers_and_how_the_speed_is_known(cli: Homing) -> None:
@@ -101,7 +93,7 @@ def test_two_offers_are_compared_and_the_cheapest_to_finish_is_recommended(
     assert [line.split()[0] for line in phases.splitlines()[1:]] == ["phase", "boot", "pretrain", "home", "all"]
     document = cli("plan", "moss", "--json", *long).json
     best, other = document["offers"]
-    assert float(best["more_usd"]) == 0
+    assert best["more_usd"] == "0", "and not 0E-17"
     assert Decimal(other["more_usd"]) == Decimal(other["cost_usd"]) - Decimal(best["cost_usd"])
     assert [part["name"] for part in best["phases"]] == ["boot and start", "pretrain", "home"]
     assert document["left_out"][0]["why"].startswith("has 1 B")

@@ -65,7 +65,8 @@ def as_json() -> Any:
     talk.configure(loudness=0, is_json=False)
 
 
-def test_without_a_run_file_the_report_is_the_known_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_run_file_the_report_is_the_known_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "a.txt").write_text("<|endoftext|>".join([(here / "a.txt").read_text()] * 40))
     command(text=["a.txt"], out="data/x", vocab_size="300", specials="one")
     said = capsys.readouterr()
     lines = said.out.splitlines()
@@ -85,9 +86,18 @@ def test_without_a_run_file_the_report_is_the_known_one(capsys: pytest.CaptureFi
         *("✓ Saved to data/x/train-00000.bin", "Tokenizing Validation Data", "✓ Saved to data/x/val-00000.bin"),
     ):
         assert line in lines, line
-    for start in ("File size: 0.00 MB", "  Total tokens: ", "  Output size: 0.00 MB", "  Compression ratio: "):
-        assert any(line.startswith(start) for line in lines), start
-    assert any(line.startswith("  Bytes per token: ") for line in lines)
+    # Every figure is that of the files.
+    train = json.loads(Path("data/x/manifest.json").read_text())["splits"]["train"]
+    text, num_bytes = train["num_text_bytes"], Path("data/x/train-00000.bin").stat().st_size
+    assert num_bytes == 2 * train["num_tokens"] > 50_000
+    for line in (
+        f"File size: {Path('a.txt').stat().st_size / 1e6:.2f} MB",
+        f"  Total tokens: {train['num_tokens']:,}",
+        f"  Output size: {num_bytes / 1e6:.2f} MB",
+        f"  Compression ratio: {text / num_bytes:.2f}x",
+        f"  Bytes per token: {text / train['num_tokens']:.2f}",
+    ):
+        assert line in lines, line
     assert "Next: homing verify NAME" in said.err
 
 
@@ -282,6 +292,51 @@ def test_open_weights_go_on_with_plain_text_in_their_own_tokenizer(
     assert load_run("on").is_prepared
 
 
+CHAT_ON_OPEN_WEIGHTS = """\
+model: {from: theirs, context: CONTEXT}
+phases:
+  - {kind: sft, steps: 2, batch_tokens: 64, data: {chat: [c.jsonl], val_fraction: 0}}
+"""
+
+
+@pytest.mark.parametrize(("context", "said"), [(32, "in the run file: model.context: 64, the most"), (64, "larger")])
+def test_of_open_weights_no_longer_context_is_named_than_they_were_made_for(
+    here: Path, capsys: pytest.CaptureFixture[str], context: int, said: str
+) -> None:
+    from tests.lm.open_weights.theirs import write_their_tokenizer, write_theirs
+
+    write_theirs(here / "theirs", "qwen2", vocab_size=330)  # reads 64 tokens at most
+    write_their_tokenizer(here / "theirs", "qwen2", (here / "a.txt").read_text(encoding="utf-8"), num_merges=40)
+    template = "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' + m.content + '<|im_end|>' }}{% endfor %}"
+    template += "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+    (here / "theirs" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    turns = [[("user", f"{n}?"), ("assistant", "ja"), ("user", "more"), ("assistant", "zqx " * 60)] for n in range(20)]
+    chats = [[{"role": role, "content": words} for role, words in chat] for chat in turns]
+    (here / "c.jsonl").write_text("\n".join(map(json.dumps, chats)), encoding="utf-8")
+    (here / "runs/chat.yaml").write_text(CHAT_ON_OPEN_WEIGHTS.replace("CONTEXT", str(context)), encoding="utf-8")
+    command("chat")
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: sft")]
+    assert said in warning
+    assert "model.context: 256" not in warning
+
+
+def test_weights_that_homing_exported_are_asked_in_turns_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.lm.open_weights.theirs import write_their_tokenizer, write_theirs
+
+    from homing.lm.tokenizer.specials import CHAT_TEMPLATE
+
+    write_theirs(here / "theirs", "qwen3", vocab_size=330)
+    write_their_tokenizer(here / "theirs", "qwen2", (here / "a.txt").read_text(encoding="utf-8"), num_merges=40)
+    config = {"bos_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
+    (here / "theirs" / "tokenizer_config.json").write_text(json.dumps(config))
+    rl = "{prompts_per_step: 1, samples_per_prompt: 2, answer_tokens: 8, tasks: [{kind: arithmetic}]}"
+    file = f"model: {{from: theirs, context: 64}}\nphases: [{{kind: rl, method: lora, steps: 1, rl: {rl}}}]\n"
+    (here / "runs/sums.yaml").write_text(file, encoding="utf-8")
+    command("sums")
+    assert "Next: homing verify sums" in capsys.readouterr().err
+    assert load_run("sums").run.phases[0].rl is not None
+
+
 def test_the_smoke_profile_prepares_beside_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
     command("tiny-cat", is_smoke=True)
     assert Path("data/tiny-cat-smoke/manifest.json").exists()
@@ -380,7 +435,7 @@ def test_too_little_text_for_a_presets_vocabulary_gets_a_smaller_one_aloud(
     command("cat")
     assert (here / "data/cat/manifest.json").read_bytes() == made
     assert "Next: homing verify cat" in capsys.readouterr().err
-    with pytest.raises(RunFileError, match="vocabulary mismatch"):
+    with pytest.raises(RunFileError, match="vocab_size mismatch"):
         load_run("cat", ["tokenizer.vocab_size=2048"])
 
 

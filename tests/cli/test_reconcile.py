@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cli.control_rig import Homing, cli_with
 from tests.cloud.rig import marked_now
 
 from homing.cloud.home import Home
@@ -15,14 +14,7 @@ from homing.cloud.providers.local import Local
 from homing.errors import ProviderRefused
 from homing.world import World
 
-
-@pytest.fixture
-def cli(
-    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Homing]:
-    lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
-    yield typing(capsys, monkeypatch)
-    clear(homing_home)
+cli = cli_with(steps=100000)
 
 
 @pytest.fixture
@@ -39,6 +31,7 @@ def test_where_there_is_nothing_it_says_so(cli: Homing) -> None:
     assert said.code == 0
     assert said.json["findings"] == []
     assert "Nothing of ours is anywhere" in said.err
+    assert cli("reconcile").out == "", "no table of nothing"
 
 
 @pytest.mark.slow

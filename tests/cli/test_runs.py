@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.control_rig import Homing, clear, lay_out, typing
+from tests.cli.control_rig import Homing, cli_with
 
 from homing.wire import codec, names
 from homing.wire.event import Metric, Outcome
 from homing.world import World
 
-
-@pytest.fixture
-def cli(
-    tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Homing]:
-    lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
-    yield typing(capsys, monkeypatch)
-    clear(homing_home)
+cli = cli_with(steps=100000)
 
 
 def test_with_nothing_there_nothing_bills(cli: Homing) -> None:

@@ -19,9 +19,6 @@ import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
 from tests.doubles.sshd import Sshd, running_sshd
 
-from homing.cloud.home import Home
-from homing.world import World
-
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
@@ -32,9 +29,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 def folder(tmp_path: Path, homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield lay_out(tmp_path, monkeypatch, steps=100000, step_s=0.02)
     clear(homing_home)
-    provider = Home(homing_home, World()).provider("ssh")
-    for instance in provider.list_owned():
-        provider.destroy(instance.id)
+    clear(homing_home, "ssh")
 
 
 @pytest.fixture

@@ -8,19 +8,23 @@ from pathlib import Path
 import pytest
 from tests.cli.control_rig import Homing, clear, cli_with, lay_out, typing
 
+from homing.cli import call
+
 cli = cli_with(steps=100_000)
 
 
-def test_one_run_now_with_its_instance_and_dollars(cli: Homing) -> None:
+def test_one_run_now_with_its_instance_and_dollars(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homing.cloud.providers.local.Local.page", "https://cloud.test/instances")
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     said = cli("status")
     assert said.code == 0
-    for word in ("running", "billing yes", "$0.36/h", "of $1.00"):
+    for word in ("running", "billing yes", "$0.36/h", "of $1.00", "page       https://cloud.test/instances"):
         assert word in said.out
     assert "homing watch moss" in said.err
     status = cli("status", "moss", "--json").json
     assert status["schema"] == "homing.status/1"
     assert status["is_billing"] is True
+    assert status["page"] == "https://cloud.test/instances"
     assert status["instances"][0]["billing"] == "yes"
     assert status["heartbeat"]["state"] in ("booting", "fetching", "training")
 
@@ -47,6 +51,7 @@ def test_it_looks_again_until_the_run_has_ended(cli: Homing, monkeypatch: pytest
     assert rounds[-1]["state"] == "stopped"
     assert not rounds[-1]["is_billing"]
     assert cli("status", "moss", "--watch").code == 0, "without its seconds"
+    assert call._fill_watch(["status", "--watch", "moss"]) == ["status", "--watch", "60", "moss"]
     assert cli("status", "moss", "--watch", "0.1").code == 2
     over = cli("status", "moss").out
     for word in ("all, verified; the newest checkpoint is pretrain step", " in all. "):

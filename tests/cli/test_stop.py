@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from typing import Any
 
+import pytest
 from tests.cli.control_rig import Homing, cli_with
+
+from homing.cli import stop
 
 cli = cli_with(steps=100_000)
 
@@ -24,6 +29,20 @@ def test_it_stops_with_a_checkpoint_and_can_be_gone_on_with(cli: Homing) -> None
     assert told, resumed.err
     assert told[1] != "0"
     assert told[2] == resumed.json["run"]
+
+
+def test_a_run_that_was_done_before_it_heard_is_not_gone_on_with(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    waits = stop.wait_for_stop
+
+    def is_done(*args: Any, **settings: Any) -> Any:
+        status = waits(*args, **settings)
+        return dataclasses.replace(status, run=dataclasses.replace(status.run, state="done"))
+
+    monkeypatch.setattr(stop, "wait_for_stop", is_done)
+    said = cli("stop", "moss").err
+    assert "Fetch it: homing fetch moss" in said
+    assert "--resume" not in said
 
 
 def test_it_can_be_asked_for_without_waiting(cli: Homing) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from tests.cli.control_rig import Homing, clear, cli_with, lay_out, typing
 
+from homing.wire import codec
+from homing.wire.checkpoint import Pointer
+
 cli = cli_with(steps=12)
 
 
@@ -18,7 +21,7 @@ def checkpoints(cli: Homing) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_an_old_checkpoint_is_removed_by_name_and_the_last_one_stays(cli: Homing) -> None:
+def test_an_old_checkpoint_is_removed_by_name_and_the_last_one_stays(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")
     found = checkpoints(cli)
@@ -31,6 +34,12 @@ def test_an_old_checkpoint_is_removed_by_name_and_the_last_one_stays(cli: Homing
     assert everything.code == 2
     assert "every checkpoint" in everything.err
     oldest = found[min(found)]
+    best = homing_home / "store" / oldest / "../best.json"
+    best.write_text(codec.dumps(Pointer(step=int(min(found).removeprefix("step-")))))
+    refused = cli("store", "rm", oldest, "--yes")
+    assert refused.code == 2
+    assert "is the best checkpoint" in refused.err
+    best.unlink()
     removed = cli("store", "rm", oldest, "--yes", "--json")
     assert removed.code == 0
     assert removed.json["keys"][0].endswith("/manifest.json"), "the manifest goes first"
@@ -64,9 +73,14 @@ def test_a_file_goes_there_and_comes_back_and_nothing_is_clobbered(cli: Homing, 
     assert cli("store", "get", "files/note.txt", str(note), "--store", url).code == 2
     assert cli("store", "get", "files/note.txt", str(tmp_path / "deep/back.txt"), "--store", url).code == 0
     assert (tmp_path / "deep/back.txt").read_text() == "hello"
-    near = cli("store", "rm", "files/nite.txt", "--store", url, "--yes")
-    assert near.code == 2
-    assert "files/note.txt" in near.err
+    for code, verb in ((2, ("rm", "files/nite.txt", "--yes")), (7, ("get", "files/nite.txt"))):
+        near = cli("store", *verb, "--store", url)
+        assert near.code == code
+        assert "Near it: files/note.txt" in near.err
+    folder = cli("store", "get", "files", str(tmp_path / "all"), "--store", url)
+    assert folder.code == 7
+    assert "files is a folder of 1 file" in folder.err
+    assert f"homing store get files/note.txt --store {url}" in folder.err
     asked = cli("store", "rm", "files/note.txt", "--store", url)
     assert asked.code == 2, "no terminal and no --yes"
     assert cli("store", "rm", "files/note.txt", "--store", url, "--yes").code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -10,10 +11,12 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
+from tests.cloud.rig import homing
 
-from homing.cli import talk
+from homing.cli import call, talk
 
 ROW = ["chain-20261116-001222-86bf", "local", "$3.60/h", "2026-11-16 00:12:22Z", "$0.04"]
 HEADERS = ["run", "provider", "rate", "from", "dollars"]
@@ -50,6 +53,62 @@ def test_a_table_without_headers_has_no_empty_line_above_it_and_no_blanks_behind
 ) -> None:
     talk.table(["", ""], [("run", "moss"), ("state", "a long sentence about it")])
     assert capsys.readouterr().out == "run    moss\nstate  a long sentence about it\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_a_terminal_cannot_show_is_shown_by_its_number_and_json_stays_json(encoding: str) -> None:
+    code = "from homing.cli import talk; talk.configure(loudness=0, is_json={}); "
+    said = code.format(False) + "talk.table(['path'], [['b\\u00fccher \\u2713 \\udcfc']]); print('\\u2713')"
+    told = code.format(True) + "talk.emit('x/1', {'path': 'b\\u00fccher \\u2713 \\udcfc'})"  # a name that is no UTF-8
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    shown, document = (
+        subprocess.run([sys.executable, "-c", each], env=env, capture_output=True, check=True).stdout
+        for each in (said, told)
+    )
+    assert rb"\udcfc" in shown
+    assert (rb"\u2713" in shown) == (encoding != "utf-8")
+    assert json.loads(document.decode(encoding))["path"] == "b\u00fccher \u2713 \udcfc"
+
+
+def test_a_reader_that_left_costs_an_error_neither_its_lines_nor_its_exit_code(tmp_path: Path) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    argv = [sys.executable, "-m", "homing.cli", "plan", "nope", "--json"]
+    done = subprocess.run(argv, cwd=tmp_path, stdout=writable, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writable)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "error: There is no run called 'nope' here."
+    assert "Traceback" not in done.stderr
+
+
+def test_what_may_still_bill_is_looked_at_also_when_the_reader_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leaves() -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("homing.cli.runs.command", leaves)
+    monkeypatch.setattr(call, "_after_the_reader_left", lambda: (0, ""))  # which is about a real stdout
+    monkeypatch.setattr(call, "_check_billing", lambda code, shown: 6)
+    assert homing(capsys, monkeypatch, "runs").code == 6
+
+
+def test_a_file_whose_name_is_no_utf_8_is_named_and_is_no_mistake_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = os.fsdecode(b"l\xfc.txt")
+    Path(odd).write_text("once upon a time")
+    said = homing(capsys, monkeypatch, "new", "moss", "--from", "tiny", "--text", odd)
+    assert said.code == 2
+    assert said.err.splitlines()[0] == r"error: --text: the name 'l\udcfc.txt' is not UTF-8."
+    assert "Traceback" not in said.err
+    assert not list(Path("runs").glob("*"))
+
+
+def test_a_table_of_nothing_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    talk.table(HEADERS, [])
+    assert capsys.readouterr().out == ""
 
 
 def test_text_of_others_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

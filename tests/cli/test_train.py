@@ -138,7 +138,11 @@ def test_a_run_trains_to_its_end_and_says_what_comes_next(project: Path) -> None
     assert done.returncode == 0, done.stderr
     (run_dir,) = run_dirs()
     assert "Training Complete | state done" in done.stdout
-    assert f"homing generate {run_dir.name}" in done.stderr
+    for way in (f"generate {run_dir.name}", f"chat {run_dir.name}", f"eval {run_dir.name}", f"export {run_dir.name}"):
+        assert f"  homing {way} " in done.stderr
+    assert "  homing train tiny --phase sft " in done.stderr
+    log = (run_dir / names.LOGS / "trainer.log").read_text().splitlines()
+    assert [line for line in log if line in done.stdout.splitlines()] == done.stdout.splitlines()
     assert (run_dir / names.RUN_FILE).read_text() == (project / "runs/tiny.yaml").read_text()
     assert json.loads((run_dir / names.RUN).read_text())["id"] == run_dir.name
 
@@ -178,6 +182,27 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(project: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_stop_from_another_terminal_saves_and_says_how_to_go_on(project: Path) -> None:
+    make_data(project / "data/tiny")
+    write_run_file(project, steps=100_000)
+    argv = [sys.executable, "-m", "homing.cli", "train", "tiny"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        next(line for line in child.stdout if line.startswith("step 5/"))
+        assert json.loads(homing("status", "tiny", "--json").stdout)["state"] == "training"
+        stopped = homing("stop", "tiny", "--json")
+        assert stopped.returncode == 0, stopped.stderr
+        _, err = child.communicate(timeout=120)
+    assert child.returncode == 130, "by a person, and not by a limit"
+    assert "A stop was asked for from another terminal." in err
+    assert "Go on: homing train tiny" in err
+    told = json.loads(stopped.stdout)
+    assert (told["state"], told["again"]) == ("stopped", "homing train tiny")
+    assert (run_dirs()[0] / names.CHECKPOINTS / "pretrain" / names.step_dir(told["step"])).is_dir()
+    assert json.loads(homing("watch", "tiny", "--json").stdout.splitlines()[-1])["data"]["step"] == told["step"]
+
+
+@pytest.mark.slow
 def test_a_time_limit_exits_with_5_and_a_failure_with_1(project: Path) -> None:
     make_data(project / "data/tiny")
     write_run_file(project, steps=100_000)
@@ -194,6 +219,7 @@ def test_a_time_limit_exits_with_5_and_a_failure_with_1(project: Path) -> None:
     next((project / "data/tiny").glob("train-*.bin")).write_bytes(b"")
     failed = homing("train", "tiny")
     assert failed.returncode == 1
+    assert "homing prep tiny --force makes them again" in failed.stderr, "the trainer knows what was typed"
     assert "Mend that, then go on from the last checkpoint: homing train tiny" in failed.stderr
     assert "Traceback" not in failed.stderr
 
@@ -214,6 +240,20 @@ def test_a_phase_by_itself_after_one_of_adapters_begins_with_both_put_together(p
     assert [(stage.phase, stage.method) for stage in lineage] == [("pretrain", "full"), ("mid", "lora"), ("rl", "full")]
 
 
+def test_the_end_shows_the_last_sample_of_the_phase_that_was_trained_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "moss-20260101-000000-abcd"
+    outcome = Outcome("done", "", 0, phase="sft", step=12)
+    verb._tell(run_dir, "moss", outcome, "", caught=0, is_smoke=False)
+    assert "sample" not in capsys.readouterr().err
+    (run_dir / names.SAMPLES).mkdir(parents=True)
+    for name in ("pretrain-00000900", "sft-00000006", "sft-00000012"):
+        (run_dir / names.SAMPLES / f"{name}.txt").write_text(f"[Who are you?] {name}\nfor one\n\n")
+    verb._tell(run_dir, "moss", outcome, "", caught=0, is_smoke=False)
+    assert "A sample:\n  [Who are you?] sft-00000012\n  for one\n\nNext:" in capsys.readouterr().err
+
+
 def test_the_end_says_which_checkpoint_the_other_verbs_will_open_and_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,3 +271,10 @@ def test_the_end_says_which_checkpoint_the_other_verbs_will_open_and_why(
         opened = f"chat, generate, eval and export open {phase_dir / names.step_dir(2)}"
         assert (opened in err) == said
         assert ("best of 2, by missing reward 0.9722" in err) == said
+
+
+def test_the_sample_at_the_end_cannot_move_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / names.SAMPLES).mkdir()
+    (tmp_path / names.SAMPLES / "rl-00000005.txt").write_text("once\x1b[2J\nupon")
+    verb._tell(tmp_path, "moss", Outcome("done", "", 0, phase="rl", step=5), "", caught=0, is_smoke=False)
+    assert "A sample:\n  once\ufffd[2J\n  upon\n" in capsys.readouterr().err

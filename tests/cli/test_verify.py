@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from homing.cli import main as cli
+from homing.units import parse_bytes
 from homing.wire.codec import dumps
 from homing.wire.data import DataManifest, Shard, SourceFile, Split
 
@@ -171,7 +173,7 @@ def test_a_vocabulary_that_does_not_match_is_refused_with_both_numbers(
     put_data(folder)
     assert homing(monkeypatch, "verify", "--no-run", "--set", "tokenizer.vocab_size=999") == 2
     said = capsys.readouterr().err
-    for words in ("999", "300", "runs/base.yaml", "data/base/tokenizer.json"):
+    for words in ("vocab_size mismatch", "999", "300", "runs/base.yaml", "data/base/tokenizer.json"):
         assert words in said
 
 
@@ -203,6 +205,21 @@ def test_a_chosen_card_that_is_too_small_is_a_problem(
     big = ("--set", "model.depth=40", "--set", "phases.0.tokens=1B", "--set", "phases.0.batch_tokens=2048")
     assert homing(monkeypatch, "verify", "--no-run", "--set", "cloud.gpu=T4", *big) == 2
     assert "does not fit" in capsys.readouterr().err
+
+
+def test_a_card_of_24_gb_is_too_small_for_the_2b_preset_and_need_room_and_lever_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "a.txt").write_text("some text\n" * 400)
+    assert homing(monkeypatch, "new", "big", "--from", "2b", "--text", "a.txt") == 0
+    assert homing(monkeypatch, "verify", "big", "--no-run", "--set", "cloud.gpu=RTX4090") == 2
+    told = r"RTX4090, and training does not fit it: (.+) needed, (.+) to be had\. Lower (.+)\."
+    said = re.search(told, capsys.readouterr().err)
+    assert said
+    assert parse_bytes(said[1].replace(" ", "")) > 40e9
+    assert 20e9 < parse_bytes(said[2].replace(" ", "")) < 24 * 2**30
+    assert said[3].startswith("phases.0.recompute to all")
+    assert homing(monkeypatch, "verify", "big", "--no-run", "--set", "cloud.gpu=A100") == 0, "80 GB hold it"
 
 
 def test_json_is_one_document_also_with_problems(

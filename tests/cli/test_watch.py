@@ -11,7 +11,7 @@ from tests.cli.control_rig import Homing, cli_with
 from tests.cloud.rig import TRAINER, trainer_argv
 
 from homing.cli import talk
-from homing.cli.watch import _show
+from homing.cli.watch import _folded, _show
 from homing.cloud.watch import Report
 
 cli = cli_with(steps=12)
@@ -168,3 +168,16 @@ def test_a_sample_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> 
     talk.configure(loudness=0, is_json=False)
     _show(Report("sample", "a\x1b[2Jb\tc\x07\n\u00e4 \u200d", {}))
     assert capsys.readouterr().out == "    a\ufffd[2Jb\tc\ufffd\n    \u00e4 \u200d\n"
+
+
+def test_on_a_narrow_terminal_a_line_is_broken_at_its_bars_and_no_figure_in_two() -> None:
+    line = (
+        "step 1,200/20,000 | loss 3.214 | 412k tok/s | mfu 41% | card 97%, its memory 62% | $1.83 of $12.00 | eta 2h10m"
+    )
+    assert _folded(line, 200) == line
+    rows = _folded(line, 80).split("\n")
+    assert rows == [
+        "step 1,200/20,000 | loss 3.214 | 412k tok/s | mfu 41% | card 97%, its memory 62%",
+        "    | $1.83 of $12.00 | eta 2h10m",
+    ]
+    assert _folded(line, 20).replace("\n   ", "") == line, "nothing is lost"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cloud.rig import look_more_often
+from tests.cloud.rig import clear, look_more_often
 
 from homing.cloud.home import Home
 from homing.world import World
@@ -19,10 +19,12 @@ def _look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def home(homing_home: Path) -> Iterator[Home]:
-    found = Home(homing_home, World())
-    yield found
-    # Opened anew: a test may have taught the other one to refuse.
-    provider = Home(homing_home, World()).provider("local")
-    for instance in provider.list_owned():
-        provider.destroy(instance.id)
+def world() -> World:
+    """The real one; a module with a cloud double gives its own."""
+    return World()
+
+
+@pytest.fixture
+def home(homing_home: Path, world: World) -> Iterator[Home]:
+    yield Home(homing_home, world)
+    clear(homing_home)

@@ -190,6 +190,13 @@ def marked_now(home: Home) -> list[tuple[int, str]]:
     return [(process.pid, mark) for process, mark in World().marked("HOMING_MARK", f"homing-{home.owner}-")]
 
 
+def clear(home_path: Path, provider: str = "local") -> None:
+    """Ends what a test left running. Opened anew: it may have taught the home that it used to refuse."""
+    opened = Home(home_path, World()).provider(provider)
+    for instance in opened.list_owned():
+        opened.destroy(instance.id)
+
+
 def look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homing.cloud.watch._POLL_S", 0.1)
     monkeypatch.setattr("homing.cloud.stop._EVERY_S", 0.1)

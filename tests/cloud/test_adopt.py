@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.cloud.rig import make_draft, marked_now
+from tests.cloud.rig import clear, make_draft, marked_now
 
 from homing.cloud import lease as leases
 from homing.cloud.adopt import adopt, propose, stored_runs
@@ -37,9 +37,7 @@ def other(tmp_path: Path) -> Iterator[Home]:
     """A second home, as on a second machine that sees the same store."""
     found = Home(tmp_path / "other-home", World())
     yield found
-    provider = Home(found.path, World()).provider("local")
-    for instance in provider.list_owned():
-        provider.destroy(instance.id)
+    clear(found.path)
 
 
 @pytest.fixture

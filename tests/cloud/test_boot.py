@@ -188,6 +188,10 @@ def test_what_is_in_the_store_already_is_not_pushed_again(run: Run, data_dir: Pa
     stamps = {item.key: (Path(store.root) / item.key).stat().st_mtime_ns for item in first}
     assert prepare_inputs(run, data_dir, store, World()) == first
     assert {item.key: (Path(store.root) / item.key).stat().st_mtime_ns for item in first} == stamps
+    changed = prepare_inputs(run, data_dir, store, World(), run_file_text="name: amber\n# changed\n")
+    (sent,) = {item.key for item in changed} - set(stamps)
+    assert store.read(sent) == b"name: amber\n# changed\n", "of what changed only that"
+    assert {key: (Path(store.root) / key).stat().st_mtime_ns for key in stamps} == stamps
 
 
 def test_a_shard_that_is_not_its_manifests_is_never_pushed(run: Run, data_dir: Path, store: FileStore) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 
 import pytest
-from tests.cloud.test_receipt import billed, line_of, note, rent_twins, written
-from tests.cloud.test_survey import rent
+from tests.cloud.fake_rig import billed, line_of, note_rented, rent, rent_twins, written
 from tests.doubles.fake_world import FakeWorld
 
 from homing.cloud import reconcile
-from homing.cloud.destroy import destroy_lines, open_lines
+from homing.cloud.destroy import destroy_lines, open_lines, would_be_lost
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.providers.base import Instance
 from homing.cloud.providers.fake import Fake
 from homing.errors import ProviderRefused, StillBilling
-from homing.world import HttpRequest, HttpResponse
+from homing.world import HttpRequest, HttpResponse, World
 
 
 @pytest.fixture
@@ -25,22 +25,22 @@ def world() -> FakeWorld:
     return FakeWorld()
 
 
-@pytest.fixture
-def home(homing_home: Path, world: FakeWorld) -> Home:
-    return Home(homing_home, world)
+def answer_lists(reply: HttpResponse, world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every question after the provider's list is answered so; all others as ever."""
+    real = world.http
+
+    def http(request: HttpRequest) -> HttpResponse:
+        is_list = request.method == "GET" and "/instances?" in request.url
+        return reply if is_list else real(request)
+
+    monkeypatch.setattr(world, "http", http)
 
 
 def test_a_list_that_cannot_be_read_keeps_nothing_billing_that_is_known_by_its_id(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note(home, rent(home, tmp_path).id)
-    real = world.http
-
-    def no_list(request: HttpRequest) -> HttpResponse:
-        is_list = request.method == "GET" and "/instances?" in request.url
-        return HttpResponse(503, {}, b"") if is_list else real(request)
-
-    monkeypatch.setattr(world, "http", no_list)
+    note_rented(home, rent(home, tmp_path).id)
+    answer_lists(HttpResponse(503, {}, b""), world, monkeypatch)
     with pytest.raises(StillBilling, match="not confirmed"):
         destroy_lines(home, open_lines(home, None), deadline_s=1)
     assert world.machines.running == [], "its end was asked for all the same"
@@ -52,14 +52,8 @@ def test_a_list_that_cannot_be_read_keeps_nothing_billing_that_is_known_by_its_i
 def test_a_list_in_words_that_nobody_knows_ends_no_guard_and_keeps_nothing_billing(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note(home, rent(home, tmp_path).id)
-    real = world.http
-
-    def odd(request: HttpRequest) -> HttpResponse:
-        is_list = request.method == "GET" and "/instances?" in request.url
-        return HttpResponse(200, {}, b'{"instances": [{"uuid": 1}]}') if is_list else real(request)
-
-    monkeypatch.setattr(world, "http", odd)
+    note_rented(home, rent(home, tmp_path).id)
+    answer_lists(HttpResponse(200, {}, b'{"instances": [{"uuid": 1}]}'), world, monkeypatch)
     assert "words that this homing does not know" in guard_pass(home).problems[0]
     with pytest.raises(StillBilling, match="not confirmed"):
         destroy_lines(home, open_lines(home, None), deadline_s=1)
@@ -71,7 +65,7 @@ def test_one_that_was_found_by_its_mark_is_known_by_its_id_until_it_is_gone(
 ) -> None:
     # EC2 shows one that shuts down for a minute. Then its mark showed nothing, and it "might still appear".
     instance = rent(home, tmp_path)
-    line = note(home)
+    line = note_rented(home)
     real, looks = Fake.list_owned, [2]
 
     def late(self: Fake) -> list[Instance]:
@@ -89,7 +83,7 @@ def test_of_two_under_one_mark_a_stubborn_one_does_not_keep_the_other_billing(
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = rent_twins(home, world, tmp_path)
-    note(home, first)
+    note_rented(home, first)
     real = Fake.destroy
 
     def stubborn(self: Fake, instance_id: str) -> None:
@@ -107,7 +101,7 @@ def test_a_machine_that_is_dearer_than_it_was_offered_costs_that_also_where_it_i
     home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = rent(home, tmp_path)
-    line = note(home, instance.id)
+    line = note_rented(home, instance.id)
     home.ledger.update(line.mark, rate_usd_per_hour=str(instance.rate_usd_per_hour / 2))  # as it was offered
     world.pass_time(600)
     real = Fake.describe
@@ -130,7 +124,7 @@ def test_a_machine_that_a_launch_notes_while_the_end_is_confirmed_closes_no_line
     # The answer to a first create call was lost, and what it made is ended from here; the launch has asked once more.
     first, second = rent_twins(home, world, tmp_path)
     world.cloud._things[second].hidden_until = world.t + 4000
-    line = note(home)
+    line = note_rented(home)
     real = reconcile.is_absent
 
     def meanwhile(*args: object) -> bool:
@@ -143,3 +137,20 @@ def test_a_machine_that_a_launch_notes_while_the_end_is_confirmed_closes_no_line
     destroy_lines(home, open_lines(home, None))
     assert world.machines.running == []
     assert line_of(home, line.mark).instance_id == second
+
+
+def test_a_store_that_does_not_answer_holds_up_no_end(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What would be lost is asked of the store before anything is ended, and an S3 that hangs is tried for minutes.
+    line = note_rented(home, rent(home, tmp_path).id)
+    waits, waited = threading.Event(), list[bool]()
+    monkeypatch.setattr("homing.cloud.ask.ASK_S", 0.2)
+    monkeypatch.setattr(home.world, "together", World().together)  # with real time
+    monkeypatch.setattr("homing.cloud.destroy.read_signs", lambda *_: waited.append(waits.wait(20)))
+    monkeypatch.setattr(Home, "store_of", lambda *_: None)
+    run = home.ledger.run(line.run_id)
+    assert run is not None
+    assert "did not answer within 0.2 s" in would_be_lost(home, run)
+    assert waited == []
+    waits.set()

@@ -84,6 +84,7 @@ class Clinic(FakeWorld):
         if self.is_down:
             raise NetworkError("refused")
         if "whoami" in request.url:
+            self.requests.append(request)
             body = {"auth": {"accessToken": {"role": self.role}}}
             return HttpResponse(self.hub_status, {}, json.dumps(body).encode())
         reply = super().http(request)
@@ -414,6 +415,15 @@ def test_what_has_billed_longest_is_named_with_its_age_and_dollars(case: Case) -
 
 def test_more_than_twenty_faults_are_seeded() -> None:
     assert len(SEEDED) >= 30
+
+
+def test_of_two_tokens_for_the_hub_the_one_that_is_used_is_the_one_that_is_told_of(case: Case) -> None:
+    case.world.env["HUGGINGFACEHUB_API_TOKEN"] = "hf_y"
+    case.world.requests.clear()
+    (found,) = [check for check in examine(case.examined) if check.name == "hub.token"]
+    assert found.text == "HUGGINGFACEHUB_API_TOKEN is taken; its role is write."
+    (asked,) = [request for request in case.world.requests if "whoami" in request.url]
+    assert asked.headers["authorization"] == "Bearer hf_y"
 
 
 def test_looking_creates_and_changes_nothing_and_asks_the_cloud_only_to_tell(case: Case, tmp_path: Path) -> None:

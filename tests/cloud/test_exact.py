@@ -67,8 +67,10 @@ def test_a_provider_with_machines_of_its_own_needs_no_cloud(plan: Plan) -> None:
 def test_what_is_not_there_is_refused_with_what_comes_near(plan: Plan) -> None:
     with pytest.raises(NoOffer, match="Nobody has --cloud hyperstack") as caught:
         only(plan, Exact("hyperstack", "canada-2", "H100"), WORDS)
+    assert caught.value.why.startswith("Asked, as cloud.providers says: broker, own. Near it: --cloud hyperstack")
     assert "--region canada-1" in caught.value.why
-    assert caught.value.fix == "See what there is: homing plan fern.yaml"
+    fix = "See what there is: homing plan fern.yaml   or ask another: --set cloud.providers=NAME"
+    assert caught.value.fix == fix
 
 
 def test_without_spot_only_what_is_not_taken_away_is_left(

@@ -15,18 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import make_draft, marked_now, trainer_argv
+from tests.cloud.rig import clear, make_draft, marked_now, trainer_argv
 
+from homing.cloud import destroy as destroying
 from homing.cloud import diary, meter, relaunch
+from homing.cloud import launch as launching
+from homing.cloud import reconcile as reconciling
 from homing.cloud.adopt import adopt, propose
 from homing.cloud.guard import DEAD_S, LAUNCH_S, STALE_S, Pass, guard_pass, wait_for_next
 from homing.cloud.guards import is_on_duty
 from homing.cloud.home import Home
 from homing.cloud.launch import Launched, launch
-from homing.cloud.ledger import ADOPTED, LedgerLine, RunRow
+from homing.cloud.ledger import ADOPTED, CUT_SHORT, LedgerLine, RunRow
 from homing.cloud.providers.base import Resource
 from homing.cloud.providers.local import Local
+from homing.cloud.providers.ssh import Ssh
+from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
+from homing.cloud.stop import ask_to_stop, wait_for_stop
 from homing.errors import ProviderRefused, StoreError
 from homing.store import FileStore, run_key
 from homing.wire import codec, names
@@ -51,9 +57,7 @@ class Later(World):
 def home(homing_home: Path) -> Any:
     found = Home(homing_home, Later())
     yield found
-    provider = Home(homing_home, World()).provider("local")
-    for instance in provider.list_owned():
-        provider.destroy(instance.id)
+    clear(homing_home)
 
 
 def ahead(home: Home, seconds: float) -> None:
@@ -549,6 +553,84 @@ def test_a_store_that_cannot_be_read_is_no_silent_machine(
         assert "at its limit" in guard_pass(home).done[0]
 
 
+@pytest.mark.usefixtures("_running")
+def test_a_far_store_that_does_not_answer_keeps_no_limit_waiting(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each look at it took minutes, one after another for every live run, before anybody looked at the money.
+    done, waited, ended = begin(home, tmp_path), list[str](), threading.Event()
+    home.ledger.set_run(done.run.id, store="s3://far-away/moss")
+    monkeypatch.setattr("homing.cloud.ask.ASK_S", 0.2)
+    real = Local.destroy
+
+    class Silent(FileStore):
+        def read(self, key: str) -> bytes:
+            waited.append("in vain" if not ended.wait(20) else "until its end")
+            raise StoreError("It did not answer.")
+
+        def list(self, prefix: str) -> Any:
+            return self.read(prefix)
+
+    def destroy(local: Local, instance_id: str) -> None:
+        ended.set()
+        real(local, instance_id)
+
+    monkeypatch.setattr(Home, "store_of", lambda self, run: Silent(str(tmp_path / "store"), World()))
+    monkeypatch.setattr(Local, "destroy", destroy)
+    made = guard_pass(home)
+    assert made.done == []
+    assert "did not answer" in made.alerts[0]
+    ahead(home, 10_000 - 25)
+    assert "ends it at its limit" in guard_pass(home).done[0]
+    assert "in vain" not in waited
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_far_store_that_answers_when_nobody_waits_any_more_changes_nothing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It may tell of an attempt that another one has followed by then.
+    done, answers, read = begin(home, tmp_path), threading.Event(), threading.Event()
+    home.ledger.set_run(done.run.id, store="s3://far-away/moss")
+    home.ledger.set_run(done.run.id, state="launching")
+    monkeypatch.setattr("homing.cloud.ask.ASK_S", 0.2)
+    real = reconciling.read_signs
+
+    def late(*given: Any) -> Any:
+        answers.wait(20)
+        try:
+            return real(*given)
+        finally:
+            read.set()
+
+    monkeypatch.setattr(reconciling, "read_signs", late)
+    monkeypatch.setattr(Home, "store_of", lambda self, run: FileStore(str(tmp_path / "store"), World()))
+    before = set(threading.enumerate())
+    assert "could not be read" in refresh(home)[0]
+    answers.set()
+    assert read.wait(20)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+    assert row(home).state == "launching"
+
+
+def test_an_ssh_host_that_does_not_answer_keeps_no_limit_waiting(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine at home that is off: it was asked after all others, and for longer than a guard has before a limit.
+    begin(home, tmp_path)
+    answered, waited = threading.Event(), list[bool]()
+    monkeypatch.setattr("homing.cloud.ask.ASK_S", 0.2)
+    monkeypatch.setattr("homing.cloud.reconcile.providers_in_use", lambda at_home: ["local", "ssh"])
+    monkeypatch.setattr(Ssh, "list_owned", lambda self: waited.append(answered.wait(20)) or [])
+    ahead(home, 10_000 - 25)
+    made = guard_pass(home, only=row(home).id)
+    assert "ends it at its limit" in made.done[0]
+    assert any("ssh could not be asked" in problem for problem in made.problems)
+    assert waited == [], "nobody waited until it had answered"
+    answered.set()
+
+
 def use_rig_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **told: Any) -> None:
     monkeypatch.setattr(
         "homing.cloud.boot.trainer_argv",
@@ -662,6 +744,62 @@ def test_a_run_that_a_person_destroys_while_a_guard_looks_at_its_store_is_not_la
     assert [line.attempt for line in home.ledger.lines()] == [1]
 
 
+def test_a_run_that_a_person_destroys_in_the_last_moment_before_the_intent_is_not_launched_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from homing.cloud.destroy import destroy_run
+
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = launching._hold_lock
+
+    def hold(draft: Any, at_home: Home) -> None:
+        real(draft, at_home)
+        destroy_run(Home(home.path, World()), row(home))
+
+    monkeypatch.setattr(launching, "_hold_lock", hold)
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed by hand"
+    assert [line.attempt for line in home.ledger.lines()] == [1]
+
+
+def test_a_run_that_a_guard_launches_again_while_a_person_destroys_it_is_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing bills, so there seems to be nothing to end; the guard's new machine was left running.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    guard_pass(home, only="nobody")
+    real = destroying.refresh
+
+    def look(at_home: Home) -> list[str]:
+        monkeypatch.setattr(destroying, "refresh", real)
+        assert len(guard_pass(Home(home.path, World())).done) == 1
+        return real(at_home)
+
+    monkeypatch.setattr(destroying, "refresh", look)
+    done = destroying.destroy_run(home, row(home))
+    assert [line.attempt for line in done.lines] == [2]
+    assert home.provider("local").list_owned() == []
+    assert row(home).reason == "destroyed by hand"
+    assert guard_pass(home).done == []
+
+
+def test_a_list_in_words_that_nobody_knows_ends_no_guard(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, real = begin(home, tmp_path), Local.list_owned
+
+    def odd(local: Local) -> Any:
+        monkeypatch.setattr(Local, "list_owned", real)
+        raise KeyError("status")
+
+    monkeypatch.setattr(Local, "list_owned", odd)
+    ahead(home, 10_000 - 25)
+    made = guard_pass(home)
+    assert "KeyError: 'status'" in made.problems[0]
+    assert "ends it at its limit" in made.done[0]
+    assert home.provider("local").describe(done.instance.id).state == "gone"
+
+
 def test_offers_in_words_that_nobody_knows_end_no_guard(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -688,6 +826,60 @@ def test_a_run_that_was_asked_to_stop_is_not_launched_again_when_its_machine_is_
     ahead(home, DEAD_S + 1)
     assert "not launched again: A stop was asked for" in guard_pass(home).done[-1]
     assert len(home.ledger.lines()) == 1
+
+
+def test_a_run_that_waits_to_be_launched_again_can_be_stopped_and_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # "It is not running", said `homing stop`, and the guard rented the next machine.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    guard_pass(home, only="nobody")
+    assert row(home).may_go_on
+    ask_to_stop(home, row(home))
+    assert (row(home).state, row(home).reason) == ("stopped", "A stop was asked for from home.")
+    assert wait_for_stop(home, row(home), timeout_s=0.0).run.state == "stopped"
+    assert guard_pass(home).done == []
+    assert [line.attempt for line in home.ledger.lines()] == [1]
+
+
+def test_a_stop_that_comes_while_a_guard_launches_it_again_is_obeyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The new attempt took back every wish, also one that was younger than the guard's last look for it.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = launching._take_lease
+
+    def take(draft: Any, at_home: Home, store: Any) -> Any:
+        ask_to_stop(Home(home.path, World()), row(home))
+        return real(draft, at_home, store)
+
+    monkeypatch.setattr(launching, "_take_lease", take)
+    assert guard_pass(home).done == []
+    assert home.provider("local").list_owned() == []
+    assert [line.created_at is None for line in home.ledger.lines()] == [False, True]
+    assert guard_pass(home).done == [], "nor later"
+
+
+def test_a_run_whose_next_launch_died_with_its_guard_stays_destroyed(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_and_lose(home, tmp_path, monkeypatch)
+
+    def die(draft: Any, at_home: Home, tell: Any) -> None:
+        at_home.world.remove(at_home.launch_lock(draft.mark))  # as when its process is gone
+        raise SystemExit
+
+    with monkeypatch.context() as killed:
+        killed.setattr(launching, "_prepare", die)
+        killed.setattr(launching, "_undo", lambda *_: None)
+        with pytest.raises(SystemExit):
+            guard_pass(home)
+    refresh(home)
+    assert row(home).reason == CUT_SHORT
+    destroying.destroy_run(home, row(home))
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed by hand"
+    assert home.provider("local").list_owned() == []
 
 
 def is_agent(pid: int) -> bool:
@@ -811,6 +1003,60 @@ def test_the_next_round_is_not_later_than_a_limit(home: Home) -> None:
     wait_for_next(home, Pass(next_at=home.world.now() + 700), 60)
     wait_for_next(home, Pass(next_at=home.world.now() - 5), 60)
     assert [round(seconds) for seconds in slept] == [7, 60, 0]
+
+
+def test_ends_that_are_tried_again_keep_no_limit_waiting(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each try at a provider that does not answer takes minutes, and the limit of a run elsewhere came meanwhile.
+    begin(home, tmp_path)
+    now, tried = home.world.now(), list[str]()
+    for number in range(3):
+        mark = f"homing-{home.owner}-heather-{number + 1}"
+        line = LedgerLine(mark, "", "heather", 1, "runpod", "o", "2.49", "1", now, f"p-{number}", now)
+        home.ledger.adopt(line)
+        home.ledger.ask_destroy(mark, now)
+
+    def stubborn(at_home: Home, lines: list[LedgerLine], *, deadline_s: float) -> Any:
+        tried.append(lines[0].mark)
+        ahead(home, 200)
+        raise destroying.still_billing(at_home, lines)
+
+    monkeypatch.setattr("homing.cloud.guard.destroy_lines", stubborn)
+    ahead(home, 10_000 - 130)
+    made = guard_pass(home)
+    assert len(tried) == 1
+    assert len(made.may_bill) == 3, "the others are told all the same"
+    wait_for_next(home, made, 60)
+    guard_pass(home)
+    assert tried[1] == home.ledger.lines(row(home).id)[-1].mark, "the limit first"
+
+
+class Lid(World):
+    """A laptop that is closed in its first sleep: no sleep goes on meanwhile, the world does."""
+
+    def __init__(self, closed_s: float) -> None:
+        self.wall, self.mono, self.closed_s = 1_000_000.0, 0.0, closed_s
+
+    def now(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.mono
+
+    def sleep(self, seconds: float) -> None:
+        self.mono += seconds
+        self.wall += seconds + self.closed_s
+        self.closed_s = 0.0
+
+
+@pytest.mark.parametrize("closed_s", [2500.0, 0.0, -86400.0])
+def test_a_lid_that_is_closed_and_a_clock_that_is_set_make_no_round_late(homing_home: Path, closed_s: float) -> None:
+    # A guard of one round an hour slept the rest of its hour after a laptop had woken, past the limit.
+    lid = Lid(closed_s)
+    wait_for_next(Home(homing_home, lid), Pass(next_at=lid.wall + 3000), 3600)
+    assert lid.mono <= 3600, "a clock that is set back makes it no later than it promised"
+    assert lid.wall <= 1_003_060
 
 
 def test_the_guards_come_in_their_order_in_money_too() -> None:

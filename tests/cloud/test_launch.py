@@ -197,8 +197,11 @@ def test_the_worst_case_is_the_nearer_of_both_limits(home: Home, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(home: Home, tmp_path: Path) -> None:
+def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready = make_draft(home, tmp_path)
+    monkeypatch.setattr("homing.cloud.providers.local.Local.page", "https://cloud.test/instances")
 
     class BadZip(World):
         def copy(self, source: object, target: object) -> str:
@@ -211,6 +214,7 @@ def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(home: Home, tm
     with pytest.raises(StartTimeout, match="before its first heartbeat") as caught:
         launch(ready, broken)
     assert "no such module" in caught.value.why
+    assert caught.value.fix == "homing logs moss   See https://cloud.test/instances"
     assert billing_lines(home.ledger.lines()) == []
     assert home.ledger.find("moss").state == "failed"
     assert marked_now(home) == []

@@ -20,6 +20,7 @@ from homing.cloud.measured import LearnedRow, Table, load_table, rl_eval_s, rl_s
 from homing.cloud.providers.base import Offer
 from homing.cloud.speed import estimate
 from homing.cloud.timing import timing_of
+from homing.config import load_run, preset_dir
 from homing.config.derive import sizes
 from homing.config.flops import flops_of_step, flops_of_token
 from homing.gpus import GPUS
@@ -140,6 +141,14 @@ def test_the_same_shape_on_the_same_card_is_measured_and_everything_else_is_mode
 
 
 # --- what is modelled ---
+
+
+def test_eight_thousand_steps_of_goethe_in_45_minutes_are_above_the_peak_of_a_4090_and_not_said(home: Home) -> None:
+    run = load_run(str(preset_dir() / "goethe-75m.yaml"), ["phases.0.steps=8000"]).run
+    (phase,) = run.phases
+    tokens, card = phase.num_steps * phase.batch_tokens, GPUS["RTX4090"]
+    assert tokens / 2700 * flops_of_token(run, phase) > card.peak_flops("bf16")
+    assert 2700 < tokens / estimate(run, offer("RTX4090"), home).tokens_per_s < 4 * 2700
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp32", "fp8"])

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.test_survey import RUN, rent
-from tests.cloud.test_survey import note as note_at_another_rate
+from tests.cloud.fake_rig import RATE, RUN, billed, line_of, note_rented, note_twins, rent, written
 from tests.contracts.providers import ProviderContract
-from tests.doubles.fake_world import OFFERS, FakeWorld
+from tests.doubles.fake_world import FakeWorld
 
 from homing.cloud import meter
 from homing.cloud.destroy import destroy_lines, end_twins, open_lines
@@ -19,7 +18,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import REFUSED, LedgerLine
 from homing.cloud.mark import make_mark, shown_mark, twin_mark
 from homing.cloud.providers.fake_faults import Faults, Strike
-from homing.cloud.providers.fake_things import Settings, total_rate
+from homing.cloud.providers.fake_things import Settings
 from homing.cloud.receipt import counted, receipt
 from homing.cloud.reconcile import CREATE_GRACE_S, note_twin, refresh
 from homing.store import open_store, run_key
@@ -27,37 +26,18 @@ from homing.wire import codec, names
 from homing.wire.control import Heartbeat
 from homing.world import Database, HttpRequest, HttpResponse, NetworkError
 
-RATE = total_rate(OFFERS[0])  # of what `rent` rents
 
-
-def make_home(path: Path, world: FakeWorld) -> Home:
-    return Home(path, world)
-
-
-def note(home: Home, instance_id: str | None = None) -> LedgerLine:
-    line = note_at_another_rate(home, instance_id)
-    home.ledger.update(line.mark, rate_usd_per_hour=str(RATE))
-    return line_of(home, line.mark)
-
-
-def billed(world: FakeWorld) -> Decimal:
-    return sum((bill.usd for bill in world.cloud.bill()), Decimal(0))
-
-
-def written(home: Home) -> Decimal:
-    lines = home.ledger.lines()
-    assert all(line.destroyed_at is not None for line in lines)
-    return sum((Decimal(line.spend_usd) for line in lines), Decimal(0))
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld()
 
 
 @pytest.mark.parametrize("is_destroyed", [False, True])
 def test_a_machine_that_nobody_saw_costs_the_most_that_it_can_have(
-    homing_home: Path, tmp_path: Path, is_destroyed: bool
+    home: Home, world: FakeWorld, tmp_path: Path, is_destroyed: bool
 ) -> None:
     # The answer to its create call was lost, and it was taken away before anybody looked: it closed at $0.
-    world = FakeWorld()
-    home = make_home(homing_home, world)
-    note(home)
+    note_rented(home)
     world.cloud.preempt(rent(home, tmp_path).id, notice_s=600.0)
     world.pass_time(CREATE_GRACE_S + 1)
     if is_destroyed:
@@ -73,8 +53,8 @@ def test_a_machine_that_nobody_saw_costs_the_most_that_it_can_have(
 
 def test_days_later_it_costs_no_more_than_the_providers_own_guard_allows(homing_home: Path) -> None:
     world = FakeWorld(settings=Settings(has_guard=True))
-    home = make_home(homing_home, world)
-    note(home)
+    home = Home(homing_home, world)
+    note_rented(home)
     world.pass_time(3 * 86400)
     destroy_lines(home, open_lines(home, None))
     assert written(home) == 12, "its limit"
@@ -83,19 +63,17 @@ def test_days_later_it_costs_no_more_than_the_providers_own_guard_allows(homing_
 
 def test_days_later_it_costs_all_of_them_where_the_provider_has_no_guard(homing_home: Path) -> None:
     world = FakeWorld(settings=Settings(has_guard=False))
-    home = make_home(homing_home, world)
-    note(home)
+    home = Home(homing_home, world)
+    note_rented(home)
     world.pass_time(3 * 86400)
     destroy_lines(home, open_lines(home, None))
     assert written(home) >= meter.cost(RATE, 3 * 86400)
 
 
 def test_a_create_call_that_was_refused_costs_nothing_also_when_its_provider_went_away_meanwhile(
-    homing_home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = FakeWorld()
-    home = make_home(homing_home, world)
-    line = note(home)
+    line = note_rented(home)
     home.ledger.update(line.mark, state=REFUSED, note="there is no room")
 
     def cut(request: HttpRequest) -> HttpResponse:
@@ -111,13 +89,11 @@ def test_a_create_call_that_was_refused_costs_nothing_also_when_its_provider_wen
 
 
 def test_a_machine_that_has_spoken_was_made_whatever_became_of_its_create_call(
-    homing_home: Path, tmp_path: Path
+    home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
     # Modal's answer was lost by silence, until the wait in its queue was over: taken back and called "no room", it had
     # trained for as long, and closed at $0.
-    world = FakeWorld()
-    home = make_home(homing_home, world)
-    line = note(home)
+    line = note_rented(home)
     home.ledger.set_run(RUN, store=f"file:{tmp_path}/store")
     store = open_store(f"file:{tmp_path}/store", world)
     world.pass_time(600)
@@ -128,51 +104,30 @@ def test_a_machine_that_has_spoken_was_made_whatever_became_of_its_create_call(
     assert written(home) >= meter.cost(RATE, 600)
 
 
-def test_a_machine_that_is_destroyed_by_hand_is_no_upper_bound(homing_home: Path, tmp_path: Path) -> None:
-    world = FakeWorld()
-    home = make_home(homing_home, world)
-    note(home, rent(home, tmp_path).id)
+def test_a_machine_that_is_destroyed_by_hand_is_no_upper_bound(home: Home, world: FakeWorld, tmp_path: Path) -> None:
+    note_rented(home, rent(home, tmp_path).id)
     world.pass_time(3600)
     destroy_lines(home, open_lines(home, None))
     assert not home.ledger.lines()[0].is_at_most
     assert billed(world) <= written(home) <= billed(world) + meter.cost(RATE, 60)
 
 
-def test_one_that_started_dearer_than_it_was_offered_costs_what_it_bills(homing_home: Path, tmp_path: Path) -> None:
-    world = FakeWorld()
-    home = make_home(homing_home, world)
+def test_one_that_started_dearer_than_it_was_offered_costs_what_it_bills(
+    home: Home, world: FakeWorld, tmp_path: Path
+) -> None:
     instance = rent(home, tmp_path)
-    line = note(home, instance.id)
+    line = note_rented(home, instance.id)
     world.pass_time(600)
     dear = dataclasses.replace(instance, state="gone", rate_usd_per_hour=RATE * 2, spend_usd=None)
     receipt(home, line_of(home, line.mark), dear, "gone")
     assert written(home) >= meter.cost(RATE * 2, 600)
 
 
-def line_of(home: Home, mark: str) -> LedgerLine:
-    return next(line for line in home.ledger.lines() if line.mark == mark)
-
-
-def rent_twins(home: Home, world: FakeWorld, tmp_path: Path) -> list[str]:
-    """Two under one mark: the first is hidden when the second is asked for."""
-    first = rent(home, tmp_path)
-    thing = world.cloud._things[first.id]
-    thing.hidden_until = world.t + 1
-    second = rent(home, tmp_path)
-    world.pass_time(2)
-    assert first.id != second.id
-    return [first.id, second.id]
-
-
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_a_second_machine_that_is_shown_after_the_first_went_takes_no_line_over(
-    homing_home: Path, tmp_path: Path, is_closed: bool
+    home: Home, world: FakeWorld, tmp_path: Path, is_closed: bool
 ) -> None:
-    world = FakeWorld()
-    home = make_home(homing_home, world)
-    line = note(home)
-    first, second = rent_twins(home, world, tmp_path)
-    home.ledger.update(line.mark, instance_id=second)
+    line, first, second = note_twins(home, world, tmp_path)
     world.cloud._things[first].hidden_until = world.t + 4000
     world.pass_time(3600)
     if is_closed:
@@ -190,13 +145,9 @@ def test_a_second_machine_that_is_shown_after_the_first_went_takes_no_line_over(
 
 
 def test_a_ledger_that_cannot_be_written_keeps_no_second_machine_billing(
-    homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = FakeWorld()
-    home = make_home(homing_home, world)
-    line = note(home)
-    _, second = rent_twins(home, world, tmp_path)
-    home.ledger.update(line.mark, instance_id=second)
+    line, _, second = note_twins(home, world, tmp_path)
     really = Database.execute
 
     def on_a_full_disk(self: Database, *statements: Any) -> Any:
@@ -211,13 +162,9 @@ def test_a_ledger_that_cannot_be_written_keeps_no_second_machine_billing(
 
 @pytest.mark.parametrize("is_looked_at", [False, True])
 def test_two_machines_under_one_mark_are_two_lines_and_both_cost(
-    homing_home: Path, tmp_path: Path, is_looked_at: bool
+    home: Home, world: FakeWorld, tmp_path: Path, is_looked_at: bool
 ) -> None:
-    world = FakeWorld()
-    home = make_home(homing_home, world)
-    line = note(home)
-    first, second = rent_twins(home, world, tmp_path)
-    home.ledger.update(line.mark, instance_id=second)
+    line, first, second = note_twins(home, world, tmp_path)
     world.pass_time(3600)
     if is_looked_at:
         assert any("both bill" in problem for problem in refresh(home))
@@ -230,13 +177,9 @@ def test_two_machines_under_one_mark_are_two_lines_and_both_cost(
 
 
 def test_a_twin_that_outlives_the_machine_it_was_made_beside_keeps_its_own_line(
-    homing_home: Path, tmp_path: Path
+    home: Home, world: FakeWorld, tmp_path: Path
 ) -> None:
-    world = FakeWorld()
-    home = make_home(homing_home, world)
-    line = note(home)
-    first, second = rent_twins(home, world, tmp_path)
-    home.ledger.update(line.mark, instance_id=second)
+    line, first, second = note_twins(home, world, tmp_path)
     refresh(home)
     world.pass_time(600)
     world.cloud.preempt(second, notice_s=0.0)
@@ -251,8 +194,8 @@ def test_a_twin_that_outlives_the_machine_it_was_made_beside_keeps_its_own_line(
 def test_a_twin_that_the_create_call_itself_ended_is_told_by_it(homing_home: Path, tmp_path: Path) -> None:
     # The first answer is lost and its machine is not shown until a second was asked for; then the older one is kept.
     world = FakeWorld(Faults(strikes=(Strike("lost_after", 1, "create"),)))
-    home = make_home(homing_home, world)
-    line, provider = note(home), home.provider("fake")
+    home = Home(homing_home, world)
+    line, provider = note_rented(home), home.provider("fake")
     add = world.cloud._add
 
     def late(kind: str, mark: str, rate: Decimal) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from homing.cloud.home import Home
 from homing.cloud.launch import launch
 from homing.cloud.ledger import Ledger
 from homing.cloud.meter import MARGIN_S, cost
-from homing.cloud.providers.base import Instance, wait_until
+from homing.cloud.providers.base import Instance, Request, wait_until
 from homing.cloud.reconcile import CREATE_GRACE_S, refresh
 from homing.cloud.status import billing_lines, look
 from homing.errors import (
@@ -380,18 +381,23 @@ def test_a_launch_that_cannot_be_closed_does_not_keep_the_others_from_ending(
     assert marked_now(home) == []
 
 
+def before_create(home: Home, deed: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens elsewhere while a launch waits for the provider's answer, before the machine is there."""
+    provider = home.provider("local")
+    create = provider.create
+
+    def slow(request: Request) -> Instance:
+        deed()
+        return create(request)
+
+    monkeypatch.setattr(provider, "create", slow)
+
+
 def test_a_launch_destroyed_during_its_create_call_ends_what_it_made(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = make_draft(home, tmp_path)
-    provider = home.provider("local")
-    create = provider.create
-
-    def slow(request: object) -> Instance:
-        destroy_run(Home(home.path, World()), home.ledger.find("moss"))
-        return dataclasses.replace(create(request))  # type: ignore[arg-type]
-
-    monkeypatch.setattr(provider, "create", slow)
+    before_create(home, lambda: destroy_run(Home(home.path, World()), home.ledger.find("moss")), monkeypatch)
     with pytest.raises(HomingError, match="destroyed while"):
         launch(ready, home)
     assert marked_now(home) == []
@@ -403,14 +409,7 @@ def test_a_launch_whose_end_was_asked_for_during_its_create_call_does_not_go_on(
 ) -> None:
     # `homing destroy` in another terminal saw nothing yet, gave up at its deadline and said that it may still bill.
     ready = make_draft(home, tmp_path)
-    provider = home.provider("local")
-    create = provider.create
-
-    def slow(request: object) -> Instance:
-        home.ledger.ask_destroy(ready.mark, home.world.now())
-        return create(request)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(provider, "create", slow)
+    before_create(home, lambda: home.ledger.ask_destroy(ready.mark, home.world.now()), monkeypatch)
     with pytest.raises(HomingError, match="destroyed while"):
         launch(ready, home)
     assert marked_now(home) == []

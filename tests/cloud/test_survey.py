@@ -6,10 +6,9 @@ import dataclasses
 import json
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.contracts.providers import ProviderContract
+from tests.cloud.fake_rig import RUN, note, rent
 from tests.doubles.fake_world import KEY, FakeWorld
 
 from homing.cloud import meter
@@ -18,47 +17,18 @@ from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.ledger import Adopted, LedgerLine, RunRow
 from homing.cloud.mark import make_mark, volume_mark
-from homing.cloud.providers.base import Instance
 from homing.cloud.providers.fake import KEY_HEADER, Fake
 from homing.cloud.providers.fake_faults import Faults, Strike
-from homing.cloud.providers.local import Local
 from homing.cloud.receipt import receipt
 from homing.cloud.reconcile import CREATE_GRACE_S, refresh
 from homing.cloud.survey import Finding, end, keep, survey
 from homing.errors import ProviderSilent, StillBilling
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
-RUN = "moss-20260101-000000-abcd"
-
 
 @pytest.fixture
 def world() -> FakeWorld:
     return FakeWorld()
-
-
-@pytest.fixture
-def home(homing_home: Path, world: FakeWorld) -> Home:
-    return Home(homing_home, world)
-
-
-def rent(home: Home, tmp_path: Path, attempt: int = 1, *, owner: str = "", run: str = RUN) -> Instance:
-    """As a launch does it, without the rest of it."""
-    mark = make_mark(owner or home.owner, run, attempt)
-    provider = home.provider("fake")
-    if owner:
-        provider = type(provider)(home=home.path, owner=owner, world=home.world)  # type: ignore[call-arg]
-    return provider.create(ProviderContract().make_request(provider, mark, tmp_path))
-
-
-def note(home: Home, instance_id: str | None = None, attempt: int = 1, **columns: Any) -> LedgerLine:
-    now = home.world.now()
-    line = LedgerLine(make_mark(home.owner, RUN, attempt), RUN, "moss", attempt, "fake", "h100", "2.49", "12", now)
-    home.ledger.intend(RunRow(RUN, "moss", "running", now, "file:/nowhere", "f" * 64, "12"), line)
-    if columns.pop("is_created", True):
-        home.ledger.begin_create(line.mark, now)
-    if instance_id is not None:
-        home.ledger.update(line.mark, instance_id=instance_id)
-    return dataclasses.replace(line, **columns)
 
 
 def add(world: FakeWorld, kind: str, name: str) -> None:
@@ -151,7 +121,7 @@ def test_a_provider_that_shows_the_mark_of_another_ones_machine_does_not_get_its
     instance = rent(home, tmp_path)
     note(home, instance.id)
     stranger = dataclasses.replace(instance, id="not-it", provider="local")
-    monkeypatch.setattr(Local, "list_owned", lambda self: [stranger])
+    monkeypatch.setattr(home.provider("local"), "list_owned", lambda: [stranger])
     monkeypatch.setattr("homing.cloud.reconcile.configured", lambda *_: ["fake", "local"])
     problems = refresh(home)
     assert "local shows not-it" in problems[0]

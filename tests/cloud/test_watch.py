@@ -50,6 +50,9 @@ def test_one_line_has_everything_in_its_order_with_money_on_it() -> None:
     said = "step 1,200/20,000 | loss 3.214 | 412k tok/s | mfu 41% | $1.83 of $12.00 | eta 2h10m"
     assert progress_line(status, beat) == said
     assert progress_line(status, None) == "$1.83 of $12.00"
+    begun = dataclasses.replace(beat, step=0, num_steps=0, loss=None, mfu=None, tokens_per_s=None, eta_s=None)
+    assert progress_line(status, begun) == "$1.83 of $12.00 | training, before its first line of numbers"
+    assert progress_line(status, dataclasses.replace(begun, state="fetching")) == "$1.83 of $12.00 | fetching"
     bare = dataclasses.replace(beat, loss=None, mfu=None, tokens_per_s=None, eta_s=None)
     assert progress_line(status, bare) == "step 1,200/20,000 | $1.83 of $12.00"
     busy = dataclasses.replace(bare, use={"cpu": 0.3, "memory": 0.2, "gpu": 0.974, "gpu_memory": 0.62})
@@ -92,13 +95,13 @@ def test_an_evaluation_of_rl_is_told_by_its_reward_and_its_progress_once(home: H
         Event(10.0 + done, "trainer", "evaluating", f"Evaluating: {done} of 9 rows.", "rl", 4) for done in (4, 8, 9)
     ]
     put(watched, names.EVENTS, *evaluating[:2])
-    assert [report.text for report in watched._news(home.ledger.lines("moss-1"))] == [
+    assert [report.text for report in watched.news.reports(home.ledger.lines("moss-1"))] == [
         "step 4 | trainer: Evaluating: 8 of 9 rows."
     ]
     more = {"reward": 0.25, "val_reward": 0.028, "val_pass_at_1": 0.028, "val_pass_at_4": 0.111}
     put(watched, names.METRICS, Metric(20.0, "rl", 4, 4, 100, 0.0, val_loss=0.972, more=more))
     put(watched, names.EVENTS, *evaluating)
-    told = [report.text for report in watched._news(home.ledger.lines("moss-1"))]
+    told = [report.text for report in watched.news.reports(home.ledger.lines("moss-1"))]
     assert told == ["validation at step 4: reward 0.028, held-out pass@1 0.028, pass@4 0.111"]
     beat = Heartbeat(20.0, "m1", 1, "training", 0.0, "36", "1", phase="rl", step=4, num_steps=4, loss=0.0)
     status = Status(watched.run, [], Signs(beat, None), Decimal(1), 0.0)
@@ -114,7 +117,7 @@ def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_nex
     taken = Event(10.0, "lookout", "preempted", "The machine will be taken away.")
     asked = Event(11.0, "agent", "stop_asked", "SIGTERM was received.")
     put(watched, names.EVENTS, begun, taken)
-    told = [report.text for report in watched._news(home.ledger.lines("moss-1"))]
+    told = [report.text for report in watched.news.reports(home.ledger.lines("moss-1"))]
     assert told == ["trainer: It begins.", "lookout: The machine will be taken away."]
     home.ledger.set_run("moss-1", state="stopped")
     home.ledger.close("m1", at=19.0, spend_usd=Decimal(1), note="")
@@ -122,7 +125,7 @@ def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_nex
     # The second attempt begins the file with what it found, in other bytes; the last words of the first come late.
     anew = Event(25.0, "trainer", "resumed", "Resumed at step 21.")
     put(watched, names.EVENTS, taken, asked, anew)
-    later = [(report.kind, report.text) for report in watched._news(home.ledger.lines("moss-1"))]
+    later = [(report.kind, report.text) for report in watched.news.reports(home.ledger.lines("moss-1"))]
     assert later == [("event", "of attempt 1: agent: SIGTERM was received."), ("event", "trainer: Resumed at step 21.")]
 
 
@@ -145,7 +148,7 @@ def test_a_watch_of_a_run_that_went_on_tells_each_attempt_before_in_one_line(hom
     put(watched, names.METRICS, *metrics)
     for sample, text in zip(samples, ("once", "upon"), strict=True):
         watched.store.put_bytes(run_key("moss-1", sample), text.encode())
-    told = [report.text for report in watched._news(home.ledger.lines("moss-1"))]
+    told = [report.text for report in watched.news.reports(home.ledger.lines("moss-1"))]
     assert told == [
         "attempt 1 is over: up to step 21, $0.0146",
         "step 21 | trainer: Resumed at step 21.",
@@ -153,7 +156,7 @@ def test_a_watch_of_a_run_that_went_on_tells_each_attempt_before_in_one_line(hom
         "validation at step 30: loss 3.000",
     ]
     put(watched, names.EVENTS, *events, Event(30.0, "trainer", "landing", "Landing."))
-    assert [report.text for report in watched._news(home.ledger.lines("moss-1"))] == ["trainer: Landing."]
+    assert [report.text for report in watched.news.reports(home.ledger.lines("moss-1"))] == ["trainer: Landing."]
 
 
 def test_the_ledger_is_asked_as_often_for_many_events_as_for_none(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,19 +174,19 @@ def test_the_ledger_is_asked_as_often_for_many_events_as_for_none(home: Home, mo
     assert (for_none, len(asked)) == (1, 2)
 
 
-def left_usd(home: Home, **told: Any) -> Decimal | None:
+def left_usd(**told: Any) -> Decimal | None:
     """Of a run at step 40 of 100, a second a step, on a machine of a cent a second."""
     beat = Heartbeat(0.0, "m", 1, "ended", 0.0, "36", "1", step=40, num_steps=100, step_s=1.0, **told)
     run = RunRow("moss-1", "moss", "stopped", 0.0, "file:/s", "")
     line = LedgerLine("m", run.id, run.name, 1, "local", "o", "36", None, 0.0)
-    return to_finish(Status(run, [line], Signs(beat, None), Decimal(1), 0.0), home)
+    return to_finish(Status(run, [line], Signs(beat, None), Decimal(1), 0.0))
 
 
-def test_the_dollars_to_the_end_are_by_the_trainers_own_count_and_to_the_planned_end(home: Home) -> None:
-    assert left_usd(home, eta_s=150.0) == Decimal("1.50"), "60 steps of a second, and its evaluations"
-    assert left_usd(home, eta_s=0.0, end_step=40, plan_s=150.0) == Decimal("1.50"), "landed"
-    assert left_usd(home) is None
-    assert left_usd(home, eta_s=0.0, end_step=40) is None, "a landing as it was told before"
+def test_the_dollars_to_the_end_are_by_the_trainers_own_count_and_to_the_planned_end() -> None:
+    assert left_usd(eta_s=150.0) == Decimal("1.50"), "60 steps of a second, and its evaluations"
+    assert left_usd(eta_s=0.0, end_step=40, plan_s=150.0) == Decimal("1.50"), "landed"
+    assert left_usd() is None
+    assert left_usd(eta_s=0.0, end_step=40) is None, "a landing as it was told before"
 
 
 def test_a_line_of_the_phase_before_is_not_laid_over_the_newer_heartbeat(home: Home) -> None:
@@ -193,7 +196,7 @@ def test_a_line_of_the_phase_before_is_not_laid_over_the_newer_heartbeat(home: H
     watching = _Watch(home, run, 1.0)
     shown = {}
     for t, phase, step in ((40.0, "pretrain", 20), (49.0, "sft", 3), (60.0, "rl", 1)):
-        watching.metric = Metric(t, phase, step, 20, 100, 3.0)
+        watching.news.metric = Metric(t, phase, step, 20, 100, 3.0)
         newest = watching._beat(status)
         assert newest is not None
         shown[phase] = (newest.phase, newest.step)
@@ -254,7 +257,7 @@ def test_a_limit_ends_the_run_inside_it_and_is_told_apart(
     seen = home.provider("local").describe(done.instance.id)
     assert seen.spend_usd is not None
     assert seen.spend_usd <= Decimal("0.60")
-    assert to_finish(look(home, row), home) is not None
+    assert to_finish(look(home, row)) is not None
 
 
 @pytest.mark.slow
@@ -408,3 +411,38 @@ def test_the_last_step_is_told_once_also_when_its_dollars_have_changed_meanwhile
     earlier, later = told(_Watch(home, done.run, 1.0), is_new=True)
     assert earlier.startswith("step 12/12 | ")
     assert later.startswith("step 13/12 | loss 0.300 | ")
+
+
+def test_a_watch_begins_with_what_the_machine_costs_who_guards_it_and_what_is_safe(home: Home) -> None:
+    watched = watching(home)
+    home.ledger.begin_create("m1", 2.0)
+    beat = Heartbeat(20.0, "m1", 1, "training", 0.0, "36", "1", phase="pretrain", step=30, num_steps=40)
+    put(watched, names.HEARTBEAT, dataclasses.replace(beat, has_dead_man=True))
+    put(watched, names.METRICS, Metric(5.0, "pretrain", 10, 40, 100, 6.0), Metric(20.0, "pretrain", 30, 40, 300, 4.5))
+    watched.refresh_due = home.world.monotonic() + 600.0  # the provider is not asked in between
+    (head,) = [report for report in watched._poll() if report.kind == "head"]
+    rented = "attempt 1 on local o | $36.00/h, no limit"
+    learned = "loss 6.000 at step 10, 4.500 at step 30"
+    guarded = "guarded there by agent and dead-man | safe in the store: no checkpoint yet"
+    assert head.text == f"{rented} | {guarded} | {learned}"
+    assert head.data["rate_usd_per_hour"] == "36"
+    assert not [report for report in watched._poll() if report.kind == "head"], "once for each machine"
+
+    put(watched, "checkpoints/pretrain/step-00000020/manifest.json")
+    put(watched, "checkpoints/pretrain/step-00000030/model.safetensors")  # its manifest is still on its way
+    put(watched, names.HEARTBEAT, beat)
+    again = _Watch(home, watched.run, 1.0)
+    again.refresh_due = watched.refresh_due
+    (head,) = [report for report in again._poll() if report.kind == "head"]
+    assert "guarded there by the agent alone | safe in the store: pretrain step 20 | " in head.text
+
+
+def test_of_the_past_a_watch_tells_only_the_last_validations(home: Home) -> None:
+    watched = watching(home)
+    told = [Metric(float(n), "pretrain", n, 40, n, 3.0, val_loss=3.0) for n in range(1, 31)]
+    put(watched, names.METRICS, *told)
+    first = [report.text for report in watched.news.reports(home.ledger.lines("moss-1"))]
+    assert first == [f"validation at step {n}: loss 3.000" for n in range(26, 31)]
+    more = [Metric(float(n), "pretrain", n, 40, n, 2.0, val_loss=2.0) for n in range(31, 41)]
+    put(watched, names.METRICS, *told, *more)
+    assert len(list(watched.news.reports(home.ledger.lines("moss-1")))) == 10, "and then each"

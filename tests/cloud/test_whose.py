@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import Said, homing, look_more_often, make_draft, marked_now, trainer_argv
+from tests.cloud.rig import Said, clear, homing, look_more_often, make_draft, marked_now, trainer_argv
 from tests.cloud.test_guard import is_agent
 
 from homing.cloud.adopt import propose
@@ -85,9 +85,7 @@ def wallets(monkeypatch: pytest.MonkeyPatch) -> Wallets:
 def home(homing_home: Path, wallets: Wallets) -> Iterator[Home]:
     yield Home(homing_home, World())
     wallets.rented.clear()  # all of them are shown again
-    provider = Home(homing_home, World()).provider("local")
-    for instance in provider.list_owned():
-        provider.destroy(instance.id)
+    clear(homing_home)
 
 
 def end_the_machine(home: Home) -> None:

@@ -47,7 +47,8 @@ def test_what_is_not_prepared_is_to_be_prepared_in_the_words_that_were_typed(hom
     ready = as_typed(make_draft(home, tmp_path))
     with pytest.raises(DataError) as caught:
         draft(dataclasses.replace(ready.order, is_prepared=False), home)
-    assert caught.value.fix == f"homing prep {TYPED} && homing verify {TYPED} && homing launch {TYPED}"
+    launch = f"homing launch {TYPED} --spend-limit {ready.order.spend_limit_usd}"
+    assert caught.value.fix == f"homing prep {TYPED} && homing verify {TYPED} && {launch}"
 
 
 def test_files_that_are_gone_since_are_prepared_again_in_the_words_that_were_typed(home: Home, tmp_path: Path) -> None:

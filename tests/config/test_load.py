@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ def test_human_units_become_base_units(load: Load) -> None:
     assert run.run.phases[0].num_steps == 9
     assert run.run.phases[0].save_every_s == 600.0
     assert (run.prep.val_fraction, run.prep.shard_tokens, run.prep.sample_bytes) == (0.05, 10_000_000, 1_500_000)
+    assert load(BASE).run.limits.idle_s == 1800.0, "half an hour where nothing is said"
 
 
 def test_every_value_says_where_it_came_from(load: Load) -> None:
@@ -204,10 +206,19 @@ def test_before_prep_the_tokens_are_estimated_and_said_to_be(load: Load) -> None
     assert "estimated" in loaded.warnings[0]
 
 
-def test_goethes_four_epochs_are_7751_steps(folder: Path) -> None:
-    from homing.config.derive import steps_for
-
-    assert steps_for(254_000_000 * 4, 131_072) == 7751
+def test_goethes_four_epochs_are_7751_steps(load: Load, folder: Path) -> None:
+    manifest = put_data(folder, name="goethe-75m", vocab_size=32_768) / "manifest.json"
+    told = json.loads(manifest.read_text())
+    told["splits"]["train"]["num_tokens"] = 254_000_000
+    manifest.write_text(json.dumps(told))
+    preset = (preset_dir() / "goethe-75m.yaml").read_text()
+    whole = load(preset, name="goethe-75m.yaml")
+    assert (whole.run.phases[0].num_steps, whole.warnings) == (7751, []), "as 254M x 4 / 131,072, about 1B tokens"
+    more = load(preset, "phases.0.steps=8000", name="goethe-75m.yaml")
+    assert more.run.phases[0].num_steps == 8000
+    assert not any("4 passes" in each for each in more.warnings), "4.1 are about 4"
+    far = load(preset, "phases.0.steps=16000", name="goethe-75m.yaml")
+    assert any("8.3 times; past about 4 passes" in each for each in far.warnings)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -33,6 +33,11 @@ from homing.config.names import FOREIGN, looks_like_secret_key, looks_like_secre
         (("test_mode",), "--smoke"),
         (("train", "testMode"), "--smoke"),
         (("phases", 1, "lora", "r"), "phases.1.lora.rank"),
+        (("phases", 0, "deepspeed"), "phases.0.offload"),
+        (("train", "use_flash_attention"), "train.attention"),
+        (("data", "lines_per_shard"), "data.shard_tokens (in tokens, not lines)"),
+        (("experiment",), "Did you mean name?"),
+        (("TRAINING_PHASE",), "train.only"),
     ],
 )  # fmt: skip
 def test_names_from_other_trainers_and_other_sections_are_answered_with_ours(

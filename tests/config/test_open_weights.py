@@ -207,6 +207,11 @@ def test_a_gated_or_missing_model_says_which_token_was_used(hub: Hub, monkeypatc
             assert "HF_TOKEN" in caught.value.why
             assert token not in str(caught.value.to_dict())
             assert f"{token[:3]}...{token[-2:]}" in caught.value.why
+    monkeypatch.setenv("HUGGINGFACEHUB_API_TOKEN", READ)
+    with pytest.raises(DataError) as caught:
+        read_source("hf:them/gated")
+    assert f"token of HUGGINGFACEHUB_API_TOKEN, {READ[:3]}...{READ[-2:]}" in caught.value.why, "of two, this one"
+    monkeypatch.delenv("HUGGINGFACEHUB_API_TOKEN")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(DataError) as caught:

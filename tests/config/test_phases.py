@@ -108,6 +108,7 @@ def test_without_one_it_is_said_where_was_looked_and_an_unknown_phase_lists_the_
     (missing,) = mistakes(RUN, "train.only=sft")
     assert "no trained mid or pretrain of base is here" in missing.problem
     found = mistakes(RUN, "train.only=mid+stf")
+    assert {mistake.file for mistake in found} == {"--phase mid+stf"}, "as a person types it"
     assert any("Did you mean sft? This run has pretrain, mid, sft" in mistake.suggestion for mistake in found)
 
 

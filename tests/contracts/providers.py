@@ -26,6 +26,7 @@ from homing.cloud.providers.base import (
     Needs,
     Order,
     Provider,
+    Remembering,
     Request,
     lack,
     wait_until,
@@ -218,3 +219,17 @@ class ProviderContract:
         made = provider.create(request_)
         assert isinstance(provider.log(made.id), str)
         assert provider.log(make_mark(owner, "never-20260101-000000-0000", 1)) == ""
+
+
+class RememberingContract(ProviderContract):
+    """Of a provider that is ours too, and keeps what has ended."""
+
+    def test_it_knows_by_the_mark_alone_what_has_ended_and_what_never_was(
+        self, provider: Provider, request_: Request
+    ) -> None:
+        assert isinstance(provider, Remembering)
+        assert provider.remember(request_.mark) is None
+        provider.destroy(provider.create(request_).id)
+        kept = provider.remember(request_.mark)
+        assert kept is not None
+        assert (kept.state, kept.created_at is None, kept.ended_at is None) == ("gone", False, False)

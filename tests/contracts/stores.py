@@ -83,6 +83,16 @@ class StoreContract:
             assert caught.value.fix
         assert not (tmp_path / "t").exists()
 
+    def test_a_file_here_is_the_same_only_with_the_same_bytes(self, store: Store, tmp_path: Path) -> None:
+        store.put_bytes("runs/k", b"x" * 3_000)
+        here = tmp_path / "here"
+        for data, is_same in ((b"x" * 3_000, True), (b"x" * 2_999 + b"y", False), (b"x" * 2_999, False), (b"", False)):
+            here.write_bytes(data)
+            assert store.is_same("runs/k", str(here)) is is_same
+            assert here.read_bytes() == data
+        with pytest.raises(NotInStore):
+            store.is_same("runs/other", str(here))
+
     def test_list_gives_every_key_with_the_prefix_sorted(self, store: Store) -> None:
         for key in ("runs/b/2", "runs/a/1", "runs/ab", "objects/x", "runs/a/deep/3"):
             store.put_bytes(key, key.encode())
@@ -138,6 +148,7 @@ class StoreContract:
             lambda: unreachable.exists("k"),
             lambda: unreachable.read("k"),
             lambda: unreachable.get("k", str(tmp_path / "t")),
+            lambda: unreachable.is_same("k", str(tmp_path / "t")),
             lambda: unreachable.put_bytes("k", b"x"),
             lambda: unreachable.delete("k"),
             lambda: unreachable.create_if_absent("k", b"x"),

@@ -50,6 +50,8 @@ def test_a_new_row_is_noticed(draw: ModuleType, tmp_path: Path, monkeypatch: pyt
     page.write_text(f"# Page\n{draw.BEGIN}\nold\n{draw.END}\nafter\n")
     monkeypatch.setattr(draw, "PAGE", page)
     monkeypatch.setattr(draw, "PICTURE", tmp_path / "quality.svg")
+    monkeypatch.setattr(draw, "README", readme := tmp_path / "README.md")
+    readme.write_text(f"# Short\n{draw.BEGIN_README}\nold\n{draw.END}\nafter\n")
     monkeypatch.setattr(draw, "read", lambda name: rows if name == "quality" else [])
     monkeypatch.setattr(sys, "argv", ["draw.py", "--check"])
     assert draw.main() == 1, "nothing was drawn yet"
@@ -60,6 +62,9 @@ def test_a_new_row_is_noticed(draw: ModuleType, tmp_path: Path, monkeypatch: pyt
     assert "old" not in page.read_text()
     monkeypatch.setattr(sys, "argv", ["draw.py", "--check"])
     assert draw.main() == 0
+    assert "| `stock` | 0.6000 | 1 |" in readme.read_text()
+    assert "transformers, compiled" in readme.read_text()
+    assert "old" not in readme.read_text()
     rows.append(row("stock", 1, 0.7))
     assert draw.main() == 1
 

@@ -11,6 +11,7 @@ from typing import get_args
 
 from homing.cli.main import VERBS
 from homing.config.phase_sections import Phase
+from homing.wire import names
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +25,9 @@ def test_the_table_of_phases_has_every_kind_and_no_other() -> None:
     table = (ROOT / "docs/phases.md").read_text(encoding="utf-8").split("| kind |")[1].split("\n\n")[0]
     kinds = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert kinds == list(get_args(Phase.model_fields["kind"].annotation))
+    head = [cell.strip() for cell in table.splitlines()[0].split("|")]
+    assert {"for", "begins with", "learns from", "leaves"} <= set(head), "purpose, input and output of each"
+    assert [kind for kind in kinds if f"| `{names.CHECKPOINTS}/{kind}` |" not in table] == []
 
 
 def test_the_readme_lists_every_verb_and_no_other() -> None:

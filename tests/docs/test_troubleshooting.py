@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/troubleshooting.md"
 
@@ -17,6 +19,33 @@ def test_every_message_on_the_page_is_one_that_the_program_has() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
     assert len(quoted()) >= 20
     assert [words for words in quoted() if words not in source] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "gave no sign of life within",  # an instance that does not start
+        "The trainer ended with",  # training that failed
+        "may read and not write",  # checkpoints that are not uploaded: the token
+        "does not do what a store must",  # or the store
+        "The schedule is longer than the money",  # a limit that comes before the end
+        "vocab_size mismatch",
+        "is not prepared",  # a data file that is not there
+        "Out of memory at a micro-batch of",
+    ],
+)
+def test_what_goes_wrong_most_often_is_on_the_page_in_the_words_of_its_message(words: str) -> None:
+    assert words in quoted()
+
+
+def test_slow_text_containers_and_buckets_have_their_paragraph() -> None:
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    for words in (
+        "Tokenising is slow?",
+        "A container that fails to start: `homing doctor`",
+        "S3 says no: `homing doctor RUN`",
+    ):
+        assert words in page
 
 
 def test_every_account_of_the_table_is_on_the_page_of_keys() -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.doubles.toy_world import CloudWorld
+
 from homing.cloud.providers.fake import KEY_ENV, URL_ENV
 from homing.cloud.providers.fake_cloud import FakeCloud, FakeOffer, Settings
 from homing.cloud.providers.fake_faults import Faults
-from homing.world import HttpRequest, HttpResponse, World
 
 KEY = "key-of-the-account"
 OFFERS = [
@@ -49,12 +50,10 @@ class ToyMachines:
         return f"log of {instance_id}"
 
 
-class FakeWorld(World):
+class FakeWorld(CloudWorld):
     def __init__(self, faults: Faults | None = None, settings: Settings | None = None, seed: int = 0) -> None:
-        self.t = 1_000_000.0
+        super().__init__()
         self.key = KEY  # that is set here
-        self.slept: list[float] = []
-        self.requests: list[HttpRequest] = []
         self.machines = ToyMachines()
         self.cloud = FakeCloud(
             now=lambda: self.t,
@@ -65,20 +64,6 @@ class FakeWorld(World):
             faults=faults,
             seed=seed,
         )
-
-    def now(self) -> float:
-        return self.t
-
-    def monotonic(self) -> float:
-        return self.t
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.pass_time(seconds)
-
-    def pass_time(self, seconds: float) -> None:
-        self.t += seconds
-        self.cloud.tick()
 
     def together(self, calls: Sequence[Callable[[], Any]], timeout_s: float) -> list[Any]:
         """One after another: the clock is a number, and threads would race for it."""
@@ -92,10 +77,6 @@ class FakeWorld(World):
 
     def environment(self) -> dict[str, str]:
         return {URL_ENV: "http://cloud.test", KEY_ENV: self.key}
-
-    def http(self, request: HttpRequest) -> HttpResponse:
-        self.requests.append(request)
-        return self.cloud.handle(request)
 
     def asked(self, method: str, path: str = "") -> int:
         """How many requests of a kind reached for the cloud."""

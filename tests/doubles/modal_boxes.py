@@ -115,10 +115,6 @@ class Box:
             if not is_lost:
                 mount.commit()
 
-    def signal(self, number: signal.Signals) -> None:
-        if self.process is not None:
-            self.process.send_signal(number)
-
     def kill(self, word: str) -> None:
         """Those of its processes with this word in their command: a crash. Its first command lives on."""
         first = self.process.pid if self.process is not None else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from dataclasses import dataclass, field
@@ -119,12 +118,6 @@ class Modal:
     def lose(self, sandbox_id: str) -> None:
         """The host is gone, with all that was not committed."""
         self.end(self.sandboxes[sandbox_id], _Result.GENERIC_STATUS_INTERNAL_FAILURE, is_lost=True)
-
-    def notify(self, sandbox_id: str) -> None:
-        """The signal that a container gets before it is taken."""
-        box = self.sandboxes[sandbox_id].box
-        assert box is not None
-        box.signal(signal.SIGTERM)
 
     def volume(self, name: str) -> Volume:
         return next(volume for volume in self.volumes.values() if volume.name == name)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.doubles.runpod import RunpodDouble
+from tests.doubles.toy_world import CloudWorld
 
 from homing.cloud import receive
 from homing.cloud.providers.fake_faults import Faults
 from homing.cloud.providers.fake_things import Settings
 from homing.cloud.providers.runpod import KEY_ENV, URL_ENV
-from homing.world import Completed, HttpRequest, HttpResponse, World
+from homing.world import Completed, HttpRequest, HttpResponse
 
 KEY = "rpa_canary-key-of-the-account"
 URL = "http://runpod.test/v2"
@@ -57,11 +58,9 @@ class ToyPods:
         return ("root", "203.0.113.7", 34446) if self.has_address else None
 
 
-class RunpodWorld(World):
+class RunpodWorld(CloudWorld):
     def __init__(self, faults: Faults | None = None, settings: Settings | None = None, seed: int = 0) -> None:
-        self.t = 1_000_000.0
-        self.slept: list[float] = []
-        self.requests: list[HttpRequest] = []
+        super().__init__()
         self.handed: list[dict[str, Any]] = []  # orders that came in by ssh
         self.commands: list[list[str]] = []
         self.may_end = "yes"
@@ -71,26 +70,8 @@ class RunpodWorld(World):
             now=lambda: self.t, machines=self.pods, api_key=KEY, faults=faults, settings=settings, seed=seed
         )
 
-    def now(self) -> float:
-        return self.t
-
-    def monotonic(self) -> float:
-        return self.t
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.pass_time(seconds)
-
-    def pass_time(self, seconds: float) -> None:
-        self.t += seconds
-        self.cloud.tick()
-
     def environment(self) -> dict[str, str]:
         return dict(self.env)
-
-    def http(self, request: HttpRequest) -> HttpResponse:
-        self.requests.append(request)
-        return self.cloud.handle(request)
 
     def stream(self, request: HttpRequest, seconds: float) -> HttpResponse:
         self.pass_time(request.timeout_s)

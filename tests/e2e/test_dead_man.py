@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.cloud.rig import make_draft, marked_now
+from tests.cloud.rig import clear, make_draft, marked_now
 
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
@@ -20,9 +20,7 @@ from homing.world import World
 @pytest.fixture
 def home(homing_home: Path) -> Iterator[Home]:
     yield Home(homing_home, World())
-    provider = Home(homing_home, World()).provider("local")
-    for instance in provider.list_owned():
-        provider.destroy(instance.id)
+    clear(homing_home)
 
 
 def is_spared(pid: int) -> bool:

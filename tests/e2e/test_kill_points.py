@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import look_more_often, make_draft, marked_now
+from tests.cloud.rig import clear, look_more_often, make_draft, marked_now
 
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
 from homing.cloud.home import Home
@@ -84,9 +84,7 @@ def home(homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     look_more_often(monkeypatch)
     yield Home(homing_home, World())
     for path in homing_home.parent.glob(f"{homing_home.name}*"):  # `homes` makes more of them
-        local = Home(path, World()).provider("local")
-        for instance in local.list_owned():
-            local.destroy(instance.id)
+        clear(path)
 
 
 def launch_and_die(tmp_path: Path, home: Home, at: int) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import look_more_often, make_run, trainer_argv
+from tests.cloud.rig import clear, look_more_often, make_run, trainer_argv
 from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, TOKEN_SECRET, Modal
 from tests.e2e.trips import look_at_clouds_more_often
@@ -68,8 +68,7 @@ def home(homing_home: Path, modal: Modal, monkeypatch: pytest.MonkeyPatch) -> It
     look_at_clouds_more_often(monkeypatch)
     home = Home(homing_home, World())
     yield home
-    for instance in home.provider("local").list_owned():
-        home.provider("local").destroy(instance.id)
+    clear(homing_home)
 
 
 def ready(home: Home, tmp_path: Path, *, steps: int = 12, step_s: float = 0.05, **cloud: Any) -> Draft:

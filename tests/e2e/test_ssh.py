@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import look_more_often, make_run, marked_now, read_json, trainer_argv
+from tests.cloud.rig import clear, look_more_often, make_run, marked_now, read_json, trainer_argv
 from tests.doubles.container import engine, sshd_inside
 from tests.doubles.s3_servers import ACCESS_KEY, SECRET_KEY, moto
 from tests.doubles.sshd import Sshd, need_sshd, running_sshd
@@ -41,9 +41,7 @@ def home(homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     look_more_often(monkeypatch)
     found = Home(homing_home, World())
     yield found
-    provider = Home(homing_home, World()).provider("ssh")
-    for instance in provider.list_owned():
-        provider.destroy(instance.id)
+    clear(homing_home, "ssh")
 
 
 def ready(

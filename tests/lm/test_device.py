@@ -32,6 +32,13 @@ def test_auto_takes_the_cpu_where_there_is_nothing_else() -> None:
 
 
 @pytest.mark.usefixtures("bare_machine")
+def test_auto_takes_the_gpu_of_a_mac_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device("auto") == torch.device("mps")
+    assert describe_device(torch.device("mps")) == "mps (Apple GPU)"
+
+
+@pytest.mark.usefixtures("bare_machine")
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:1", "mps"])
 def test_a_device_that_was_asked_for_and_is_absent_is_an_error_never_the_cpu(wanted: str) -> None:
     with pytest.raises(UsageError, match="is not here") as caught:

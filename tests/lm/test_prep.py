@@ -143,6 +143,17 @@ def test_one_file_without_a_marker_still_splits_and_says_so(tmp_path: Path) -> N
     assert len("".join(decoded(order.dir) + decoded(order.dir, "val"))) == len(play.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("border", ["<|endoftext|>", "\n\n"])
+def test_of_a_part_of_the_text_it_is_said_truly_whether_it_has_the_marker(tmp_path: Path, border: str) -> None:
+    play = tmp_path / "play.txt"
+    play.write_text(border.join(text_of(5000)), encoding="utf-8")
+    manifest, seen = run(order_of(play, take_bytes=60_000))
+    assert manifest.splits["train"].num_documents > 1
+    notes = [progress.note for progress in seen if "never occurs" in progress.note]
+    told = "<|endoftext|> never occurs in the text: 1 large file was cut at paragraph borders"
+    assert [note.startswith(told) for note in notes] == ([] if border == "<|endoftext|>" else [True])
+
+
 def test_where_the_marker_is_the_only_special_its_absence_is_a_warning(tmp_path: Path) -> None:
     play = tmp_path / "play.txt"
     play.write_text("\n\n".join(text_of(500)), encoding="utf-8")
@@ -642,10 +653,18 @@ def test_bad_text_leaves_an_earlier_result_alone(corpus: Path) -> None:
     assert (corpus.parent / "out" / "manifest.json").exists()
 
 
-def test_a_target_that_cannot_be_written_is_named(corpus: Path) -> None:
+def test_a_target_that_cannot_be_written_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (corpus.parent / "file").write_text("in the way")
     with pytest.raises(DataError, match="cannot be written"):
         run(order_of(corpus, dir=corpus.parent / "file" / "out"))
+
+    def refused(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path.parent))
+
+    monkeypatch.setattr(Path, "mkdir", refused)  # as in a folder of somebody else's: data/ itself cannot be made
+    with pytest.raises(DataError, match="cannot be written") as caught:
+        run(order_of(corpus, dir=corpus.parent / "data" / "out"))
+    assert "--out DIR" in caught.value.fix
 
 
 def test_a_full_disk_is_said_before_and_while_writing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

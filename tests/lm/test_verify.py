@@ -13,7 +13,7 @@ from homing.errors import DataError
 from homing.lm import verify as verify_module
 from homing.lm.model import Decoder
 from homing.lm.model.layers import Linear
-from homing.lm.verify import take_step, verify
+from homing.lm.verify import BATCH, TOKENS, take_step, verify
 from homing.wire.run import Model, Run
 
 SHAPE = Model("stock", "qwen3", 3, 32, 4, 2, 16, 48, 64, 1000, False)
@@ -43,7 +43,8 @@ def test_a_good_run_has_no_problems_and_counts_by_part(tiny_run: Run, tmp_path: 
     assert report.expected_loss == pytest.approx(math.log(272))
     assert abs(report.loss - report.expected_loss) < 0.5
     assert report.grad_norm > 0
-    assert "tokens of" in report.batch
+    assert (BATCH, TOKENS) == (2, 64)
+    assert report.batch.startswith(f"2 x {min(TOKENS, tiny_run.model.context)} tokens of ")
     assert report.num_layers_run == report.num_layers == 2
     assert report.to_dict()["is_ok"] is True
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cloud.rig import make_draft, make_run, trainer_argv
+from tests.cloud.rig import clear, make_draft, make_run, trainer_argv
 from tests.doubles.s3_servers import ACCESS_KEY, SECRET_KEY, Server
 
 from homing.cloud.destroy import destroy_run
@@ -28,7 +28,7 @@ NAMES = [
     *("RUNPOD_API_KEY", "SHADEFORM_API_KEY", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "WANDB_API_KEY", "HF_TOKEN"),
     *("HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GITHUB_TOKEN", "MLFLOW_TRACKING_PASSWORD"),
     *("AWS_SESSION_TOKEN_OF_OTHERS", "DOCKER_PASSWORD", "SSH_PASSPHRASE", "DATABASE_URL", "GOOGLE_API_KEY"),
-    *("AZURE_CLIENT_SECRET", "NETRC_PASSWORD", "KAGGLE_KEY"),
+    *("AZURE_CLIENT_SECRET", "NETRC_PASSWORD", "HUGGINGFACEHUB_API_TOKEN"),
 ]
 CANARIES = {name: f"canary-{number:02d}-{name.lower()[::-1]}-x7Q" for number, name in enumerate(NAMES)}
 # The twentieth is needed there: by sync, which talks to the bucket, and by the agent, which starts it.
@@ -44,8 +44,7 @@ def home(homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens: these clouds cannot be asked
     found = Home(homing_home, World())
     yield found
-    for instance in found.provider("local").list_owned():
-        found.provider("local").destroy(instance.id)
+    clear(homing_home)
 
 
 def draft_in(store: str, home: Home, tmp_path: Path) -> Draft:

@@ -47,6 +47,17 @@ def bytes_asked_for(hub: Hub) -> list[str]:
     return [path for method, path, _, ranged in hub.seen if method == "GET" and ranged and "/cdn/" not in path]
 
 
+def reads_of_bringing(folder: str, here: Path, count: Callable[[], int]) -> list[int]:
+    """How often the bytes of a file were read: when it came, when it was here, and when it was longer in the store."""
+    store, (path, _, query), reads = open_store(folder, World()), folder.partition("?"), []
+    for data in (SMALL, SMALL, SMALL * 2):
+        store.put_bytes("1.jsonl", data)
+        before = count()
+        assert Path(bring_file(f"{path}/1.jsonl?{query}".rstrip("?"), here)).read_bytes() == data
+        reads.append(count() - before)
+    return reads
+
+
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["by git", "by lfs"])
 def test_a_file_of_the_hub_is_downloaded_once_and_only_looked_at_when_it_is_here(
     hub: Hub, tmp_path: Path, data: bytes
@@ -300,3 +311,24 @@ def test_prep_of_a_folder_of_parquet_on_the_hub_gives_the_shards_of_the_same_lin
     assert "Brought" not in again
     assert "Nothing has changed" in again
     assert bytes_asked_for(hub) == []
+
+
+def test_for_a_part_of_the_text_only_so_many_files_are_brought_and_they_are_of_the_whole_range(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = b'{"text": "the cat sat on the mat"}\n'
+    put(hub, {f"en/{number}.jsonl": line * (10 + number) for number in range(8)})
+    pattern, here = f"{ADDRESS}/en/*.jsonl", tmp_path / "from-store"
+    few = bring_files([pattern], here, take_bytes=12 * len(line))
+    assert [Path(path).name for path in few] == ["0.jsonl", "4.jsonl"]
+    assert [source.num_bytes for source in find_sources(few, key="text").sources] == [10 * len(line), 14 * len(line)]
+    assert "2 of 8 files, for data.take asks for 420 B of text" in capsys.readouterr().err
+    assert len([path for path in tmp_path.rglob("*.jsonl")]) == 2
+
+    (every,) = bring_files([pattern], here)
+    assert len(find_sources([every], key="text").sources) == 8
+    hub.seen.clear()
+    assert bring_files([pattern], here, take_bytes=12 * len(line)) == few
+    assert bytes_asked_for(hub) == []
+    assert len([path for path in tmp_path.rglob("*.jsonl")]) == 8, "what was brought for all of it stays"
+    assert len(bring_files([pattern], here, take_bytes=10**6)) == 1, "all of them, as the pattern"

@@ -10,6 +10,7 @@ from tests.contracts.stores import StoreContract, push_a_growing_log
 from tests.doubles import hub as hub_double
 from tests.doubles.hub import READ, STRANGER, WRITE, File, Hub
 from tests.doubles.s3_servers import free_port
+from tests.doubles.toy_world import Hasty
 
 from homing.cli.bring_files import bring_file
 from homing.errors import StoreError, UsageError
@@ -19,11 +20,6 @@ from homing.world import World
 
 # Of the SDK's own HTTP library, about how the SDK calls it.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
-
-class Hasty(World):
-    def sleep(self, seconds: float) -> None:
-        pass
 
 
 @pytest.fixture
@@ -188,6 +184,10 @@ def test_a_read_only_token_is_told_and_masked(hub: Hub, monkeypatch: pytest.Monk
         assert "HF_TOKEN, hf_...ad" in caught.value.why
         assert READ not in str(caught.value)
         assert "write access" in caught.value.fix
+    monkeypatch.setenv("HUGGINGFACEHUB_API_TOKEN", WRITE)
+    hub.seen.clear()
+    open_store("hf:me/runs", World()).put_bytes("k", b"1")
+    assert {token for _, _, token, _ in hub.seen} == {f"Bearer {WRITE}"}, "of two, this one"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,21 @@ def test_a_gated_repository_says_where_to_ask(hub: Hub) -> None:
     hub.add("them/model", is_private=False, is_gated=True)
     with pytest.raises(StoreError, match="them/model") as caught:
         open_store("hf:them/model", World(), create=False).list("")
-    assert "gated" in caught.value.why
+    assert "gated, and the token of HF_TOKEN, hf_...te, was not let in" in caught.value.why
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+def test_a_hub_that_asks_to_slow_down_says_whom(hub: Hub, monkeypatch: pytest.MonkeyPatch, has_token: bool) -> None:
+    hub.add("them/model", is_private=False)
+    if not has_token:
+        monkeypatch.delenv("HF_TOKEN")
+        monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    hub.failures = [("/api/models/them/model", 429)] * 20
+    with pytest.raises(StoreError, match="them/model") as caught:
+        open_store("hf:them/model", Hasty(), create=False).list("")
+    told = "the token of HF_TOKEN, hf_...te," if has_token else "no token"
+    assert f"in this hour, with {told}".rstrip(",") in caught.value.why
+    assert ("hf auth login" in caught.value.fix) is not has_token
 
 
 @pytest.mark.parametrize("url", ["hf:me", "hf:/me//x", "hf:datasets/me", "hf:me/a b", "hf:me/x/../y"])

@@ -15,6 +15,8 @@ from tests.cloud.rig import homing
 from tests.contracts.stores import StoreContract, push_a_growing_log
 from tests.doubles import modal as modal_double
 from tests.doubles.modal import TOKEN_ID, Fault, Modal
+from tests.doubles.toy_world import Hasty
+from tests.store.test_bring_files import reads_of_bringing
 from tests.store.test_verbs import there_and_back
 
 from homing.cloud.store_dry import DryStore
@@ -25,11 +27,6 @@ from homing.store.modal import VolumeStore
 from homing.store.preflight import preflight
 from homing.store.price import kept
 from homing.world import Completed, World
-
-
-class Hasty(World):
-    def sleep(self, seconds: float) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +120,10 @@ def test_a_large_file_of_many_blocks_comes_back_whole(
     store.get("big", str(tmp_path / "back"), entry.sha256)
     assert (tmp_path / "back").read_bytes() == data
     assert seen[-1] == (len(data), len(data))
+
+
+def test_a_file_that_is_brought_is_read_once(modal: Modal, tmp_path: Path) -> None:
+    assert reads_of_bringing("modal:runs/en", tmp_path, lambda: modal.calls.count("VolumeGetFile2")) == [1, 1, 1]
 
 
 def test_a_growing_log_is_pushed_as_it_was(store: VolumeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

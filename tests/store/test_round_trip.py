@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.cloud.rig import make_draft, make_run, trainer_argv
+from tests.cloud.rig import clear, make_draft, make_run, trainer_argv
 from tests.doubles.hub import WRITE, Hub
 from tests.doubles.s3_servers import SECRET_KEY, Server
 
@@ -30,9 +30,7 @@ NewBucket = Callable[[Server], str]
 def home(homing_home: Path) -> Iterator[Home]:
     found = Home(homing_home, World())
     yield found
-    provider = Home(homing_home, World()).provider("local")
-    for instance in provider.list_owned():
-        provider.destroy(instance.id)
+    clear(homing_home)
 
 
 def draft_in(store: str, home: Home, tmp_path: Path) -> Draft:

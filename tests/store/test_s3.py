@@ -5,33 +5,32 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contracts.stores import StoreContract
 from tests.doubles.proxy import Proxy
 from tests.doubles.s3_servers import Server, free_port
+from tests.doubles.toy_world import Hasty
+from tests.store.test_bring_files import reads_of_bringing
 
 from homing.cloud.home import Home
 from homing.cloud.keep import plan_removal, remove
-from homing.errors import StoreError, UsageError
+from homing.errors import MissingExtra, StoreError, UsageError
 from homing.install import pip_install
-from homing.store import NotInStore, Store, open_store
+from homing.store import NotInStore, Store, open_store, s3_transfer
+from homing.store.address import parse_s3
 from homing.store.s3 import S3Store
+from homing.store.s3_client import Door, s3_error
 from homing.store.s3_transfer import sweep
 from homing.world import HttpRequest, World
 
 NewBucket = Callable[[Server], str]
 PART = 5 << 20  # the smallest that S3 takes
 SLOW_DOWN = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-
-
-class Hasty(World):
-    """Waits between tries are told and not waited for."""
-
-    def sleep(self, seconds: float) -> None:
-        pass
 
 
 class TestMoto(StoreContract):
@@ -258,6 +257,21 @@ def test_a_file_damaged_at_rest_does_not_hide_behind_a_checksum(
     assert store.sha256("k") != entry.sha256
 
 
+def test_a_file_that_is_brought_is_read_once(
+    moto: Server, new_bucket: NewBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    plain = s3_transfer._open_range
+
+    def open_range(door: Door, key: str, offset: int) -> Any:
+        opened.append(key)
+        return plain(door, key, offset)
+
+    monkeypatch.setattr(s3_transfer, "_open_range", open_range)
+    url = f"s3://{new_bucket(moto)}/en?endpoint={moto.endpoint}"
+    assert reads_of_bringing(url, tmp_path, lambda: len(opened)) == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "code", "says"),
     [
@@ -358,3 +372,24 @@ def test_a_machine_with_nothing_installed_can_put_one_object_by_its_address(
     assert store.read("runs/x/logs/boot.log") == b"Stage disk failed"
     other = url.replace("boot.log", "other.log")
     assert World().http(HttpRequest("PUT", other, body=b"x")).status == 403, "this key and no other"
+
+
+@pytest.mark.parametrize(("operation", "code"), [("PutObject", "AccessDenied"), ("HeadBucket", "403")])
+def test_what_is_denied_is_told_with_the_right_that_lacks_and_the_command_that_tries_it(
+    operation: str, code: str
+) -> None:
+    from botocore.exceptions import ClientError
+
+    exc = ClientError({"Error": {"Code": code, "Message": "Access Denied"}}, operation)
+    error = s3_error(exc, parse_s3("s3://moss-bucket/runs?region=eu-west-1"), "written", "k")
+    assert f"may not do this in moss-bucket: {operation}. ({code})" in error.why
+    assert "s3:ListBucket, GetObject, PutObject, DeleteObject" in error.fix
+    assert error.fix.endswith("then try it: homing store ls --store 's3://moss-bucket/runs?region=eu-west-1'")
+
+
+@pytest.mark.parametrize("do", ["list", "read", "exists", "delete"])
+def test_without_the_sdk_every_call_names_the_extra_and_nothing_else(do: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("boto3", "botocore", "botocore.exceptions"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match="needs the extra `aws`"):
+        getattr(S3Store("s3://nowhere/p", World()), do)("k")

@@ -9,6 +9,7 @@ It ends the machine in the same way as the agent, and tries for ever: what is st
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import List
 
@@ -42,6 +43,8 @@ class DeadMan:
         self.limits = Limits(folder)
         self.tick_s = min(1.0, self.boot.heartbeat_s)
         self._alone_since = -1.0  # on the monotonic clock; negative while an agent lives
+        # How often it was started again, and when last: on disk for a later dead-man, and here, for a disk may be full.
+        self._restarts = [*self._read_numbers(names.RESTARTS), 0.0, 0.0][:2]
 
     def run(self) -> None:
         failed = 0  # in a row: an end that was accepted and did nothing is no reason to be slower
@@ -75,22 +78,19 @@ class DeadMan:
         return self._revive(self.world.monotonic() - self._alone_since)
 
     def _revive(self, alone_s: float) -> str:
-        count = self._restarts()
+        count = int(self._restarts[0]) if self.world.now() - self._restarts[1] <= FORGET_S else 0
         if count < len(PAUSES_S):
             if alone_s >= PAUSES_S[count]:
-                self.world.write(self.folder.path(names.RESTARTS), f"{count + 1} {self.world.now()}".encode())
+                self._restarts, self._alone_since = [count + 1, self.world.now()], -1.0
+                with contextlib.suppress(OSError):
+                    self.world.write(self.folder.path(names.RESTARTS), " ".join(map(str, self._restarts)).encode())
                 self.folder.event("agent_restarted", f"The agent died. Restart {count + 1} of {len(PAUSES_S)}.")
                 self.folder.start(self.boot.agent_argv, SOURCE)
-                self._alone_since = -1.0
             return ""
         if alone_s < max(GRACE_S, self.boot.keep_on_failure_s):
             return ""
         self._push_failure()
         return f"The agent died {count + 1} times; the run has failed."
-
-    def _restarts(self) -> int:
-        numbers = self._read_numbers(names.RESTARTS)
-        return int(numbers[0]) if len(numbers) == 2 and self.world.now() - numbers[1] <= FORGET_S else 0
 
     def _push_failure(self) -> None:
         """As the agent would have: the reason and what was trained go up before the machine goes."""

@@ -86,4 +86,7 @@ class Folder:
         """The pid of a program with this machine's environment, less what is hidden from it, and `env`."""
         inherited = {name: value for name, value in self.world.environment().items() if name not in hidden}
         told = {**inherited, **env, names.MARK_ENV: self.boot.mark}
-        return self.world.spawn(argv, told, self.boot.work_dir, self.log_path(log_name))
+        try:
+            return self.world.spawn(argv, told, self.boot.work_dir, self.log_path(log_name))
+        except OSError:  # perhaps it is its log, on an ill disk: what ends billing must start all the same
+            return self.world.spawn(argv, told, self.boot.work_dir, os.devnull)

@@ -182,9 +182,9 @@ class Agent:
     def _end_children(self) -> None:
         self.state = "pushing"
         for role, pid in list(self.children.items()):
-            is_late = self._after(self.boot.stop_grace_s if role == "trainer" else 5.0)
+            is_late = self._after(self.boot.stop_grace_s if role == "trainer" else 5.0, KILL)
             self.world.signal(pid, signal.SIGTERM, is_group=True)
-            end.wait(self.world, pid, lambda late=is_late: late() or self.dog.left_s(KILL) <= 0, self._tick)  # type: ignore[misc]
+            end.wait(self.world, pid, is_late, self._tick)
             del self.children[role]
 
     def _record(self, outcome: Outcome) -> None:
@@ -198,9 +198,8 @@ class Agent:
         self._event(f"run_{outcome.state}", outcome.reason, log_tail=tail)
 
     def _push(self) -> None:
-        is_late = self._after(self._push_limit_s)
-        is_over = lambda: self.is_superseded or is_late() or self.dog.left_s(END) <= 0  # noqa: E731
-        self.is_pushed = self._sync_until_done("--once", is_over, "The last push is not verified")
+        is_late, problem = self._after(self._push_limit_s, END), "The last push is not verified"
+        self.is_pushed = self._sync_until_done("--once", lambda: self.is_superseded or is_late(), problem)
         if self.is_pushed:
             self._event("pushed", "Everything worth keeping is in the store, verified by reading it back.")
         else:
@@ -210,9 +209,9 @@ class Agent:
         """For a person to look at; log and outcome are in the store by now. Any wish to stop ends it."""
         if outcome.state != "failed" or self.boot.keep_on_failure_s <= 0 or self.stop_reason:
             return
-        self.state, is_late = "kept", self._after(self.boot.keep_on_failure_s)
+        self.state, is_late = "kept", self._after(self.boot.keep_on_failure_s, KILL)
         self._event("kept", f"It failed and stays for {self.boot.keep_on_failure_s:g} s, inside its limit.")
-        while not is_late() and not self.stop_reason and self.dog.left_s(KILL) > 0:
+        while not is_late() and not self.stop_reason:
             self._tick()
         self._end_children()
 
@@ -229,21 +228,17 @@ class Agent:
         """Until it worked, for ever: an agent that gives up leaves a machine that bills and nobody on it."""
         for tries in itertools.count(1):
             try:
-                self.problem = self._try_to_end(tries)
+                self.is_leaving = self.boot.end_billing.kind == "command"
+                self.problem = end.end_billing(self.folder, tries, self._tick)
+                self.is_leaving = False
                 if not self.problem:
                     return
                 self.state = "ending"
                 self._say_goodbye()
             except Exception:
+                self.is_leaving = False
                 log.exception("ending billing failed and is tried again")
             self.world.sleep(end.pause_s(tries, self.tick_s))
-
-    def _try_to_end(self, tries: int) -> str:
-        self.is_leaving = self.boot.end_billing.kind == "command"
-        try:
-            return end.end_billing(self.folder, tries, self._tick)
-        finally:
-            self.is_leaving = False
 
     # --- each tick ---
 
@@ -351,9 +346,9 @@ class Agent:
         self.world.signal(self.children.pop(role), signal.SIGKILL, is_group=True)
         return code
 
-    def _after(self, seconds: float) -> Callable[[], bool]:
+    def _after(self, seconds: float, share: Optional[float] = None) -> Callable[[], bool]:
         moment = self.world.monotonic() + seconds
-        return lambda: self.world.monotonic() > moment
+        return lambda: self.world.monotonic() > moment or (share is not None and self.dog.left_s(share) <= 0)
 
     def _sync(self, flag: str, is_over: Callable[[], bool]) -> int:
         try:

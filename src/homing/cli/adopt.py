@@ -23,7 +23,7 @@ __all__ = ["command"]
 def command(
     store: Annotated[str, typer.Argument(metavar="STORE", help="The store that the run lies in, such as s3://bucket.")],
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Which run, by id or name; all are listed when left out.")
+        str | None, typer.Argument(metavar="RUN", help="Which run, by id or name; all are listed when left out.")
     ] = None,
     yes: Yes = False,
     json_: Json = False,

@@ -4,15 +4,16 @@
     hf:datasets/OWNER/NAME/folder/*.parquet                 every file that the pattern meets; ** is any folders
     hf:datasets/OWNER/NAME@REVISION/folder/train.jsonl      of one commit, tag or branch; without it, of the newest
 
-Each is checked by the hash that the store itself tells; one that cannot be had stops the run, and nothing takes its
-place. What is here already is not brought again. On the Hub all files of a pattern are of one commit, which is said.
+Where only a part of the text is wanted (data.take, --smoke), of a pattern only so many files come as hold it, spread
+over all of them. Each comes whole, one of the Hub checked by the Hub's hash; one that cannot be had stops the run, and
+nothing takes its place. What is here already is not brought again. On the Hub all files of a pattern are of one commit,
+which is said.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import re
 import shutil
 import time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["bring_file", "bring_files"]
 
 _TELL_EVERY_S = 10.0
+_ENOUGH = 2  # times what is to be taken: a line of JSON holds less text than it has bytes
 _IN_STORE = re.compile(r"(?P<path>(s3|hf|modal|file):[^?]*/[^/?]+)(?P<query>\?.*)?")
 _REPO = re.compile(r"hf:/*((datasets|models)/)?[^/*]+/[^/*]+")
 _MAGIC = re.compile(r"[*\[]")
@@ -39,15 +41,22 @@ _MAGIC = re.compile(r"[*\[]")
 _REVISION = re.compile(r"(?P<repo>hf:/*((datasets|models)/)?[^/@]+/[^/@]+)@(?P<revision>refs/(convert|pr)/[^/]+|[^/]+)")
 
 
-def bring_files(paths: Iterable[str], into: Path) -> list[str]:
-    """Each into a folder of its own, by its number: two files of one name may come from two places."""
-    return [bring_file(path, into.with_name(f"{into.name}-{number}")) for number, path in enumerate(paths)]
+def bring_files(paths: Iterable[str], into: Path, take_bytes: int = 0) -> list[str]:
+    """Each into a folder of its own, by its number: two files of one name may come from two places. One path for each,
+    but for a pattern of which only a part was brought: `take_bytes` of text are wanted, 0: all."""
+    places = [(path, into.with_name(f"{into.name}-{number}")) for number, path in enumerate(paths)]
+    return [brought for path, place in places for brought in _brought(path, place, take_bytes)]
 
 
 def bring_file(path: str, into: Path) -> str:
     """`path` itself where it is no address of a store; else the file here, or a pattern that meets those brought."""
+    (brought,) = _brought(path, into, 0)
+    return brought
+
+
+def _brought(path: str, into: Path, take_bytes: int) -> list[str]:
     if not is_in_store(path):
-        return path
+        return [path]
     found = _IN_STORE.fullmatch(path)
     if found is None or _REPO.fullmatch(_REVISION.sub(r"\g<repo>", path)):
         raise UsageError(
@@ -58,9 +67,9 @@ def bring_file(path: str, into: Path) -> str:
     folder, wanted, revision = _apart(found["path"])
     store = _open(folder + (found["query"] or ""), revision, is_pinned="*" in wanted)
     if "*" in wanted:
-        return _bring_all(store, wanted, path, into)
+        return _bring_all(store, wanted, path, into, take_bytes)
     _bring(store, wanted, path, into)
-    return str(into / wanted)
+    return [str(into / wanted)]
 
 
 def _apart(path: str) -> tuple[str, str, str]:
@@ -73,18 +82,15 @@ def _apart(path: str) -> tuple[str, str, str]:
 
 
 def _open(url: str, revision: str, *, is_pinned: bool) -> Store:
-    from homing.store import open_store
-    from homing.store.hf import HubStore
+    from homing.store import Versioned, open_store
     from homing.world import World
 
     store = open_store(url, World(), create=False)
-    if not isinstance(store, HubStore) or not (revision or is_pinned):
-        return store
-    return store.pinned(revision) if revision else store.pinned()
+    return store.pinned(revision) if isinstance(store, Versioned) and (revision or is_pinned) else store
 
 
-def _bring_all(store: Store, pattern: str, address: str, into: Path) -> str:
-    from homing.store.hf import HubStore
+def _bring_all(store: Store, pattern: str, address: str, into: Path, take_bytes: int) -> list[str]:
+    from homing.store import Versioned
 
     below = store.list(_MAGIC.split(pattern)[0])
     met = [entry for entry in below if _matches(entry.key.split("/"), pattern.split("/"))]
@@ -95,13 +101,32 @@ def _bring_all(store: Store, pattern: str, address: str, into: Path) -> str:
             why=f"In {store.url}, so far as the pattern names it, there is {others}{' ...' * (len(below) > 5)}.",
             fix="Mend the pattern: * stands for a part of a name, ** for any folders.",
         )
-    at = f", of commit {store.revision}" if isinstance(store, HubStore) else ""
+    at = f", of commit {store.revision}" if isinstance(store, Versioned) else ""
     talk.say(f"{address}: {counted(len(met), 'file')}, {format_bytes(sum(entry.num_bytes for entry in met))}{at}.")
-    _check_room([entry for entry in met if not (into / entry.key).is_file()], into)
-    for entry in met:
+    part = _part(met, take_bytes)
+    if len(part) < len(met):
+        talk.say(
+            f"{len(part):,} of {counted(len(met), 'file')}, for data.take asks for {format_bytes(take_bytes)} of text."
+        )
+    _check_room([entry for entry in part if not (into / entry.key).is_file()], into)
+    for entry in part:
         _bring(store, entry.key, f"{store.url}/{entry.key}", into)
+    if len(part) < len(met):  # what was brought for all of it stays, for that may be asked for again
+        return [str(into / entry.key) for entry in part]
     _keep_only({into / entry.key for entry in met}, into)
-    return f"{glob.escape(str(into))}/{pattern}"
+    return [f"{glob.escape(str(into))}/{pattern}"]
+
+
+def _part(met: list[Entry], take_bytes: int) -> list[Entry]:
+    """As few as hold what is to be taken, evenly from the whole range: the first ones may all be of one kind."""
+    if not take_bytes:
+        return met
+    wanted, largest = _ENOUGH * take_bytes, max(entry.num_bytes for entry in met)
+    for count in range(max(1, wanted // max(1, largest)), len(met)):
+        part = [met[number * len(met) // count] for number in range(count)]
+        if sum(entry.num_bytes for entry in part) >= wanted:
+            return part
+    return met
 
 
 def _keep_only(kept: set[Path], into: Path) -> None:
@@ -141,20 +166,14 @@ def _matches(names: list[str], pattern: list[str]) -> bool:
 
 def _bring(store: Store, key: str, address: str, into: Path) -> None:
     from homing.lm.text.find import need_reader
-    from homing.store.hf import HubStore
 
     need_reader(key)
-    target, is_here = into / key, (into / key).is_file()
-    if isinstance(store, HubStore):  # tells its hashes without handing over the bytes, and checks by them what comes
-        sha256, is_same = None, is_here and store.is_same(key, str(target))
-    else:
-        sha256 = store.sha256(key)
-        is_same = is_here and _sha256(target) == sha256
-    if is_same:
+    target = into / key
+    if target.is_file() and store.is_same(key, str(target)):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     store.progress = _teller(address)
-    store.get(key, str(target), sha256)
+    store.get(key, str(target))
     talk.say(f"Brought {address}: {format_bytes(target.stat().st_size)}.")
 
 
@@ -169,8 +188,3 @@ def _teller(address: str) -> Callable[[int, int], None]:
             talk.say(f"{address}: {format_bytes(done)} of {format_bytes(total)}")
 
     return tell
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

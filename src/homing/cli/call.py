@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -25,6 +27,7 @@ from typer.core import TyperGroup
 from homing import __version__
 from homing.cli import dotenv, misread, talk
 from homing.cli.main import STORIES, VERBS
+from homing.cli.verb_help import Verb
 from homing.errors import HomingError, StillBilling
 
 __all__ = ["LazyVerbs", "call"]
@@ -47,10 +50,11 @@ class LazyVerbs(TyperGroup):
         app = getattr(module, "app", None)
         if app is None:
             app = typer.Typer(add_completion=False, rich_markup_mode=None)
-            app.command(cmd_name, help=module.command.__doc__)(module.command)
+            app.command(cmd_name, cls=Verb, help=module.command.__doc__)(module.command)
         return typer.main.get_command(app)
 
-    # typer itself would make a silent exit of Ctrl-C, whether it comes while it parses or while the verb works.
+    # typer itself would make a silent exit of Ctrl-C, and of a reader that left, while it parses or while the verb
+    # works; what may still bill would then go unsaid.
     def make_context(self, *args: Any, **settings: Any) -> Any:
         with _aborted():
             return super().make_context(*args, **settings)
@@ -75,6 +79,12 @@ def _aborted() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         raise typer.Abort from interrupt
+    except BrokenPipeError as left:
+        raise _ReaderLeft from left
+
+
+class _ReaderLeft(Exception):
+    """`homing ledger | head`"""
 
 
 app = typer.Typer(
@@ -144,6 +154,8 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
             dotenv.load(Path.cwd())
         code = app(arguments, prog_name="homing", standalone_mode=False)
     except HomingError as error:
+        if (typed := _run_in(arguments)) is not None:
+            error.name_run(typed)
         return _show(error)
     except _ClickError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # no verb at all, or a group such as `store` without its own
@@ -153,7 +165,7 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
         with contextlib.suppress(OSError, KeyboardInterrupt):  # the terminal itself may be what is gone
             _say_interrupted()
         return 130, ""
-    except BrokenPipeError:
+    except (BrokenPipeError, _ReaderLeft):
         return _after_the_reader_left()
     except OSError as error:
         if talk.is_verbose():
@@ -166,6 +178,21 @@ def _run_verb(arguments: list[str]) -> tuple[int, str]:
         talk.say("This is a mistake in homing, not yours. Please report it with the lines above.")
         return 1, ""
     return (code if isinstance(code, int) else 0), ""
+
+
+def _run_in(arguments: list[str]) -> str | None:
+    """The run that was typed, and what was changed of its file; None where the verb takes none, or a folder was."""
+    from homing.cli.options import as_typed
+    from homing.config.paths import RUN_SUFFIXES
+
+    verb, named = [*arguments, "", ""][:2]
+    command = LazyVerbs().get_command(None, verb) if verb in VERBS else None
+    takes_run = command is not None and any(each.name == "run" for each in command.params[:1])
+    if not takes_run or ("/" in named and not named.endswith(RUN_SUFFIXES)):
+        return None
+    name = "" if not named or named.startswith("-") else shlex.quote(named)
+    sets = [following for word, following in itertools.pairwise(arguments) if word == "--set"]
+    return f"{name}{as_typed(sets, is_smoke='--smoke' in arguments)}"
 
 
 def _say_interrupted() -> None:
@@ -190,13 +217,17 @@ def _print_help(context: Any) -> tuple[int, str]:
 
 
 def _after_the_reader_left() -> tuple[int, str]:
-    """`homing ledger | head`: stdout is pointed at nothing, so that the interpreter's own flush stays quiet."""
+    """stdout is pointed at nothing, so that the interpreter's own flush stays quiet."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0, ""
 
 
 def _show(error: HomingError) -> tuple[int, str]:
-    talk.show_error(error)
+    try:
+        talk.show_error(error)
+    except BrokenPipeError:  # `homing plan nope --json | head -c 9`: the talk goes elsewhere, and is read
+        _after_the_reader_left()
+        talk.show_error(error)
     return error.exit_code, error.what
 
 
@@ -229,7 +260,7 @@ def _fill_watch(arguments: list[str]) -> list[str]:
         filled.append(argument)
         following = arguments[number + 1] if number + 1 < len(arguments) else ""
         if argument == "--watch" and not following[:1].isdigit():
-            filled.append("30")
+            filled.append("60")
     return filled
 
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from homing.lm.model import Decoder
     from homing.lm.tokenizer import Tokenizer
 
-__all__ = ["command"]
+__all__ = ["command", "refusals_told", "say_format"]
 
-CHAT_PHASES = ("sft", "rl")
 HELP = "/new forgets the conversation, /quit (or Ctrl-D) ends it, /help says this."
 HELP_BASE = "/quit (or Ctrl-D) ends it, /help says this."
 
@@ -50,6 +49,7 @@ def command(
     need("lm", verb="chat")
     folder = find_model(run, checkpoint=checkpoint, phase=phase)
 
+    from homing.lm.chat.turns import learned_to_answer
     from homing.lm.device import describe_device
     from homing.lm.generate import load_for_use, read_card
 
@@ -58,9 +58,9 @@ def command(
     seed = secrets.randbelow(2**31) if seed is None else seed
     talk.say(f"{folder} on {describe_device(model.device)}, temperature {temperature:g}, top-k {top_k}, seed {seed}")
     settings = {"num_tokens": tokens, "temperature": temperature, "top_k": top_k}
-    if _learned_to_answer(card):
+    if learned_to_answer(card):
         voice: _Completer | _Converser = _Converser(model, tokenizer, settings, folder)
-        _say_format(card)
+        say_format(card)
         talk.say(HELP)
     else:
         voice = _Completer(model, tokenizer, settings)
@@ -78,17 +78,7 @@ def command(
         _answer(voice, line, seed + number, is_json=json)
 
 
-def _learned_to_answer(card: Card) -> bool:
-    """By the phases of the run that made it; of weights that no run of ours made, by the template beside them."""
-    from homing.lm.chat.template import find_template
-
-    if not card.phase:
-        return find_template(card.folder) is not None
-    of_chat = [phase.kind for phase in card.run.phases if phase.data and phase.data.kind == "chat"] if card.run else []
-    return card.phase in CHAT_PHASES or card.phase in of_chat
-
-
-def _say_format(card: Card) -> None:
+def say_format(card: Card) -> None:
     """Turns that are not written as in training get answers that are worse than they need be."""
     from homing.lm.chat.template import find_template
     from homing.lm.generate.load import whose_template
@@ -191,7 +181,7 @@ class _Converser:
             self.turns.answered(said)
 
     def _ask(self, line: str) -> list[int]:
-        with _refusals_told():
+        with refusals_told():
             return self.turns.ask(line)
 
     def forget(self) -> None:
@@ -200,16 +190,16 @@ class _Converser:
         from homing.lm.chat.turns import TemplateTurns
         from homing.lm.generate import ChatTurns
 
-        if find_template(self.folder) is None:  # `_say_format` has said it
+        if find_template(self.folder) is None:  # `say_format` has said it
             self.turns: ChatTurns | TemplateTurns = ChatTurns(self.tokenizer)
         else:
-            with _refusals_told():
+            with refusals_told():
                 renderer = open_renderer(self.folder)
                 self.turns = TemplateTurns(renderer, self.tokenizer.decode, self.tokenizer.end_of_text_id)
 
 
 @contextmanager
-def _refusals_told() -> Iterator[None]:
+def refusals_told() -> Iterator[None]:
     from homing.lm.chat.messages import Fault
 
     try:

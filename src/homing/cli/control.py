@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 
 from homing.cli import talk
-from homing.cli.find_run import find_run, name_here
+from homing.cli.find_run import find_any, find_run, name_here
 from homing.cloud import meter
 from homing.cloud.destroy import still_billing
 from homing.cloud.home import Home
@@ -19,7 +19,8 @@ from homing.units import parse_usd
 from homing.wire.run import Run
 from homing.world import World
 
-__all__ = ["find_run", "last_word", "meet_host", "open_home", "parse_limit", "say_problems", "still_running", "usd"]
+__all__ = ["find_any", "find_run", "last_word", "meet_host", "open_home", "parse_limit", "say_problems",
+           "still_running", "usd"]  # fmt: skip
 
 
 @contextmanager

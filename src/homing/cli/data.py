@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from homing.cli import talk
 from homing.cli.bring_files import bring_files
 from homing.cli.extras import need
 from homing.cli.options import Json, Sets
+from homing.cli.verb_help import Verb
 from homing.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -46,10 +48,12 @@ Context = Annotated[
 ]
 
 
-@app.command("check")
+@app.command("check", cls=Verb, short_help="Look at every line; say what is wrong, and where.")
 def check(
     names: Names,
-    validation: Annotated[list[str] | None, typer.Option("--validation", help="Held-out files; may repeat.")] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option("--validation", metavar="PATH", help="Held-out files; may repeat.")
+    ] = None,
     tokenizer: Tokenizer = None,
     context: Context = None,
     sets: Sets = None,
@@ -159,11 +163,13 @@ def _how_to_mend(doctor: Doctor) -> str:
     return "Mend or delete them; `homing prep` leaves them out, counts them and goes on."
 
 
-@app.command("show")
+@app.command("show", cls=Verb, short_help="One conversation as tokens, and which are learned from.")
 def show(
     name: Annotated[str, typer.Argument(metavar="FILE|RUN", help="A chat file, or a run that is prepared.")],
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="Which conversation.")] = 1,
-    phase: Annotated[str | None, typer.Option("--phase", help="Of a run with several chat phases.")] = None,
+    phase: Annotated[
+        str | None, typer.Option("--phase", metavar="PHASE", help="Of a run with several chat phases.")
+    ] = None,
     tokenizer: Tokenizer = None,
     color: Annotated[Literal["auto", "always", "never"], typer.Option("--color")] = "auto",
     sets: Sets = None,
@@ -200,7 +206,7 @@ def show(
     if is_last:
         talk.say(f"That was the last. Next: homing verify {name}")
     else:
-        talk.say(f"Next: homing data show {name} --number {number + 1}")
+        talk.say(f"Next: homing data show {shlex.quote(name)} --number {number + 1}")
 
 
 def _from_files(files: list[Source], name: str, number: int, renderer: Renderer) -> tuple[str, list[Example]]:

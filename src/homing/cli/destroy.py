@@ -31,7 +31,7 @@ __all__ = ["command"]
 def command(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="The run whose instances end, or the id of one instance or volume."),
+        typer.Argument(metavar="RUN", help="The run whose instances end, or the id of one instance or volume."),
     ] = None,
     is_all: Annotated[
         bool,

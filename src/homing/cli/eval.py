@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json as json_
 import os
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,9 @@ def command(
     chat: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="Held-out conversations; may be repeated.")
     ] = None,
-    text_field: Annotated[str, typer.Option("--text-field", help="Of a .jsonl or .parquet given as --text.")] = "text",
+    text_field: Annotated[
+        str, typer.Option("--text-field", metavar="NAME", help="Of a .jsonl or .parquet given as --text.")
+    ] = "text",
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Two runs or folders on the same sets.")
     ] = None,
@@ -79,7 +82,7 @@ def command(
         raise UsageError(
             what=f"Three models are named: {run}, {compare[0]} and {compare[1]}.",
             why="--compare names both models itself.",
-            fix=f"homing eval --compare {compare[0]} {compare[1]}",
+            fix=f"homing eval --compare {shlex.join(compare)}",
         )
     named: list[str | None] = list(compare) if compare is not None else [run]
     folders = [find_model(name, checkpoint=checkpoint, phase=phase) for name in named]
@@ -221,8 +224,7 @@ def _say_next(models: list[str], out: Path | None) -> None:
     if out is not None:
         talk.say(f"Written: {out.with_suffix('.md')} and {out.with_suffix('.json')}")
     if len(models) == 1:
-        talk.say(
-            f"Against another model: homing eval --compare {models[0]} OTHER   Talk to it: homing chat {models[0]}"
-        )
+        model = shlex.quote(models[0])
+        talk.say(f"Against another model: homing eval --compare {model} OTHER   Talk to it: homing chat {model}")
     elif out is None:
         talk.say("Keep the figures: --out report.md")

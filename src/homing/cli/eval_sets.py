@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,17 +104,19 @@ def _held_out_text(card: Card, *, is_alone: bool) -> list[What]:
     from homing.lm.evals.any_text import has_data, held_out_text
 
     assert card.run is not None, "only a run has data"
+    sha256 = card.run.data.manifest_sha256
     folders = _data_dirs(card)
-    for folder in folders:
-        if has_data(folder, card.run.data.manifest_sha256):
+    for folder in (*folders, *_of_other_names(sha256)):
+        if has_data(folder, sha256):
             return [held_out_text(folder, card.run.name)]
     if not is_alone:
         if card.run.data.num_val_tokens:
             talk.say(f"The text that {card.run.name} held out is not here, and is not measured on.")
         return []
+    looked = ", ".join(map(str, dict.fromkeys(folders)))
     raise DataError(
         what=f"The text that {card.run.name} held out is not here.",
-        why=f"Looked for the run's own data in {', '.join(map(str, dict.fromkeys(folders)))}.",
+        why=f"Looked for the run's own data in {looked} and the other folders of data.",
         fix="Call from the folder where `homing prep` was run, or name other text: --text FILE",
     )
 
@@ -161,13 +164,13 @@ def _held_out_chats(card: Card, kind: str, data: PhaseData) -> Chats:
 
     assert card.run is not None, "only a run has data"
     folders = [*_places(card, data.dir), Path("data", card.run.name, kind)]
-    for folder in folders:
+    for folder in (*folders, *_of_other_names(data.manifest_sha256, kind)):
         if has_data(folder, data.manifest_sha256):
             return Chats([card.run.name], folder)
     looked = ", ".join(map(str, dict.fromkeys(folders)))
     raise DataError(
         what=f"The conversations that {card.run.name} held out are not here.",
-        why=f"Looked for the data of its phase {kind}, as it was then, in {looked}.",
+        why=f"Looked for the data of its phase {kind}, as it was then, in {looked} and the other folders of data.",
         fix="Call from the folder where `homing prep` was run, or name others: --chat FILE.jsonl",
     )
 
@@ -178,10 +181,16 @@ def _data_dirs(card: Card) -> list[Path]:
     return [*_places(card, card.run.data.dir), Path("data", card.run.name)]
 
 
+def _of_other_names(sha256: str, kind: str = "") -> list[Path]:
+    """A run under another name than its file's (`launch --name`) was made from the data of that file. Only its hash
+    tells, so there must be one."""
+    return [folder / kind for folder in sorted(Path("data").glob("*"))] if sha256 else []
+
+
 def _places(card: Card, folder: str) -> list[Path]:
     assert card.run is not None, "only a run has data"
     named = Path(folder).expanduser()
     if named.is_absolute():
         return [named]
-    above = [parent / named for parent in card.folder.absolute().parents[:3]]
-    return [*above, home() / "runs" / card.run.id / named]
+    beside = [*card.folder.absolute().parents[:3], home() / "runs" / card.run.id]
+    return [Path(os.path.normpath(parent / named)) for parent in beside]

@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 def command(
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="A key or a section, such as model.depth or limits.")
+        str | None, typer.Argument(metavar="KEY", help="A key or a section, such as model.depth or limits.")
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +43,9 @@ GgufType = Annotated[str, typer.Option("--type", metavar="f32|f16|q8_0", help="O
 def command(
     run: Model = None,
     to: Annotated[str, typer.Option("--to", metavar="hf|gguf|ollama|adapter|merged", help="What to write.")] = "hf",
-    out: Annotated[Path | None, typer.Option("--out", help="Folder; exports/NAME-KIND when left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder; exports/NAME-KIND when left out.")
+    ] = None,
     dtype: Dtype = "",
     gguf_type: GgufType = "",
     licence: Licence = "",
@@ -147,7 +150,8 @@ def _check(to: str, dtype: str, gguf_type: str) -> None:
         )
 
 
-def _next_verb(to: str, out: Path, name: str) -> str:
+def _next_verb(to: str, folder: Path, name: str) -> str:
+    out = shlex.quote(str(folder))
     if to == "ollama":
         return f"Use it: cd {out} && ollama create {name} -f Modelfile && ollama run {name}"
     if to == "gguf":

@@ -23,13 +23,15 @@ _EXPORT = {
     "gguf": ("gguf",),
     "ollama": ("gguf",),
 }
-_MODULES = {"lm": _LM, "hub": ("huggingface_hub",)}
+_MODULES = {"lm": _LM, "hub": ("huggingface_hub",), "web": ("starlette", "uvicorn")}
 
 
-def need(extra: str, *, verb: str) -> None:
-    """Raises MissingExtra if a package of the extra is absent; imports none of them."""
+def need(extra: str, *, verb: str, where: str = "") -> None:
+    """Raises MissingExtra if a package of the extra is absent; imports none of them. `where`: if only there."""
     if missing := _absent(_MODULES[extra]):
-        raise MissingExtra(verb, extra, missing)
+        error = MissingExtra(verb, extra, missing)
+        error.what = f"`homing {verb}`{where} needs the extra `{extra}`."
+        raise error
 
 
 def need_for_export(kind: str, *, verb: str) -> None:

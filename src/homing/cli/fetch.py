@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.watch import remember_speed
 from homing.config.models import manifest_in
+from homing.config.projects import file_called
+from homing.errors import UsageError
 from homing.units import format_bytes, format_duration
 from homing.wire.checkpoint import CheckpointManifest, figure_of
 
@@ -28,9 +31,12 @@ __all__ = ["command"]
 
 def command(
     run: RunName = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", help="latest, best, a step or PHASE:STEP.")] = "latest",
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="best|latest|STEP", help="latest, best, a step or PHASE:STEP.")
+    ] = "latest",
     to: Annotated[
-        Path | None, typer.Option("--to", help="Folder; models/NAME or, beside one there, models/NAME-PHASE, else.")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Folder; models/NAME or, beside one there, models/NAME-PHASE, else."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace another model there, or one that was changed.")
@@ -47,15 +53,18 @@ def command(
             _list(home, row)
             return
         target = to or _place(home, row, checkpoint, force=force)
-        got = fetch(
-            home,
-            row,
-            target.absolute(),
-            which=checkpoint,
-            force=force,
-            or_older=or_older,
-            tell=lambda text: talk.say(f"  {text}"),
-        )
+        try:
+            got = fetch(
+                home,
+                row,
+                target.absolute(),
+                which=checkpoint,
+                force=force,
+                or_older=or_older,
+                tell=lambda text: talk.say(f"  {text}"),
+            )
+        except PermissionError as exc:
+            raise _unwritable(exc, row, target) from exc
         remember_speed(home, row, home.store_of(row))
         manifest = got.manifest
         talk.emit(
@@ -83,7 +92,19 @@ def command(
         )
         if checkpoint == "latest":
             _say_best(home, row, manifest)
-        _say_next(row, row.name if target == MODELS / row.name else str(target), manifest.phase)
+        _say_next(row, row.name if target == MODELS / row.name else shlex.quote(str(target)), manifest.phase)
+
+
+def _unwritable(exc: PermissionError, row: RunRow, target: Path) -> Exception:
+    """Of the place that the model was to go to; whatever else may be refused says so itself."""
+    named = Path(str(exc.filename)).absolute()
+    if not named.is_relative_to(target.absolute().parent) and not target.absolute().is_relative_to(named):
+        return exc
+    return UsageError(
+        what=f"{target} cannot be written.",
+        why=f"{exc.strerror}: {exc.filename}",
+        fix=f"homing fetch {name_here(row)} --to FOLDER",
+    )
 
 
 def _place(home: Home, row: RunRow, checkpoint: str, *, force: bool) -> Path:
@@ -120,7 +141,7 @@ def _say_next(row: RunRow, model: str, phase: str) -> None:
         f"   Measure it: homing eval {model}   End billing, confirmed: homing destroy {name}"
     )
     # A base goes on with text; what makes it answer is another phase, and that of this folder's run file.
-    if phase in ("pretrain", "mid") and name == row.name:
+    if phase in ("pretrain", "mid") and name == row.name and file_called(name) is not None:
         talk.say(f"Fine-tune it: a phase of kind sft in its run file, then: homing launch {name} --phase sft")
     talk.say(export_hint(model))
 

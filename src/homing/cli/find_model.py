@@ -57,6 +57,14 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
         )
     folder = _find_folder(run, checkpoint, phase)
     if _is_checkpoint(folder):
+        if (
+            run is not None
+            and "/" not in run
+            and phase is not None
+            and checkpoint is None
+            and phase != _phase_of(folder)
+        ):
+            raise _nothing_of(run, phase)
         if checkpoint is not None or (phase is not None and phase != _phase_of(folder)):
             raise UsageError(
                 what=f"{folder} is one checkpoint, so there is none to choose.",
@@ -70,6 +78,15 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
     if checkpoint is None:
         _say_unfinished(folder, chosen.folder.parent)
     return chosen.folder
+
+
+def _nothing_of(run: str, phase: str) -> UsageError:
+    there = ", ".join(f"{_phase_of(each) or 'weights'} in {each}" for each in _fetched(run))
+    return UsageError(
+        what=f"{run} has nothing of the phase {phase} here.",
+        why=f"At home of it: {there or 'nothing'}.",
+        fix=f"Bring it home: homing fetch {run} --checkpoint {phase}:STEP   Or leave --phase out.",
+    )
 
 
 def _say_unfinished(run_dir: Path, phase_dir: Path) -> None:

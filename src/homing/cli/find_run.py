@@ -1,4 +1,4 @@
-"""RUN, as a person types it, to one run of the ledger.
+"""RUN, as a person types it, to one run of the ledger, or of those that were trained here.
 
     id              that very run
     NAME            the newest run of that name begun in this folder; else, only to look at, the newest of that name
@@ -22,17 +22,35 @@ from homing.config import run_files, typed_name
 from homing.config.paths import RUN_SUFFIXES
 from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
 from homing.errors import UsageError
-from homing.wire import names
 
-__all__ = ["TrainedHere", "find_run", "is_stranger", "name_here"]
+__all__ = ["find_any", "find_run", "is_stranger", "name_here"]
 
 
-class TrainedHere(UsageError):
-    """The run that was meant has no instance: `homing train` trained it on this computer."""
-
-    def __init__(self, run: Trained, what: str, why: str, fix: str) -> None:
-        super().__init__(what, why, fix)
-        self.run = run
+def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Trained:
+    """Also a run that `homing train` trained here: where it is at work, or newer than what was launched by its name. A
+    launched one that lives comes first, for it costs money."""
+    rows = home.ledger.runs()
+    is_id = typed is not None and home.ledger.run(typed) is not None
+    trained = None if is_id else _trained_called(home, typed, _name(typed, _file(typed), rows), rows)
+    if trained is None:
+        return find_run(home, typed, changes=changes)
+    if trained.run == typed:
+        return trained
+    theirs = begun_elsewhere(trained.run) if typed is not None else None
+    called = [row for row in rows if row.name == trained.name and (theirs or begun_elsewhere(row.id) is None)]
+    launched = rows[:1] if typed is None else called
+    is_later = not trained.is_live and any(row.created_at >= trained.began_at for row in launched)
+    if is_later or any(row.is_live for row in launched):
+        row = find_run(home, typed, changes=changes)
+        if trained.is_live:
+            talk.say(f"{row.id} is meant. {trained.run} is being trained on this computer: its id names it.")
+        return row
+    if theirs is not None and changes:
+        command = f"homing {changes.format(trained.run)}"
+        raise _of_another_folder(trained.run, trained.name, theirs, file_called(trained.name), command)
+    if theirs is not None:
+        talk.say(f"{trained.run} was begun in {theirs}.")
+    return trained
 
 
 def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = "") -> RunRow:
@@ -85,7 +103,7 @@ def _from_elsewhere(home: Home, called: list[RunRow], brings: str, changes: str)
         return row
     file = file_called(row.name)
     if changes or (brings and file is not None):
-        raise _of_another_folder(row, theirs, file, f"homing {(changes or brings).format(row.id)}")
+        raise _of_another_folder(row.id, row.name, theirs, file, f"homing {(changes or brings).format(row.id)}")
     if file is not None:
         talk.say(f"warning: {row.id} was begun in {theirs}; {file} here has not been launched yet.")
     elif brings:  # nothing else here has that name, so it is the one that is meant
@@ -99,12 +117,12 @@ def _still_billing(home: Home, called: list[RunRow]) -> RunRow:
     return next((row for row in called if row.is_live or row.id in billing), called[0])
 
 
-def _of_another_folder(row: RunRow, theirs: Path, file: Path | None, command: str) -> UsageError:
-    what = f"{row.id} was begun in {theirs}; this is {Path.cwd()}."
+def _of_another_folder(run_id: str, name: str, theirs: Path, file: Path | None, command: str) -> UsageError:
+    what = f"{run_id} was begun in {theirs}; this is {Path.cwd()}."
     if file is None:
         return UsageError(
             what=what,
-            why=f"A name means a run of this folder, and none here is called {row.name}.",
+            why=f"A name means a run of this folder, and none here is called {name}.",
             fix=f"An id means its run from anywhere: {command}",
         )
     return UsageError(
@@ -116,10 +134,9 @@ def _of_another_folder(row: RunRow, theirs: Path, file: Path | None, command: st
 
 
 def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None) -> UsageError:
-    found = trained_here(home, {row.id for row in home.ledger.runs()})
-    trained = [each for each in found if name in (None, each.name, each.run)]
-    if trained:
-        return _trained(home, trained[0])
+    trained = _trained_called(home, typed, name, home.ledger.runs())
+    if trained is not None:
+        return _only_trained(home, trained)
     if file is not None and file.is_file():
         return UsageError(
             what=f"{typed} has not been launched yet.",
@@ -139,12 +156,19 @@ def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None)
     raise AssertionError(name)
 
 
-def _trained(home: Home, run: Trained) -> UsageError:
-    folder = home.run_dir(run.run)
+def _trained_called(home: Home, typed: str | None, name: str | None, rows: list[RunRow]) -> Trained | None:
+    """Begun in this folder before others, at work before others, the newest before others."""
+    found = trained_here(home, {row.id for row in rows})
+    called = [each for each in found if name is None or {typed, name} & {each.name, each.run}]
+    # Stable: the newest stays first.
+    called.sort(key=lambda each: (name is not None and begun_elsewhere(each.run) is not None, not each.is_live))
+    return next(iter(called), None)
+
+
+def _only_trained(home: Home, run: Trained) -> UsageError:
     at = f", {run.phase} {run.steps}" if run.steps else ""
-    return TrainedHere(
-        run,
+    return UsageError(
         what=f"{run.name} was trained on this computer and not launched: {run.run}, {run.state}{at}.",
-        why=f"Nothing of it bills. It lies in {folder}; its log is {folder / names.METRICS}.",
-        fix=f"Try it: homing generate {run.run}   Train again: homing train {run.name}   All runs: homing runs",
+        why=f"Nothing of it bills, and there is no machine. It lies in {home.run_dir(run.run)}",
+        fix=f"{'' if run.is_live else f'See it: homing watch {run.run}   '}{run.next_words}   All runs: homing runs",
     )

@@ -11,6 +11,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home
+from homing.cli.find_run import name_here
 from homing.cli.options import Json, RunRequired
 from homing.cli.ports import any_free, is_free
 from homing.cloud.connect import Login, find_login
@@ -42,7 +43,7 @@ def command(
     if print_:
         print(shlex.join(argv))
         return
-    _explain_if_closed(login, there)
+    _explain_if_closed(login, there, name_here(row))
     talk.say(f"http://127.0.0.1:{here} is port {there} of {login.instance_id}. Ctrl-C ends it, the run goes on.")
     raise typer.Exit(subprocess.run(argv, check=False).returncode)
 
@@ -55,7 +56,7 @@ def _parse(ports: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def _explain_if_closed(login: Login, there: int) -> None:
+def _explain_if_closed(login: Login, there: int, run: str) -> None:
     """Asked once, over the same connection: a tunnel to a port where nobody listens opens and then shows nothing."""
     try:
         knock = login.shell([f"bash -c 'exec 3<>/dev/tcp/127.0.0.1/{there}'"])
@@ -65,5 +66,5 @@ def _explain_if_closed(login: Login, there: int) -> None:
     if done.returncode == 1:
         talk.say(
             f"warning: nothing listens on port {there} of {login.instance_id} yet. The tunnel is opened all the same;"
-            f" start it there (homing ssh RUN), or see the curves without one: homing tensorboard RUN"
+            f" start it there (homing ssh {run}), or see the curves without one: homing tensorboard {run}"
         )

@@ -22,7 +22,7 @@ __all__ = ["command"]
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="Run, or folder of a checkpoint, a run or any model; newest, else."),
+    typer.Argument(metavar="RUN", help="Run, or folder of a checkpoint, a run or any model; the newest when left out."),
 ]
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Stop after so many tokens.")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=100.0, help="0 always takes the likeliest token.")]

@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 def command(
     every: Annotated[
-        str, typer.Option("--every", help="A round at least so often: 30, 60s, 5m.")
+        str, typer.Option("--every", metavar="TIME", help="A round at least so often: 30, 60s, 5m.")
     ] = f"{DEFAULT_EVERY_S:g}",
     once: Annotated[
         bool, typer.Option("--once", help="One round, for cron; it waits for a limit that comes before the next one.")

@@ -10,6 +10,7 @@ import typer
 from homing.cli import talk
 from homing.cli.control import say_problems
 from homing.cli.options import Json, RunRequired, Sets, as_typed
+from homing.cli.verb_help import Verb
 from homing.cloud.image import BASE, Built, Context, build, check_name, write_context
 from homing.config import load_run
 from homing.world import World
@@ -24,7 +25,7 @@ def _group() -> None:
     """Without this, typer would take the one command for the whole group."""
 
 
-@app.command("build")
+@app.command("build", cls=Verb, short_help="Write a Dockerfile, build it, try it, push it.")
 def build_(
     run: RunRequired,
     push: Annotated[
@@ -34,7 +35,9 @@ def build_(
     base: Annotated[
         str | None, typer.Option("--base", metavar="IMAGE", help=f"Begin from this image; {BASE} if left out.")
     ] = None,
-    folder: Annotated[Path | None, typer.Option("--folder", help="Where to write it; ./image/RUN if left out.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Where to write it; ./image/RUN if left out.")
+    ] = None,
     sets: Sets = None,
     json_: Json = False,
 ) -> None:
@@ -48,7 +51,7 @@ def build_(
     talk.say(f"Wrote {context.folder}/Dockerfile: {context.num_packages} packages on {context.base}")
     built = None if no_docker else build(context, image, world, is_pushed=push is not None, tell=talk.say)
     talk.emit("image/1", _document(context, image, built))
-    _say_next(context, image, built, f"homing launch {name}{as_typed(sets)}")
+    _say_next(context, image, built, f"{name}{as_typed(sets)}")
 
 
 def _document(context: Context, image: str, built: Built | None) -> dict[str, object]:
@@ -62,12 +65,12 @@ def _document(context: Context, image: str, built: Built | None) -> dict[str, ob
     }
 
 
-def _say_next(context: Context, image: str, built: Built | None, launch: str) -> None:
+def _say_next(context: Context, image: str, built: Built | None, run: str) -> None:
     if built is None:
         talk.say(f"Docker was not asked. By hand: docker build -t {image} {context.folder} && docker push {image}")
         return
     talk.say(f"{image} works: {built.says}")
     if not built.digest:
-        talk.say("It is on this computer only. For rented machines: homing image build RUN --push NAME")
+        talk.say(f"It is on this computer only. For rented machines: homing image build {run} --push NAME")
         return
-    talk.say(f"Pushed. Use it: {launch} --set cloud.image={built.pinned}")
+    talk.say(f"Pushed. Use it: homing launch {run} --set cloud.image={built.pinned}")

@@ -14,7 +14,9 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
+from homing.cli.extras import need
 from homing.cli.find_run import name_here
+from homing.cli.new_file import tidy_name
 from homing.cli.offers import rate_age
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, as_typed, with_phases
 from homing.cli.pick import agrees_to_next, agrees_to_rate, select
@@ -50,7 +52,7 @@ def command(
     spend_limit: Annotated[
         str | None, typer.Option("--spend-limit", metavar="DOLLARS", help="The most it may cost, over all attempts.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Another name for this run.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Another name for this run.")] = None,
     sets: Sets = None,
     phase: Phases = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The same file, shrunk to minutes.")] = False,
@@ -160,6 +162,8 @@ def _start(asked: Asked, home: Home) -> None:
     if row is None:
         talk.say("Nothing was started.")
         return
+    if row.offer.provider == "local":  # whose trainer is this very Python; any other machine installs its own
+        need("lm", verb="launch", where=" on this computer")
     ready = _draft(loaded, words, row, asked, home)
     for sentence in told_starts(ready, home):
         talk.say(sentence)
@@ -176,7 +180,7 @@ def _start(asked: Asked, home: Home) -> None:
         told = following(each, home.path, done.run.id, asked.tracker_name, run=ready.run, store=done.run.store)
         begin(told, home.world)
     talk.emit("launch/1", _document(done, ready))
-    _say_next(done, ready, home)
+    _say_next(done, home)
 
 
 def _load(asked: Asked, home: Home) -> Loaded:
@@ -226,7 +230,9 @@ def _without_spot(loaded: Loaded) -> Loaded:
 def _renamed(loaded: Loaded, name: str) -> Loaded:
     if not re.fullmatch(NAME_PATTERN, name):
         raise UsageError(
-            what=f"{name!r} cannot be the name of a run.", why=f"It must match {NAME_PATTERN}", fix="--name moss-2"
+            what=f"{name!r} cannot be the name of a run.",
+            why="A name is made of a-z, 0-9 and -, at most 32 characters, because every provider must accept it.",
+            fix=f"--name {tidy_name(name) or 'moss-2'}",
         )
     return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, name=name))
 
@@ -407,7 +413,7 @@ def _document(done: Launched, ready: Draft) -> dict[str, Any]:
     }
 
 
-def _say_next(done: Launched, ready: Draft, home: Home) -> None:
+def _say_next(done: Launched, home: Home) -> None:
     talk.say(f"{done.run.id} has started; its first heartbeat is in the store.")
     if done.instance.provider == "local":
         talk.say("You may close this terminal. The run is on this computer, which must stay on.")

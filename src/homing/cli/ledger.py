@@ -101,10 +101,7 @@ def _say_bills(bills: list[Bill]) -> None:
 
 def _say_at_most(lines: list[LedgerLine]) -> None:
     if any(line.is_at_most for line in lines):
-        talk.say(
-            "At most: nobody saw when it ended, or that it was made at all, and its provider does not tell. So much it"
-            " can have cost, and so much counts against its limit; what was billed is on the provider's own page."
-        )
+        talk.say(meter.AT_MOST_WORDS)
 
 
 def _time(t: float | None) -> str:
@@ -113,7 +110,4 @@ def _time(t: float | None) -> str:
 
 def _say_margin(total: Decimal) -> None:
     if total:
-        talk.say(
-            "Ours counts from the create call, so it may stand above the provider's figure by up to"
-            f" {meter.MARGIN_S:g} s of each instance's rate, never below."
-        )
+        talk.say(meter.MARGIN_WORDS)

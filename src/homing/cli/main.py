@@ -29,6 +29,7 @@ STORIES: dict[str, dict[str, str]] = {
         "train": "Train here, with the same trainer that runs on a rented machine.",
         "generate": "Complete a prompt with a trained model.",
         "chat": "Talk to a trained model.",
+        "serve": "The same for programs, as OpenAI's API, and for people, as a page.",
         "export": "For transformers, vLLM, llama.cpp and Ollama, checked before it is called done.",
         "publish": "An export to the Hugging Face Hub, private unless told otherwise.",
         "eval": "How good a model is, with intervals; of two, whether one is better.",
@@ -58,6 +59,7 @@ STORIES: dict[str, dict[str, str]] = {
     "Around": {
         "store": "Look into a store; get, put, remove.",
         "tensorboard": "A run's curves in TensorBoard, live or after the end.",
+        "report": "One page about a run: what, on what, how it went, samples, cost.",
         "image": "A container image with all that training needs, by your own Docker.",
         "setup": "The first-time steps of a provider; safe to repeat.",
         "doctor": "Keys, clients, disk, clock, store: what would go wrong, each with its fix.",
@@ -69,6 +71,7 @@ VERBS = {verb: text for story in STORIES.values() for verb, text in story.items(
 def main() -> None:
     # Importing takes longer than a person who has just seen a typing error, and KeyboardInterrupt in the middle of it
     # is a traceback at best, swallowed at worst. Nothing is begun yet, so there is nothing to undo.
+    _open_closed()
     is_ours = _may_interrupt()
     if is_ours:
         signal.signal(signal.SIGINT, _end_now)
@@ -79,6 +82,13 @@ def main() -> None:
         # Taking torch down may last longer than the verb did; all is said by then.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     sys.exit(call(sys.argv[1:]))
+
+
+def _open_closed() -> None:
+    """`homing ... <&- >&-`, as some schedulers start programs: Python has None there, and every verb would stumble."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open for as long as the program
 
 
 def _may_interrupt() -> bool:

@@ -45,19 +45,17 @@ _WORDS = {
     "fetch": "download pull get sync",
     "generate": "gen sample complete infer predict prompt",
     "chat": "talk ask speak",
+    "serve": "server api openai webui",
     "eval": "evaluate benchmark bench score perplexity",
     "export": "convert gguf merge",
     "publish": "upload push share",
-    "ledger": "bill bills billing spend spent receipt history report",
+    "ledger": "bill bills billing spend spent receipt history",
     "tensorboard": "dashboard plot curves graph ui",
     "doctor": "keys key accounts diagnose health whoami",
     "setup": "login auth configure",
     "ssh": "shell exec connect",
+    "report": "summary card",
     "quickstart": "demo tutorial example hello",
-}
-# Asked for by name and not here: who does it instead.
-_NOT_HERE = {
-    "serve": "A server is vLLM's, llama.cpp's or Ollama's, from an export; to talk to a model here: homing chat."
 }
 _MEANT = {word: ours for ours, words in _WORDS.items() for word in words.split()}
 
@@ -65,7 +63,10 @@ _MEANT = {word: ours for ours, words in _WORDS.items() for word in words.split()
 _OPTIONS = {
     "--spend-limit": "--limit --budget --max-cost --max-spend --max-price --cost --dollars",
     "--from": "--preset --template --base --model",
-    "--text": "--data --input --file --corpus",
+    "--text": "--data --input --file --corpus --train-path",
+    "--validation": "--val --val-path --valid-path",
+    "--val-fraction": "--val-ratio --val-split",
+    "--name": "--experiment",
     "--json": "--format --output-format",
     "--gpu": "--gpu-type --card --accelerator",
     "--num-gpus": "--gpus --count",
@@ -74,8 +75,8 @@ _OPTIONS = {
     "--tokens": "--max-tokens --length --n-predict --max-new-tokens",
     "--temperature": "--temp -t",
     "--prompt": "--input --message -m",
-    "--out": "--output -o --dir",
-    "--to": "--output -o --out --dir --format",
+    "--out": "--output -o --dir --output-dir --out-dir",
+    "--to": "--output -o --out --dir --format --local-path --local-dir",
     "--yes": "--force -f --no-confirm --non-interactive",
     "--force": "--overwrite -f",
     "--dry-run": "--dryrun --plan",
@@ -84,6 +85,12 @@ _OPTIONS = {
     "--follow": "--tail --watch",
     "--every": "--interval --poll",
 }
+# Other tools name the run file by an option; here it is the word behind the verb.
+_RUN_FILE = ("--config", "--config-path", "--config-file", "--run-file")
+_EVERYWHERE = ("--help", "--quiet", "--verbose", "--version")
+
+# The verbs of a group, such as `homing store`, by other tools' words.
+_INNER = {"get": "download pull cat", "ls": "list dir", "put": "upload push", "rm": "delete remove del"}
 
 
 def help_first(typed: list[str]) -> list[str]:
@@ -98,8 +105,6 @@ def help_first(typed: list[str]) -> list[str]:
 def verb(word: str, typed: list[str], verbs: Collection[str]) -> UsageError:
     """The answer to a first word that is no verb."""
     what, behind = f"There is no verb {word!r}.", typed[typed.index(word) + 1 :] if word in typed else []
-    if word in _NOT_HERE:
-        return UsageError(what, _NOT_HERE[word], _retyped(word, "export", typed))
     if word in _MEANT:
         return UsageError(what, f"Here it is called {_MEANT[word]}.", _retyped(word, _MEANT[word], typed))
     if word in _PROVIDERS:
@@ -111,7 +116,7 @@ def verb(word: str, typed: list[str], verbs: Collection[str]) -> UsageError:
         rest = list(typed)
         rest.remove(swapped)
         return UsageError(what, f"The verb stands first: {swapped}.", f"homing {shlex.join([swapped, *rest])}")
-    if any(Path("runs").glob(f"{_literal(word)}.*")):
+    if _is_run(word):
         return UsageError(what, f"{word} is a run, and a verb stands first.", f"homing plan {shlex.quote(word)}")
     near = difflib.get_close_matches(word, [*verbs, *_MEANT], n=1)
     if near:
@@ -137,13 +142,32 @@ def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[
     if error.message.startswith("Got unexpected extra argument"):
         if (spread := _spread_by_the_shell(typed, error.ctx.command.params)) is not None:
             return spread
-        extra = error.message.partition("(s) ")[2].strip("()")
-        taken = " ".join(_shown(each) for each in error.ctx.command.params if not each.opts[0].startswith("-"))
-        why = f"It takes {taken}." if taken else "It takes options only."
-        return UsageError(f"`{path}` does not know what to do with {extra!r}.", why, f"{path} --help")
+        return _extra(error, path, typed)
     if error.message.startswith("No such command"):
         return _inner(error, path, typed)
     return UsageError(what=error.format_message(), fix=f"{path} --help")
+
+
+def _extra(error: Any, path: str, typed: list[str]) -> UsageError:
+    """A word too many. `homing new mine --from tiny book.txt`: a file is named by its option."""
+    extra = error.message.partition("(s) ")[2].strip("()")
+    what = f"`{path}` does not know what to do with {extra!r}."
+    taken = " ".join(_shown(each) for each in error.ctx.command.params if not each.opts[0].startswith("-"))
+    own = _options(error.ctx.command)
+    if "--text" in own and extra in typed and Path(extra).exists():
+        flag = "--chat" if "--chat" in own and _is_chat(extra, typed) else "--text"
+        place = typed.index(extra)
+        why = f"It takes {taken}, and {'conversations' if flag == '--chat' else 'text'} by {flag}."
+        return UsageError(what, why, _line([*typed[:place], flag, *typed[place:]]))
+    return UsageError(what, f"It takes {taken}." if taken else "It takes options only.", f"{path} --help")
+
+
+def _is_chat(file: str, typed: list[str]) -> bool:
+    """A preset begins with text, in whatever form."""
+    from homing.cli.new_open import is_open_weights
+
+    begins_with = typed[typed.index("--from") + 1] if "--from" in typed[:-1] else ""
+    return file.endswith((".jsonl", ".json")) and (not begins_with or is_open_weights(begins_with))
 
 
 def _spread_by_the_shell(typed: list[str], params: Iterable[Any]) -> UsageError | None:
@@ -169,9 +193,12 @@ def _spread_by_the_shell(typed: list[str], params: Iterable[Any]) -> UsageError 
 def _inner(error: Any, path: str, typed: list[str]) -> UsageError:
     """`homing data chek`: a verb of a group."""
     there, wrong = list(error.ctx.command.commands), error.message.split("'")[1]
+    what = f"`{path}` has no verb {wrong!r}."
+    if ours := next((each for each, words in _INNER.items() if each in there and wrong in words.split()), None):
+        return UsageError(what, f"Here it is called {ours}.", _retyped(wrong, ours, typed))
     near = difflib.get_close_matches(wrong, there, n=1)
     return UsageError(
-        what=f"`{path}` has no verb {wrong!r}.",
+        what=what,
         why=f"It has: {', '.join(there)}.",
         fix=_retyped(wrong, near[0], typed) if near else f"{path} --help",
     )
@@ -185,15 +212,20 @@ def _option(
         return _in_front(wrong, name, typed, load)
     own = _options(error.ctx.command)
     what = f"`{path}` has no option {wrong}."
+    again = _line(_mended(typed, error.ctx.command))
+    if wrong in _RUN_FILE and _takes_run(error.ctx.command):
+        return UsageError(what, "The run file, or its name, stands behind the verb.", again)
     near = _elsewhere(wrong, own)
-    if near is None and "--set" in own and (key := _key(wrong)):
-        if name == "train" and key.startswith(("cloud.", "limits.")):
+    if near is None and "--set" in own and (found := _key(wrong))[0]:
+        if name == "train" and found[0].startswith(("cloud.", "limits.")):
             return UsageError(what, "`train` works on this computer and rents nothing.", "homing launch --help")
-        why = f"It is a key of the run file: {key}. Every key of it can be set for one command."
-        return UsageError(what, why, _as_set(wrong, key, typed))
+        key = " ".join(part for part in found if part)
+        return UsageError(
+            what, f"It is a key of the run file: {key}. Every key of it can be set for one command.", again
+        )
     if near := near or _spelled_like(wrong, own):
         is_flag = wrong in ("--format", "--output-format")  # ours takes no value, theirs did
-        fix = f"{path} {near}" if is_flag else _retyped(wrong, near, typed)
+        fix = f"{path} {near}" if is_flag else again
         return UsageError(what, f"Did you mean {near}? {_about(own[near])}".rstrip(), fix)
     if others := _verbs_with(wrong, verbs, load):
         return UsageError(what, f"It is an option of: {', '.join(others)}.", f"homing {others[0]} --help")
@@ -225,25 +257,47 @@ def _in_front(wrong: str, name: str, typed: list[str], load: Callable[[str], Any
     )
 
 
-def _key(option: str) -> str:
-    """The key of the run file that an option such as --learning-rate or --depth asks for."""
+def _mended(typed: list[str], command: Any) -> list[str]:
+    """The line again, with each option that the verb does not take in its own words. What nobody knows stays."""
+    own, said, rest = _options(command), list[str](), list(typed)
+    while rest:
+        word = rest.pop(0)
+        wrong, equals, value = word.partition("=")
+        if not wrong.startswith("--") or wrong in own or wrong in _EVERYWHERE:
+            said.append(word)
+        elif wrong in _RUN_FILE and _takes_run(command):
+            said += [value] if equals else []
+        elif near := _elsewhere(wrong, own):
+            said.append(near + equals + value)
+        elif "--set" in own and (found := _key(wrong))[0]:
+            if not equals and rest and not rest[0].startswith("-") and not _is_run(rest[0]):
+                value = rest.pop(0)
+            # A key that is to be explained is no other name for the same thing: nor is its value the same.
+            said += ["--set", f"{found[0]}={'VALUE' if found[1] or not value else value}"]
+        else:
+            said.append((_spelled_like(wrong, own) or wrong) + equals + value)
+    return said
+
+
+def _takes_run(command: Any) -> bool:
+    return any(_shown(each) == "RUN" for each in command.params)
+
+
+def _is_run(word: str) -> bool:
+    return any(Path("runs").glob(f"{_literal(word)}.*"))
+
+
+def _key(option: str) -> tuple[str, str]:
+    """The key of the run file that an option such as --learning-rate or --depth asks for, and what is to be known of
+    it; both empty where there is none."""
     # Only when somebody went wrong: reading the schema costs a tenth of a second.
     from homing.config.keys import all_keys, find_keys
     from homing.config.names import FOREIGN
 
     plain = option.lstrip("-").replace("-", "_").lower()
-    ours = FOREIGN[plain].split(" ")[0] if plain in FOREIGN else next((key.path for key in find_keys(plain)), "")
-    return ours.replace(".N", ".0") if ours in all_keys() else ""
-
-
-def _as_set(wrong: str, key: str, typed: list[str]) -> str:
-    """The whole line again with `--set KEY=VALUE` for what was typed."""
-    place = next(number for number, word in enumerate(typed) if word.partition("=")[0] == wrong)
-    _, equals, value = typed[place].partition("=")
-    behind = typed[place + 1 :]
-    if not equals:
-        value, behind = (behind[0], behind[1:]) if behind and not behind[0].startswith("-") else ("VALUE", behind)
-    return f"homing {shlex.join([*typed[:place], '--set', f'{key}={value}', *behind])}"
+    ours, _, about = FOREIGN.get(plain, "").partition(" ")
+    ours = ours or next((key.path for key in find_keys(plain)), "")
+    return (ours.replace(".N", ".0"), about.replace(".N", ".0")) if ours in all_keys() else ("", "")
 
 
 def _verbs_with(option: str, verbs: Iterable[str], load: Callable[[str], Any]) -> list[str]:

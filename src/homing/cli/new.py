@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homing.cli import talk
-from homing.cli.new_file import written_aside, yaml_list, yaml_name
+from homing.cli.new_file import tidy_name, written_aside, yaml_list, yaml_name
 from homing.cli.new_open import is_open_weights, new_open
 from homing.cli.options import Json
 from homing.errors import HomingError, UsageError
@@ -35,17 +35,22 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="What the run is called.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="What the run is called.")] = None,
     preset: Annotated[
         str | None,
         typer.Option(
             "--from", metavar="PRESET", help="The preset to start from; or open weights: hf:OWNER/NAME, ./FOLDER."
         ),
     ] = None,
-    text: Annotated[list[str] | None, typer.Option("--text", help="Text file, glob or directory; may repeat.")] = None,
-    validation: Annotated[list[str] | None, typer.Option("--validation", help="Held-out text; may repeat.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; may repeat.")
+    ] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option("--validation", metavar="PATH", help="Held-out text; may repeat.")
+    ] = None,
     chat: Annotated[
-        list[str] | None, typer.Option("--chat", help="Conversations to fine-tune open weights on; may repeat.")
+        list[str] | None,
+        typer.Option("--chat", metavar="PATH", help="Conversations to fine-tune open weights on; may repeat."),
     ] = None,
     is_listing: Annotated[bool, typer.Option("--list", help="The presets and their sizes.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a run file that exists.")] = False,
@@ -55,17 +60,9 @@ def command(
     if is_listing:
         _list()
         return
-    if not name:
-        raise UsageError(what="The run needs a name.", why=_presets(), fix="homing new goethe --from goethe-75m")
-    if not _NAME.fullmatch(name):
-        tidy = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "first"
-        raise UsageError(
-            what=f"{name!r} cannot be the name of a run.",
-            why="A name is made of a-z, 0-9 and -, at most 32 characters, because every provider must accept it.",
-            fix=f"homing new {tidy} --from {preset or 'tiny'}",
-        )
-    typed = "".join(f" {flag} {shlex.quote(path)}" for flag, paths in (("--text", text), ("--validation", validation))
-                    for path in paths or [])  # fmt: skip
+    typed = _typed({"--text": text, "--validation": validation})
+    if not name or not _NAME.fullmatch(name):
+        raise _misnamed(name or "", f" --from {shlex.quote(preset or 'tiny')}{typed}{_typed({'--chat': chat})}")
     target = Path("runs") / f"{name}.yaml"
     if preset and is_open_weights(preset):
         _refuse_text(typed, name, preset)
@@ -80,6 +77,19 @@ def command(
     _refuse_to_overwrite(name, target, force)
     loaded = _write(source, target, name, text or [], validation or [])
     _report(name, target, source.stem, loaded)
+
+
+def _typed(flags: dict[str, list[str] | None]) -> str:
+    """The paths of a command that is to be typed again."""
+    return "".join(f" {flag} {shlex.quote(path)}" for flag, paths in flags.items() for path in paths or [])
+
+
+def _misnamed(name: str, behind: str) -> UsageError:
+    return UsageError(
+        what=f"{name!r} cannot be the name of a run." if name else "The run needs a name.",
+        why="A name is made of a-z, 0-9 and -, at most 32 characters, because every provider must accept it.",
+        fix=f"homing new {tidy_name(name) or 'first'}{behind}",
+    )
 
 
 def preset_names() -> list[str]:
@@ -152,13 +162,15 @@ def _again(name: str, near: list[str]) -> str:
 
 def _check_text(named: str, flag: str, call: str) -> None:
     """Now, not at prep: who typed it is still looking at it. What lies in a store is prep's to ask for."""
-    from homing.config.text_files import fault_of, is_in_store
+    from homing.config.text_files import fault_of, is_in_store, is_utf8
 
     if is_in_store(named) or not (fault := fault_of(named)):
         return
     near, why = _nearest(Path(os.path.expanduser(named)))
     if fault.endswith("is empty"):
         near, why = "", "There is not a byte in it to learn from."
+    if not is_utf8(named):
+        near, why = "", "It is in another encoding, such as Latin-1, and a run file is UTF-8. Rename the file first."
     raise UsageError(what=f"{flag}: {fault}.", why=why, fix=f"{call} {flag} {shlex.quote(near or 'YOUR_TEXT.txt')}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from homing.errors import UsageError
 
-__all__ = ["written_aside", "yaml_list", "yaml_name"]
+__all__ = ["tidy_name", "written_aside", "yaml_list", "yaml_name"]
 
 
 @contextlib.contextmanager
@@ -41,3 +41,8 @@ def yaml_list(paths: list[str]) -> str:
     # A JSON string is a YAML string too; `*` may not come first unquoted, it would be an alias.
     quoted = [p if plain.fullmatch(p) and p[0] not in "*-~" else json.dumps(p, ensure_ascii=False) for p in paths]
     return f"[{', '.join(quoted)}]"
+
+
+def tidy_name(name: str) -> str:
+    """The nearest to it that a run can be called; "" where nothing of it is left."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-")

@@ -53,7 +53,7 @@ def command(
             raise NoOffer(none.what, f"{none.why} {keyless}", f"homing setup runpod   {none.fix}") from none
         now = home.world.now()
     talk.emit("offers/1", _document(found, now))
-    name = needs.gpu or "machines"
+    name = f"{needs.gpu} Instances" if needs.gpu else "machines"
     extra = ["Offer", "Notes"]
     rows = (
         [*row_of(number, offer), offer.name, _notes(offer, now)] for number, offer in enumerate(found.offers, start=1)

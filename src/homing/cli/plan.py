@@ -233,7 +233,7 @@ def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:
                 "speed_text": row.speed.text,
                 "seconds": row.seconds,
                 "cost_usd": str(row.cost_usd),
-                "more_usd": str(plan.more_usd(row)),
+                "more_usd": str(plan.more_usd(row) or 0),
                 "worst_usd": str(row.worst_usd),
                 "storage_usd": str(row.storage_usd),
                 "num_interruptions": row.odds.num_interruptions,

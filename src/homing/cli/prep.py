@@ -31,22 +31,35 @@ __all__ = ["command"]
 
 def command(
     run: RunName = None,
-    text: Annotated[list[str] | None, typer.Option("--text", help="Text file, glob or directory; may repeat.")] = None,
-    validation: Annotated[list[str] | None, typer.Option("--validation", help="Held-out text; may repeat.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; may repeat.")
+    ] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option("--validation", metavar="PATH", help="Held-out text; may repeat.")
+    ] = None,
     out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Where shards and tokenizer go.")] = None,
-    vocab_size: Annotated[str | None, typer.Option("--vocab-size", help="Entries, such as 10000 or 32k.")] = None,
+    vocab_size: Annotated[
+        str | None, typer.Option("--vocab-size", metavar="N", help="Entries, such as 10000 or 32k.")
+    ] = None,
     use_existing_tokenizer: Annotated[
         bool, typer.Option("--use-existing-tokenizer", help="Use the tokenizer.json in DIR; never trains one.")
     ] = False,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", metavar="PATH", help="Use this tokenizer.json; never trains one.")
     ] = None,
-    specials: Annotated[str | None, typer.Option("--specials", help="standard, or one: only <|endoftext|>.")] = None,
-    text_field: Annotated[
-        str | None, typer.Option("--text-field", help="The field of a .jsonl line, or column of a .parquet.")
+    specials: Annotated[
+        str | None, typer.Option("--specials", metavar="standard|one", help="standard, or one: only <|endoftext|>.")
     ] = None,
-    val_fraction: Annotated[float | None, typer.Option("--val-fraction", help="Share held out, by hash.")] = None,
-    take: Annotated[str | None, typer.Option("--take", help="About so much of the text, such as 100MB.")] = None,
+    text_field: Annotated[
+        str | None,
+        typer.Option("--text-field", metavar="NAME", help="The field of a .jsonl line, or column of a .parquet."),
+    ] = None,
+    val_fraction: Annotated[
+        float | None, typer.Option("--val-fraction", metavar="SHARE", help="Share held out, by hash.")
+    ] = None,
+    take: Annotated[
+        str | None, typer.Option("--take", metavar="SIZE", help="About so much of the text, such as 100MB.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Do it again even if nothing changed.")] = False,
     is_smoke: Annotated[bool, typer.Option("--smoke", help="The same file shrunk to minutes.")] = False,
     sets: Sets = None,
@@ -206,7 +219,7 @@ def _prepare_run_text(order: PrepOrder) -> dict[str, Any]:
     from homing.cli.bring_files import bring_files
     from homing.lm.prep import prepare
 
-    text = bring_files(order.text, order.dir / "from-store")
+    text = bring_files(order.text, order.dir / "from-store", order.take_bytes)
     order = replace(order, text=text, validation=bring_files(order.validation, order.dir / "held-out"))
     with Meter() as meter:
         manifest = prepare(order, meter.show)

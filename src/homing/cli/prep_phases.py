@@ -77,7 +77,8 @@ def write_turns_of(loaded: Loaded) -> None:
     """How a phase of rl asks, where the tokenizer has a template that is not homing's own."""
     from homing.lm.chat.take_apart import write_turns
 
-    problem = write_turns(loaded.prep.dir) if (loaded.prep.dir / names.TOKENIZER).is_file() else ""
+    has_tokenizer = (loaded.prep.dir / names.TOKENIZER).is_file()
+    problem = write_turns(loaded.prep.dir, is_base=loaded.source is not None) if has_tokenizer else ""
     if problem and any(phase.kind == "rl" for phase in loaded.run.phases):
         talk.say(f"warning: rl can ask these weights only in prompts given as ids: {problem}.")
 
@@ -109,12 +110,14 @@ def _prepare(loaded: Loaded, prep: PhasePrep, *, is_forced: bool, check: str) ->
     if "report" in made:
         if not made["is_reused"] or talk.is_verbose():
             _tell_report(made["report"], check)
-        _warn_of_length(made["report"]["fit"], prep.phase)
+        model = loaded.run.model
+        _warn_of_length(made["report"]["fit"], prep.phase, (model.max_context or model.context) if loaded.source else 0)
     return made
 
 
-def _warn_of_length(fit: dict[str, Any], phase: str) -> None:
-    """Where more than a few conversations do not fit: it is the model that is too small for them."""
+def _warn_of_length(fit: dict[str, Any], phase: str, most: int) -> None:
+    """Where more than a few conversations do not fit: it is the model that is too small for them. `most`: the context
+    that open weights were made for; 0: a model of one's own, which may have any."""
     from homing.lm.chat.prepare import MOST
 
     num, num_all = fit["num_too_long"], fit["num_conversations"]
@@ -122,10 +125,16 @@ def _warn_of_length(fit: dict[str, Any], phase: str) -> None:
         return
     needed = fit["context_for_most"]
     # A power of two: batch_tokens, which are whole rows, most likely stay as they are.
+    better = 1 << (needed - 1).bit_length()
+    advice = f"in the run file: model.context: {better}"
+    if most and most <= fit["context"]:
+        advice = "these weights read no more; shorter conversations, or weights with a larger context"
+    elif most and most < better:
+        advice = f"in the run file: model.context: {most}, the most that these weights read"
     talk.say(
         f"warning: {phase}: {num:,} of {counted(num_all, 'conversation')} are longer than model.context,"
         f" {fit['context']:,} tokens, and are cut or left out. {MOST:.0%} of them are whole from {needed:,} tokens on;"
-        f" in the run file: model.context: {1 << (needed - 1).bit_length()}"
+        f" {advice}"
     )
 
 
@@ -157,7 +166,7 @@ def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
     whole = PrepOrder(**{**vars(loaded.prep), "is_forced": is_forced})
     order: PrepOrder = replace(
         whole,
-        text=bring_files(prep.text, prep.dir / "from-store"),
+        text=bring_files(prep.text, prep.dir / "from-store", whole.take_bytes),
         validation=bring_files(prep.validation, prep.dir / "held-out"),
         val_fraction=prep.val_fraction,
         tokenizer=str(loaded.prep.dir / names.TOKENIZER),

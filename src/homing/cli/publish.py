@@ -24,7 +24,9 @@ __all__ = ["command"]
 
 def command(
     to: Annotated[str, typer.Argument(metavar="hf:OWNER/NAME", help="The repository; made, private, if absent.")],
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Run, model folder or export; newest, else.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Run, model folder or export; the newest when left out.")
+    ] = None,
     public: Annotated[bool, typer.Option("--public", help="Make a new repository for everybody to see.")] = False,
     licence: Licence = "",
     base: Base = "",

@@ -39,11 +39,13 @@ FIGURES = "quickstart.json"
 
 
 def command(
-    folder: Annotated[Path, typer.Option("--dir", help="Where run file, data and model go.")] = Path(
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where run file, data and model go.")] = Path(
         "homing-quickstart"
     ),
-    name: Annotated[str, typer.Option("--name", help="Name of the run.")] = "first",
-    spend_limit: Annotated[str, typer.Option("--spend-limit", help="Made-up dollars; the limit is real.")] = "0.10",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the run.")] = "first",
+    spend_limit: Annotated[
+        str, typer.Option("--spend-limit", metavar="DOLLARS", help="Made-up dollars; the limit is real.")
+    ] = "0.10",
     steps: Annotated[int | None, typer.Option("--steps", min=10, help="Train less, or more, than the preset.")] = None,
     yes: Yes = False,
     json_: Json = False,
@@ -139,7 +141,7 @@ class _Trip:
             error = HomingError(
                 what=f"`homing {shlex.join(argv)}` failed with exit code {child.returncode}.",
                 why="Its own words stand above.",
-                fix=f"cd {self.folder} && homing {shlex.join(argv)}",
+                fix=f"cd {shlex.quote(str(self.folder))} && homing {shlex.join(argv)}",
             )
             error.exit_code = child.returncode
             raise error
@@ -180,7 +182,7 @@ def _say_what_came_of_it(figures: dict[str, Any], folder: Path, name: str) -> No
         f"\nknowing only the token before, the best is {figures['bigram_nats']:.3f}."
         f" The figures are in {folder / FIGURES}.\n\nNext:\n"
         f"{_to_activate()}"
-        f"  cd {folder}\n"
+        f"  cd {shlex.quote(str(folder))}\n"
         f"  homing chat {name}                          # talk to it\n"
         f"  homing generate {name} --prompt 'JULIET:'   # or let it go on from a prompt\n"
         f"  homing eval {name}                          # measure it, with intervals\n"

@@ -15,7 +15,7 @@ from homing.cloud.ledger import LedgerLine
 from homing.cloud.lost import what_is_lost
 from homing.cloud.providers.base import Resource
 from homing.cloud.reconcile import refresh
-from homing.cloud.status import Status, billing_lines, dump_line, look
+from homing.cloud.status import Status, billing_lines, dump_line, look, reached
 from homing.cloud.stored import kept_by
 from homing.cloud.survey import billing_things
 from homing.units import format_duration
@@ -83,7 +83,8 @@ def _kept(home: Home, status: Status) -> dict[str, object] | None:
 
 
 def _row(status: Status, now: float) -> list[str]:
-    beat = status.signs.heartbeat if status.signs else None
+    told = status.signs.heartbeat if status.signs else None
+    beat = reached(status, told) if told else None
     open_ = billing_lines(status.lines)
     last = open_[-1] if open_ else None
     return [

@@ -9,16 +9,18 @@ from typing import Annotated
 import typer
 
 from homing.cli import talk
-from homing.cli.control import find_run, open_home, say_problems, usd
-from homing.cli.find_run import TrainedHere, name_here
+from homing.cli.control import find_any, find_run, open_home, say_problems, usd
+from homing.cli.find_run import name_here
 from homing.cli.options import Json, RunName
-from homing.cli.trained_here import Trained, trained_here
+from homing.cli.trained_here import Trained, look_again, store_here
+from homing.cli.watch_here import newest_saved, progress_of
 from homing.cloud import diary
 from homing.cloud.ahead import ahead, planned
 from homing.cloud.connect import find_login
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED
 from homing.cloud.meter import at_most, line_spend
+from homing.cloud.news import News
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, figures_of, look, newest_pushed, progress_line
 from homing.cloud.stored import kept_by
@@ -35,7 +37,7 @@ _TOLD = 3  # of what the guard at home did and said, the last
 def command(
     run: RunName = None,
     watch: Annotated[
-        str | None, typer.Option("--watch", metavar="[30]", help="Again every so many seconds, until the run ends.")
+        str | None, typer.Option("--watch", metavar="[60]", help="Again every so many seconds, until the run ends.")
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -45,40 +47,47 @@ def command(
     except ValueError as exc:
         raise UsageError(what=f"--watch: {exc}.", fix="--watch 30") from exc
     with open_home() as home:
-        try:
-            status = _look_once(home, run)
-        except TrainedHere as found:
-            trained: Trained | None = found.run
-            while trained is not None:
-                _show_trained(home, trained)
-                trained = _later(home, trained, every_s)
+        found = find_any(home, run)
+        if isinstance(found, Trained):
+            _look_here(home, found, every_s)
             return
+        status = _look_once(home, found.id)
         while every_s is not None and (status.run.is_live or status.is_billing):
             home.world.sleep(every_s)
             status = _look_once(home, status.run.id)
         _say_next(status)
 
 
-def _show_trained(home: Home, run: Trained) -> None:
+def _look_here(home: Home, run: Trained, every_s: float | None) -> None:
     """What `homing train` trained has a state and a folder, and no machine that anybody could be charged for."""
-    folder = home.run_dir(run.run)
-    talk.emit("status/1", {**dataclasses.asdict(run), "is_trained_here": True, "is_billing": False})
-    at = f"{run.phase} step {run.steps}" if run.steps else ""
-    rows = [("run", run.run), ("state", run.state), ("progress", at), ("trained", "on this computer; nothing bills"),
-            ("folder", str(folder)), ("log", str(folder / names.METRICS))]  # fmt: skip
-    talk.table(["", ""], rows)
-    if run.state == "done":
-        talk.say(f"Talk to it: homing chat {run.run}   Measure it: homing eval {run.run}")
-    elif run.state != "training":
-        talk.say(f"Go on: homing train {run.name}")
+    _show_here(home, run)
+    while every_s is not None and run.is_live:
+        home.world.sleep(every_s)
+        run = look_again(home, run)
+        _show_here(home, run)
+    talk.say(run.next_words)
 
 
-def _later(home: Home, run: Trained, every_s: float | None) -> Trained | None:
-    """The same run after a while, where that is wanted and a trainer is at work on it."""
-    if every_s is None or run.state != "training":
-        return None
-    home.world.sleep(every_s)
-    return next((each for each in trained_here(home, set()) if each.run == run.run), None)
+def _show_here(home: Home, run: Trained) -> None:
+    folder, news = home.run_dir(run.run), News(store_here(home), run.run)
+    for _ in news.reports():  # only what the last lines say is shown here
+        pass
+    saved, progress, learned = newest_saved(home, run), progress_of(run, news), news.learned()
+    metric = codec.dump(news.metric) if news.metric is not None else None
+    talk.emit("status/1", {**run.to_dict(), "saved": saved, "progress": progress, "metric": metric})
+    log = folder / names.LOGS / "trainer.log"
+    rows = [
+        ("run", run.run),
+        ("state", f"{run.state}: {run.reason}" if run.reason else run.state),
+        ("progress", progress),
+        ("learned", learned),
+        ("saved", saved or "no checkpoint yet"),
+        ("trained", "on this computer; nothing bills"),
+        ("folder", str(folder)),
+        ("numbers", str(folder / names.METRICS)),
+        ("log", str(log) if home.world.exists(log) else ""),
+    ]
+    talk.table(["", ""], [row for row in rows if row[1]])
 
 
 def _look_once(home: Home, run: str | None) -> Status:
@@ -86,7 +95,7 @@ def _look_once(home: Home, run: str | None) -> Status:
     status = look(home, find_run(home, run))
     if status.problem and not any(status.run.id in problem for problem in problems):
         problems.append(status.problem)
-    login, pushed, figures = _ssh_line(home, status), "", dict[str, float]()
+    ways, pushed, figures = {"ssh": _ssh_line(home, status), "page": _page(home, status)}, "", dict[str, float]()
     beat = status.signs.heartbeat if status.signs else None
     try:
         figures = figures_of(home, status.run, beat)
@@ -99,7 +108,7 @@ def _look_once(home: Home, run: str | None) -> Status:
     plan = planned(home, status.run) if status.run.is_live else None
     found = ahead(status, beat, plan)
     document = {
-        "ssh": login,
+        **ways,
         "pushed": pushed,
         "figures": figures,
         "ahead": dataclasses.asdict(found) if found else None,
@@ -109,7 +118,7 @@ def _look_once(home: Home, run: str | None) -> Status:
     }
     talk.emit("status/1", {**status.to_dict(), **document})
     progress = progress_line(status, beat, figures, plan)
-    _show(status, progress, login, pushed, str(kept or ""), [event.text for event in told])
+    _show(status, progress, ways, pushed, str(kept or ""), [event.text for event in told])
     say_problems(problems)
     return status
 
@@ -122,7 +131,15 @@ def _ssh_line(home: Home, status: Status) -> str:
         return ""
 
 
-def _show(status: Status, progress: str, login: str, pushed: str, kept: str, told: list[str]) -> None:
+def _page(home: Home, status: Status) -> str:
+    """The provider's own list of instances; "" where nothing runs, or it has none."""
+    try:
+        return home.provider_of(status.lines[-1]).page if status.is_billing else ""
+    except (HomingError, OSError):
+        return ""
+
+
+def _show(status: Status, progress: str, ways: dict[str, str], pushed: str, kept: str, told: list[str]) -> None:
     run = status.run
     beat = status.signs.heartbeat if status.signs else None
     rows: list[tuple[str, object]] = [
@@ -145,8 +162,7 @@ def _show(status: Status, progress: str, login: str, pushed: str, kept: str, tol
         rows.append(
             (f"attempt {line.attempt}", f"{where}: {line.state}, billing {line.billing}, {money}. {line.note}".rstrip())
         )
-    if login:
-        rows.append(("ssh", login))
+    rows += [(name, way) for name, way in ways.items() if way]
     rows.append(("store", run.store))
     if kept:
         rows.append(("kept there", kept))

@@ -13,11 +13,12 @@ import typer
 from homing.cli import talk
 from homing.cli.control import open_home
 from homing.cli.options import Json, Yes
+from homing.cli.verb_help import Verb
 from homing.cloud.checkpoints import known_hash
 from homing.cloud.home import Home
-from homing.cloud.keep import plan_removal, remove
+from homing.cloud.keep import not_there, plan_removal, remove
 from homing.errors import UsageError
-from homing.store import Store, open_store
+from homing.store import NotInStore, Store, open_store
 from homing.units import format_bytes
 
 __all__ = ["app"]
@@ -29,12 +30,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 Url = Annotated[
     str | None,
-    typer.Option("--store", help="Such as s3://bucket/prefix or hf:OWNER/NAME; else the one under $HOMING_HOME."),
+    typer.Option(
+        "--store", metavar="URL", help="Such as s3://bucket/prefix or hf:OWNER/NAME; else the one under $HOMING_HOME."
+    ),
 ]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A key or a folder, as `homing store ls` shows it.")]
 
 
-@app.command("ls")
+@app.command("ls", cls=Verb)
 def ls(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that begin so.")] = "",
     store: Url = None,
@@ -49,7 +52,7 @@ def ls(
         talk.say(f"{len(entries)} files, {format_bytes(sum(entry.num_bytes for entry in entries))}.")
 
 
-@app.command("get")
+@app.command("get", cls=Verb)
 def get(
     key: Key,
     to: Annotated[Path | None, typer.Argument(metavar="PATH", help="Its own name here, if left out.")] = None,
@@ -66,15 +69,19 @@ def get(
         opened = _open(home, store)
         target.parent.mkdir(parents=True, exist_ok=True)
         sha256 = known_hash(opened, key)
-        with _progress(home, opened, key):
-            opened.get(key, str(target), sha256)
+        try:
+            with _progress(home, opened, key):
+                opened.get(key, str(target), sha256)
+        except NotInStore as exc:
+            known = not_there(opened, key)
+            raise NotInStore(known.what, known.why, known.fix) from exc
         document = {"key": key, "path": str(target), "num_bytes": target.stat().st_size, "is_checked": bool(sha256)}
         talk.emit("store-get/1", document)
         checked = "checked by its hash" if sha256 else "whole by its length; nothing in the store tells its hash"
         talk.say(f"{target}: {format_bytes(target.stat().st_size)}, {checked}.")
 
 
-@app.command("put")
+@app.command("put", cls=Verb)
 def put(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A file here.")],
     key: Annotated[str, typer.Argument(metavar="KEY", help="Such as files/notes.txt.")],
@@ -97,7 +104,7 @@ def put(
         talk.say(f"{key}: {format_bytes(entry.num_bytes)}, read back and equal.")
 
 
-@app.command("rm")
+@app.command("rm", cls=Verb)
 def rm(key: Key, yes: Yes = False, store: Url = None, json_: Json = False) -> None:
     """Remove a key or a folder. The best and the last checkpoint of a run stay; so does all of a live run."""
     with open_home() as home:

@@ -9,6 +9,8 @@ ask(question)    yes or no; refuses where there is nobody to answer
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -30,6 +32,10 @@ _is_all_said = False
 def configure(*, loudness: int, is_json: bool) -> None:
     global _loudness, _is_json, _is_all_said
     _loudness, _is_json, _is_all_said = loudness, is_json, False
+    # A letter that the terminal's encoding lacks, or a file's name that is no UTF-8, must not cost the whole answer.
+    # stderr is so from the start.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def is_json() -> bool:
@@ -55,7 +61,9 @@ def emit(schema: str, document: dict[str, Any]) -> None:
     """One line of JSON on stdout under --json; otherwise the caller prints its table."""
     if _is_json:
         line = {"schema": f"homing.{schema}", **document}
-        print(json.dumps(line, ensure_ascii=False, default=str, allow_nan=False), flush=True)
+        # Beyond UTF-8 a letter's number would be no JSON, unless JSON itself writes it.
+        is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+        print(json.dumps(line, ensure_ascii=not is_utf8, default=str, allow_nan=False), flush=True)
 
 
 def emit_all(schema: str, document: dict[str, Any], error: HomingError | None) -> None:
@@ -66,8 +74,9 @@ def emit_all(schema: str, document: dict[str, Any], error: HomingError | None) -
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """A plain table on stdout; nothing under --json, where `emit` has said it all."""
-    if _is_json:
+    """A plain table on stdout; nothing where it has no rows, and under --json, where `emit` has said it all."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    if _is_json or not cells:
         return
     # rich is loaded here, not at the top: `--help` must not pay for it.
     from rich.console import Console
@@ -79,7 +88,6 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     width = terminal.width if terminal.is_terminal else 200
     # Cells hold what others wrote, such as a log: [words] in it are no markup and :words: no pictures.
     console = Console(width=width, highlight=False, markup=False, emoji=False)
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     drawn = _drawn(headers, cells)
     # Where not even the longest words fit, they would be cut to two letters each: then row by row, nothing cut.
     unbound = console.options.update(max_width=_UNBOUND)

@@ -10,16 +10,16 @@ from typing import Annotated
 import typer
 
 from homing.cli import talk
-from homing.cli.control import find_run, open_home
+from homing.cli.control import find_any, open_home
 from homing.cli.options import Json, RunName
 from homing.cli.ports import any_free, is_free
 from homing.cli.tracking import begin, following
+from homing.cli.trained_here import Trained
 from homing.cloud.home import Home
 from homing.errors import UsageError
 from homing.trackers.base import What, check_tracker
 from homing.trackers.follow import FolderSource, Follower, Source, StoreSource
 from homing.trackers.start import Following, is_following
-from homing.wire import names
 
 __all__ = ["command"]
 
@@ -60,23 +60,11 @@ def command(
 
 def _find(home: Home, name: str | None) -> tuple[Following, bool]:
     """A launched run by the ledger, with its store; one that `homing train` made by its folder here."""
-    try:
-        row = find_run(home, name)
-    except UsageError:
-        folder = _trained_here(home, name)
-        if folder is None:
-            raise
-        return following("tensorboard", home.path, folder.name, None, run_dir=str(folder)), False
+    row = find_any(home, name)
+    if isinstance(row, Trained):
+        folder = str(home.run_dir(row.run))
+        return following("tensorboard", home.path, row.run, None, run_dir=folder), row.is_live
     return following("tensorboard", home.path, row.id, None, store=row.store), row.is_live
-
-
-def _trained_here(home: Home, name: str | None) -> Path | None:
-    runs = home.path / "runs"
-    if not home.world.exists(runs):
-        return None
-    found = [runs / each for each in home.world.listdir(runs) if name is None or each.startswith(f"{name}-")]
-    kept = [folder for folder in found if home.world.exists(folder / names.METRICS)]
-    return max(kept, key=lambda folder: home.world.modified_at(folder / names.METRICS), default=None)
 
 
 def _catch_up(each: Following, home: Home) -> int:

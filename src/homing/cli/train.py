@@ -16,6 +16,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,11 @@ import typer
 from homing.cli import talk
 from homing.cli.extras import need
 from homing.cli.find_model import Chosen, choose_in_run
+from homing.cli.harmless import harmless
+from homing.cli.keep_log import printing
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb, as_typed, with_phases
 from homing.cli.tracking import begin, following, wanted
+from homing.cli.trained_here import hold, is_limit
 from homing.cloud.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke, newest_run
 from homing.config.memory import training_memory
@@ -86,7 +90,7 @@ def command(
     for each in trackers:
         told = following(each, home(), run_dir.name, run_name, run=loaded.run, run_dir=str(run_dir))
         begin(told, World())
-    code, caught = _run_trainer(run_dir)
+    code, caught = _run_trainer(run_dir, f"{shlex.quote(name)}{as_typed(sets, is_smoke=smoke)}")
     outcome = _read_outcome(run_dir, code)
     if smoke and outcome.state in ("done", "failed") and not caught:
         mark_smoke(loaded.file, is_passed=outcome.state == "done", figures={"run": run_dir.name})
@@ -125,8 +129,11 @@ def _run_dir(loaded: Loaded, name: str, again: str, *, must_exist: bool, is_fres
     _refuse_if_changed(loaded.run, run_dir, f"homing train {name}{again} --fresh")
     _check_space(loaded.run, run_dir)
     talk.say(f"{'Going on in' if unfinished else 'Training in'} {run_dir}")
+    talk.say(f"See it from another terminal: homing watch {run_dir.name}")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        if not hold(run_dir, f"homing train {name}{again}", World()):
+            raise _busy(run_dir)
         (run_dir / names.RUN_FILE).write_text(loaded.text, encoding="utf-8")
         if not unfinished:
             (run_dir / PROJECT_NOTE).write_bytes(project_note(str(Path.cwd())))
@@ -134,8 +141,6 @@ def _run_dir(loaded: Loaded, name: str, again: str, *, must_exist: bool, is_fres
         aside = run_dir / f".{names.RUN}.aside"
         aside.write_text(document, encoding="utf-8")
         os.replace(aside, run_dir / names.RUN)
-        # A stop that ended the attempt before must not end this one.
-        (run_dir / names.CONTROL).unlink(missing_ok=True)
     except OSError as exc:
         raise UsageError(
             what=f"Cannot write to {run_dir}.", why=str(exc), fix="Set HOMING_HOME to a folder that can be written."
@@ -176,13 +181,18 @@ def _refuse_if_busy(run_dir: Path) -> None:
         with open(run_dir / names.TRAINER_LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
-        raise UsageError(
-            what=f"Another trainer is at work in {run_dir}.",
-            why="The same command goes on with an unfinished run, and this one is not finished.",
-            fix="Wait for it, or stop it (Ctrl-C there saves and ends it), or begin another: --fresh",
-        ) from exc
+        raise _busy(run_dir) from exc
     except OSError:
         return  # no lock: no trainer was ever there
+
+
+def _busy(run_dir: Path) -> UsageError:
+    return UsageError(
+        what=f"Another trainer is at work in {run_dir}.",
+        why="The same command goes on with an unfinished run, and this one is not finished.",
+        fix=f"See it: homing watch {run_dir.name}   Stop it, with a checkpoint: homing stop {run_dir.name}"
+        "   Or begin another: --fresh",
+    )
 
 
 def _refuse_if_changed(run: Run, run_dir: Path, anew: str) -> None:
@@ -224,27 +234,29 @@ def _newest_unfinished(runs: Path, name: str) -> Path | None:
     return None
 
 
-def _run_trainer(run_dir: Path) -> tuple[int, int]:
-    """(the trainer's exit code, the signal that was passed on to it or 0)"""
+def _run_trainer(run_dir: Path, typed: str) -> tuple[int, int]:
+    """(the trainer's exit code, the signal that was passed on to it or 0). `typed`: the run, in what it says to do."""
     caught = 0
     argv = [sys.executable, "-m", "homing.lm.train", str(run_dir)]
     # Under --json stdout is for the document at the end; the trainer's lines are talk then.
-    out = subprocess.DEVNULL if talk.is_quiet() else sys.stderr if talk.is_json() else None
+    out = None if talk.is_quiet() else sys.stderr if talk.is_json() else sys.stdout
     # In a session of its own: Ctrl-C at the terminal reaches this process alone and is passed on once. Two of them
     # would mean "now, without a checkpoint".
-    with subprocess.Popen(argv, stdout=out, start_new_session=True) as child:
+    env, pipe = {**os.environ, names.TYPED_ENV: typed}, subprocess.PIPE
+    child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, env=env, start_new_session=True)
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            nonlocal caught
-            caught = number
-            child.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal caught
+        caught = number
+        child.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
-        before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-        try:
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    try:
+        with printing(child, run_dir, out=out, err=sys.stderr):
             code = child.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return code, caught
 
 
@@ -284,6 +296,8 @@ def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: i
     talk.say(f"\nThe model is in {checkpoint}")
     if opened and opened.why:
         talk.say(f"chat, generate, eval and export open {opened.folder}\n  {opened.why}")
+    if sample := _last_sample(run_dir, outcome.phase):
+        talk.say(f"\nA sample:\n{textwrap.indent(harmless(sample), '  ')}")
     talk.say("\nNext:")
     ways = [
         f"  homing generate {run_dir.name} --prompt 'Once'   # let it go on from a prompt",
@@ -291,7 +305,20 @@ def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: i
     ]
     for way in reversed(ways) if outcome.phase in ("sft", "rl") else ways:  # what it was taught comes first
         talk.say(way)
-    talk.say(f"  homing plan {name}" + (f"   # the smoke profile of {name} has passed" if is_smoke else ""))
+    if is_smoke:
+        talk.say(f"  homing plan {name}   # the smoke profile of {name} has passed")
+        return
+    talk.say(f"  homing eval {run_dir.name}                       # how good it is")
+    talk.say(f"  homing export {run_dir.name}                     # for transformers, vLLM, llama.cpp and Ollama")
+    if outcome.phase in ("pretrain", "mid"):
+        talk.say(f"  homing train {name} --phase sft   # fine-tune it, with a phase of kind sft in its run file")
+    talk.say(f"  homing plan {name}   # the same on a rented machine")
+
+
+def _last_sample(run_dir: Path, phase: str) -> str:
+    """What the model wrote last while it learned; "" where it was never asked to."""
+    written = sorted((run_dir / names.SAMPLES).glob(f"{phase}-*.txt"))
+    return written[-1].read_text(encoding="utf-8", errors="replace").rstrip() if written else ""
 
 
 def _opened(run_dir: Path) -> Chosen | None:
@@ -308,12 +335,13 @@ def _as_error(run_dir: Path, outcome: Outcome, again: str, *, is_interrupted: bo
         return None
     if outcome.state == "failed":
         kind: type[HomingError] = Interrupted if is_interrupted else RunFailed
-        what = f"Training of {run_id} failed at step {outcome.step:,}."
+        at = f"at step {outcome.step:,}" if outcome.step else "before its first step"
+        what = f"Training of {run_id} failed {at}."
         is_told = (run_dir / names.OUTCOME).exists()  # then the trainer has said why, in the lines above
         is_saved = any((run_dir / names.CHECKPOINTS).glob("*/step-*"))
         after = "go on from the last checkpoint" if is_saved else "begin anew, for no checkpoint was saved"
         return kind(what, why="" if is_told else outcome.reason, fix=f"Mend that, then {after}: {again}")
-    kind = Interrupted if is_interrupted else LimitReached
+    kind = LimitReached if is_limit(outcome) and not is_interrupted else Interrupted
     what = f"Training of {run_id} stopped at step {outcome.step:,}, with a checkpoint."
     return kind(what, why=outcome.reason, fix=f"Go on: {again}")
 

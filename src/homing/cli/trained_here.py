@@ -1,20 +1,32 @@
-"""Runs that `homing train` began on this computer: they have a folder, no instance, and no place in the ledger."""
+"""Runs that `homing train` began on this computer: they have a folder, no instance, and no place in the ledger.
+
+A run directory at home lies as it would in a store (`store_here`): what reads that of a rented run reads this one too.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from homing.cloud.home import Home
+from homing.errors import LimitReached, RunFailed
+from homing.store import FileStore
 from homing.wire import codec, names
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Run
+from homing.world import World
 
-__all__ = ["Trained", "trained_here"]
+__all__ = ["STARTED", "Trained", "hold", "is_limit", "look_again", "store_here", "trained_here"]
 
 T = TypeVar("T")
+
+# Written and held by `homing train` for as long as it lives: the trainer takes its own lock only once torch is loaded.
+STARTED = "train.json"
+_TRIES, _PAUSE_S = 20, 0.05
 
 
 @dataclass(frozen=True)
@@ -26,10 +38,38 @@ class Trained:
     step: int | None
     num_steps: int | None
     began_at: float
+    reason: str = ""  # why it ended, in the trainer's words
+    again: str = ""  # the command that goes on with it
+    exit_code: int = 0  # of whoever watches it to its end
+    phases: tuple[str, ...] = ()
+
+    @property
+    def is_live(self) -> bool:
+        return self.state == "training"
 
     @property
     def steps(self) -> str:
-        return f"{self.step:,}/{self.num_steps:,}" if self.step is not None and self.num_steps else ""
+        return f"{self.step:,}/{self.num_steps:,}" if self.step and self.num_steps else ""
+
+    @property
+    def where(self) -> str:
+        """As far as it has told: the first line of numbers comes only after some steps."""
+        if self.steps:
+            return f"{self.phase} step {self.steps}"
+        return "before its first line of numbers" if self.step is None else "before its first step"
+
+    @property
+    def next_words(self) -> str:
+        run = self.run
+        if self.is_live:
+            return f"Watch it: homing watch {run}   Read it: homing logs {run} -f   Stop it: homing stop {run}"
+        if self.state == "done":
+            return f"Talk to it: homing chat {run}   Measure it: homing eval {run}"
+        why = "" if self.state == "stopped" else f"Why: homing logs {run}   "
+        return f"{why}Go on: {self.again}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "is_trained_here": True, "is_billing": False}
 
 
 def trained_here(home: Home, known: set[str]) -> list[Trained]:
@@ -41,6 +81,39 @@ def trained_here(home: Home, known: set[str]) -> list[Trained]:
     return [_look_at(home, run_id, at) for at, run_id in sorted(begun, reverse=True)]
 
 
+def look_again(home: Home, run: Trained) -> Trained:
+    """The same run, now."""
+    return _look_at(home, run.run, run.began_at)
+
+
+def store_here(home: Home) -> FileStore:
+    return FileStore(str(home.path), home.world, create=False)
+
+
+def hold(run_dir: Path, again: str, world: World) -> bool:
+    """By `homing train`, until it ends: the run is at work, and `again` goes on with it. False: another began it."""
+    path, tries = run_dir / STARTED, _TRIES
+    while not world.lock(path):  # whoever only looks takes it for a moment
+        tries -= 1
+        if not tries:
+            return False
+        world.sleep(_PAUSE_S)
+    # Of the attempt before this one: how it ended, and the stop that may have ended it. What comes from now on is meant
+    # for this one.
+    world.remove(run_dir / names.OUTCOME)
+    world.remove(run_dir / names.CONTROL)
+    # In place, because the file is held.
+    path.write_text(json.dumps({"schema": "homing.started/1", "again": again}), encoding="utf-8")
+    if not world.exists(run_dir / names.TRAINER_LOCK):
+        world.append(run_dir / names.TRAINER_LOCK, b"")  # the sign that it was trained here
+    return True
+
+
+def is_limit(outcome: Outcome) -> bool:
+    """Stopped by a limit of its own, such as train.time_limit, and not by a person."""
+    return outcome.state == "stopped" and "limit" in outcome.reason
+
+
 def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
     folder = home.run_dir(run_id)
     run, outcome = _read(home, folder / names.RUN, Run), _read(home, folder / names.OUTCOME, Outcome)
@@ -48,7 +121,34 @@ def _look_at(home: Home, run_id: str, began_at: float) -> Trained:
     state = outcome.state if outcome is not None else "training" if _is_at_work(folder) else "unfinished"
     steps = {phase.kind: phase.num_steps for phase in run.phases} if run is not None else {}
     phase, step = (outcome.phase, outcome.step) if outcome is not None else _last_line(home, folder)
-    return Trained(run_id, run.name if run is not None else run_id, state, phase, step, steps.get(phase), began_at)
+    name = run.name if run is not None else run_id
+    return Trained(
+        run_id,
+        name,
+        state,
+        phase,
+        step,
+        steps.get(phase),
+        began_at,
+        reason=outcome.reason if outcome is not None else "",
+        again=_again(home, folder) or f"homing train {name}",
+        exit_code=_exit_code(state, outcome),
+        phases=tuple(steps),
+    )
+
+
+def _exit_code(state: str, outcome: Outcome | None) -> int:
+    if outcome is not None and is_limit(outcome):
+        return LimitReached.exit_code
+    return RunFailed.exit_code if state in ("failed", "unfinished") else 0
+
+
+def _again(home: Home, folder: Path) -> str:
+    """ "" for a run of an older homing, or of the bare trainer."""
+    try:
+        return str(json.loads(home.world.read(folder / STARTED))["again"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _last_line(home: Home, folder: Path) -> tuple[str, int | None]:
@@ -68,9 +168,14 @@ def _read(home: Home, path: Path, cls: type[T]) -> T | None:
 
 
 def _is_at_work(folder: Path) -> bool:
-    """A trainer holds its lock for as long as it lives."""
+    """A trainer holds its lock for as long as it lives, and so does whoever started it. That one's is looked at first:
+    a trainer that begins takes the other without asking twice."""
+    return any(_is_held(folder / name) for name in (STARTED, names.TRAINER_LOCK))
+
+
+def _is_held(path: Path) -> bool:
     try:
-        with open(folder / names.TRAINER_LOCK) as file:
+        with open(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -125,18 +125,21 @@ def _memory(loaded: Loaded, found: _Findings) -> None:
     chosen = find_gpu(run.cloud.gpu) if run.cloud.gpu else None
     for fit in every:
         if chosen and fit.gpu.name == chosen.name and not fit.is_fitting:
-            found.problems.append(f"cloud.gpu is {chosen.name}, and training does not fit it. Lower {fit.lower}.")
+            found.problems.append(
+                f"cloud.gpu is {chosen.name}, and training does not fit it: {format_bytes(fit.peak_bytes)} needed,"
+                f" {format_bytes(fit.usable_bytes)} to be had. Lower {fit.lower}."
+            )
 
 
 def _say_all_fit(every: list[Fit]) -> None:
     """One line for a small model: a table of nothing but yes tells no more. -v has it."""
     rows = sorted({fit.micro_batch for fit in every})
-    at_a_time = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
+    at_a_time = counted(rows[0], "row") if len(rows) == 1 else f"{rows[0]} to {rows[-1]} rows"
     peak = format_bytes(max(fit.peak_bytes for fit in every))
     if not talk.is_json():
         print(
             f"Fits all {len(every)} cards ({min(fit.gpu.memory_gib for fit in every)} GB and up),"
-            f" {at_a_time} rows at a time, peak {peak}.",
+            f" {at_a_time} at a time, peak {peak}.",
             flush=True,
         )
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import unicodedata
+import shutil
+import sys
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated
 
 import typer
 
 from homing.cli import talk
-from homing.cli.control import find_run, open_home, usd
+from homing.cli.control import find_any, open_home, usd
 from homing.cli.find_model import MODELS
 from homing.cli.find_run import is_stranger, name_here
+from homing.cli.harmless import harmless
 from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb
 from homing.cli.tracking import begin, following, go_on, wanted
+from homing.cli.trained_here import Trained, look_again
+from homing.cli.watch_here import watch_here
 from homing.cloud.fetch import place_of
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
@@ -30,14 +35,14 @@ from homing.wire.run import Run
 
 __all__ = ["command"]
 
-# How each kind of report begins; a line of numbers stands for itself.
-_BEGINNINGS = {"line": "", "event": "  ", "sample": "", "alert": "! ", "problem": "warning: ", "end": ""}
+# How each kind of report begins; a line of numbers stands for itself, and so does the one that tells of its machine.
+_BEGINNINGS = {"head": "", "line": "", "event": "  ", "sample": "", "alert": "! ", "problem": "warning: ", "end": ""}
 
 
 def command(
     run: RunName = None,
     every: Annotated[
-        str, typer.Option("--every", help="A line at most so often: 30, 30s, 2m.")
+        str, typer.Option("--every", metavar="TIME", help="A line at most so often: 30, 30s, 2m.")
     ] = f"{DEFAULT_EVERY_S:g}",
     tracker: Trackers = None,
     wandb: Wandb = False,
@@ -51,22 +56,41 @@ def command(
         raise UsageError(what=f"--every: {exc}.", fix="--every 30") from exc
     trackers = wanted(tracker, wandb=wandb, verb="watch")
     with open_home() as home:
-        row = find_run(home, run)
+        row = find_any(home, run)
+        if isinstance(row, Trained):
+            run_id, store, run_dir, called = row.run, "", str(home.run_dir(row.run)), row.run
+        else:
+            run_id, store, run_dir, called = row.id, row.store, "", name_here(row)
         if row.is_live:
-            go_on(home.path, row.id, home.world)
+            go_on(home.path, run_id, home.world)
         for each in trackers:
-            begin(following(each, home.path, row.id, run_name, store=row.store), home.world)
+            begin(following(each, home.path, run_id, run_name, store=store, run_dir=run_dir), home.world)
         try:
-            for report in watch(home, row, every_s=every_s):
+            for report in _reports(home, row, every_s):
                 _show(report)
         except KeyboardInterrupt:
-            talk.say(f"No longer watched; {row.name} goes on. Stop it: homing stop {name_here(row)}")
+            talk.say(f"No longer watched; {row.name} goes on. Stop it: homing stop {called}")
             raise typer.Exit(130) from None
-        ended = home.ledger.run(row.id) or row
-        _note_smoke(home, ended)
-        _say_next(home, ended)
-        if ended.exit_code:
-            raise typer.Exit(ended.exit_code)
+        code = _end_here(home, row) if isinstance(row, Trained) else _end(home, row)
+        if code:
+            raise typer.Exit(code)
+
+
+def _reports(home: Home, run: RunRow | Trained, every_s: float) -> Iterator[Report]:
+    return watch_here(home, run, every_s=every_s) if isinstance(run, Trained) else watch(home, run, every_s=every_s)
+
+
+def _end_here(home: Home, run: Trained) -> int:
+    ended = look_again(home, run)
+    talk.say(ended.next_words)
+    return ended.exit_code
+
+
+def _end(home: Home, run: RunRow) -> int:
+    ended = home.ledger.run(run.id) or run
+    _note_smoke(home, ended)
+    _say_next(home, ended)
+    return ended.exit_code or 0
 
 
 def _show(report: Report) -> None:
@@ -74,16 +98,25 @@ def _show(report: Report) -> None:
     if talk.is_json():
         return
     if report.kind == "sample":
-        print("".join(f"    {_shown(line)}\n" for line in report.text.splitlines()), end="", flush=True)
+        print("".join(f"    {harmless(line)}\n" for line in report.text.splitlines()), end="", flush=True)
     elif report.kind == "problem":
         talk.say(f"{_BEGINNINGS[report.kind]}{report.text}")
+    elif report.kind in ("head", "line") and sys.stdout.isatty():
+        print(_folded(report.text, shutil.get_terminal_size().columns), flush=True)
     else:
         print(f"{_BEGINNINGS[report.kind]}{report.text}", flush=True)
 
 
-def _shown(sample: str) -> str:
-    """A model may learn any byte: those that would move the cursor or change the terminal are only pointed at."""
-    return "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c != "\t" else c for c in sample)
+def _folded(line: str, width: int) -> str:
+    """Broken before a bar, and not in the middle of a figure, where the terminal is narrower than the line."""
+    first, *rest = line.split(" | ")
+    rows = [first]
+    for part in rest:
+        if len(rows[-1]) + len(part) + 3 <= width:
+            rows[-1] += f" | {part}"
+        else:
+            rows.append(f"    | {part}")
+    return "\n".join(rows)
 
 
 def _note_smoke(home: Home, run: RunRow) -> None:
@@ -174,7 +207,7 @@ def _rest(home: Home, status: Status, phases: list[str]) -> tuple[Decimal | None
     beat, outcome = (status.signs.heartbeat, status.signs.outcome) if status.signs else (None, None)
     # The last words of the trainer: the heartbeat knows a new phase only from its first line of numbers on.
     at = outcome.phase if outcome is not None and outcome.phase in phases else beat.phase if beat is not None else ""
-    measured = to_finish(status, home) if beat is not None and beat.phase in ("", at) else None
+    measured = to_finish(status) if beat is not None and beat.phase in ("", at) else None
     first = phases.index(at) + (measured is not None) if at in phases else 0
     left = phases[first:] if at in phases or measured is None else []
     return measured, planned_usd(home, status.run, left) if left else None

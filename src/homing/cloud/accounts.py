@@ -18,7 +18,6 @@ class Account:
     keys: tuple[str, ...]  # environment variables that hold it, all of them
     key_page: str  # where a key is made
     usage_page: str  # what the provider itself says it has cost
-    docs: str  # our own page
     url_env: str = ""  # another address, for tests and proxies
     url: str = ""  # asked for the time
     extra: str = ""  # what to install
@@ -41,7 +40,6 @@ ACCOUNTS: dict[str, Account] = {
             ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
             "https://console.aws.amazon.com/iam/home#/security_credentials",
             "https://console.aws.amazon.com/costmanagement/home",
-            "docs/aws.md",
             "AWS_ENDPOINT_URL",
             "https://sts.amazonaws.com",
             extra="aws",
@@ -54,7 +52,6 @@ ACCOUNTS: dict[str, Account] = {
             ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"),
             "https://modal.com/settings/tokens",
             "https://modal.com/settings/usage",
-            "docs/modal.md",
             "MODAL_SERVER_URL",
             "https://api.modal.com",
             extra="modal",
@@ -67,7 +64,6 @@ ACCOUNTS: dict[str, Account] = {
             ("RUNPOD_API_KEY",),
             "https://console.runpod.io/user/settings",
             "https://console.runpod.io/user/billing",
-            "docs/runpod.md",
             "RUNPOD_API_URL",
             "https://api.runpod.io/v2",
             files=(".runpod/config.toml",),
@@ -78,7 +74,6 @@ ACCOUNTS: dict[str, Account] = {
             ("SHADEFORM_API_KEY",),
             "https://platform.shadeform.ai/settings/api",
             "https://platform.shadeform.ai/settings/billing",
-            "docs/shadeform.md",
             "HOMING_SHADEFORM_URL",
             "https://api.shadeform.ai/v1",
         ),
@@ -88,7 +83,6 @@ ACCOUNTS: dict[str, Account] = {
             ("HF_TOKEN",),
             "https://huggingface.co/settings/tokens",
             "https://huggingface.co/settings/billing",
-            "docs/stores.md",
             "HF_ENDPOINT",
             "https://huggingface.co",
             extra="hub",
@@ -100,7 +94,6 @@ ACCOUNTS: dict[str, Account] = {
             ("WANDB_API_KEY",),
             "https://wandb.ai/authorize",
             "https://wandb.ai/usage",
-            "docs/trackers.md",
             extra="trackers",
             login="wandb login",
         ),

@@ -230,7 +230,7 @@ def _check_hash(source: str, sha256: str, world: World) -> None:
         raise IntegrityError(
             what=f"{source} is not the file that its manifest describes.",
             why=f"Its sha256 is {digest}, the manifest says {sha256}.",
-            fix="Delete it and prepare again: homing prep",
+            fix="Delete it and prepare again: homing prep RUN",
         )
 
 

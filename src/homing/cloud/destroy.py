@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud import meter
+from homing.cloud.ask import ask_all
 from homing.cloud.home import Home
 from homing.cloud.ledger import REFUSED, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance, Provider
@@ -22,7 +23,7 @@ from homing.cloud.receipt import at_its_rate, receipt
 from homing.cloud.reconcile import CREATE_GRACE_S, end_resources, is_absent, note_twin, refresh
 from homing.cloud.signs import read_signs
 from homing.cloud.whose import check_account, note_account
-from homing.errors import HomingError, OtherAccount, StillBilling
+from homing.errors import HomingError, IntegrityError, OtherAccount, StillBilling
 from homing.wire.codec import WireError
 
 __all__ = [
@@ -60,15 +61,20 @@ def would_be_lost(home: Home, run: RunRow) -> str:
     if not lines:
         return ""
     try:
-        signs = read_signs(home.store_of(run), run.id, lines[-1])
-    except (HomingError, WireError, OSError) as exc:
-        return f"the store could not be read ({exc}), so it is not known what was pushed"
+        # With a deadline: whoever destroys wants an end now, and a store that hangs is tried for minutes.
+        name = f"The store of {run.id}"
+        signs = ask_all({name: lambda: read_signs(home.store_of(run), run.id, lines[-1])}, home.world)[name]
+    except WireError as exc:
+        signs = IntegrityError(str(exc))
+    if isinstance(signs, (HomingError, OSError)):
+        return f"the store could not be read ({signs}), so it is not known what was pushed"
     if signs.heartbeat is None:
         return ""  # nothing was trained yet
     beat = signs.heartbeat
     if beat.is_pushed and signs.outcome is not None:
         return ""
-    return f"it is {beat.state} at step {beat.step:,} of {beat.num_steps:,}; what it has not pushed is lost"
+    at = f" at step {beat.step:,} of {beat.num_steps:,}" if beat.num_steps else ""  # before its first line of numbers
+    return f"it is {beat.state}{at}; what it has not pushed is lost"
 
 
 def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> Destroyed:
@@ -77,15 +83,17 @@ def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> D
     done = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     _end_left_resources(home, closed)
     before = home.ledger.run(run.id) or run
-    if not done.lines and not before.is_live and not before.is_interrupted:
+    if not done.lines and not before.is_live and not before.may_go_on:
         return done  # it had ended, and nothing of it was left
     refresh(home)
     after = home.ledger.run(run.id)
-    if after is not None and (after.is_live or after.is_interrupted):
+    if after is not None and (after.is_live or after.may_go_on):
         home.ledger.set_run(
             run.id, state="stopped", reason="destroyed by hand", exit_code=None, ended_at=home.world.now()
         )
-    return done
+    # From here on no guard goes on with it; one that was at it until now has left a line.
+    late = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
+    return Destroyed(done.lines + late.lines, done.spend_usd + late.spend_usd)
 
 
 def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DEADLINE_S) -> Destroyed:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from homing.cloud.accounts import ACCOUNTS, Account
 from homing.cloud.checks import Check, Checked, fault, ok, skipped, warning
 from homing.cloud.doctor_balance import Prepaid, check_balance
 from homing.cloud.examined import Examined
 from homing.cloud.plan import needs_of
-from homing.cloud.providers.base import Provider
+from homing.cloud.providers.base import Configurable, Provider
 from homing.cloud.providers.registry import PROVIDERS, configured, open_provider
 from homing.errors import HomingError, MissingExtra, UsageError
+from homing.hub_token import token_in
 from homing.wire.run import Run
 from homing.world import HttpRequest, NetworkError
 
@@ -70,7 +71,7 @@ def _ask_all(names: list[str], examined: Examined) -> list[Any]:
 def check_hub(examined: Examined) -> list[Check]:
     """Asked only with a token: whether it is taken, and whether it may write."""
     account, world = ACCOUNTS["hub"], examined.home.world
-    token = world.environment().get("HF_TOKEN", "").strip()
+    token, source = token_in(world.environment())
     is_needed = examined.run is not None and examined.run.store.startswith("hf:")
     if not token:
         text = f"HF_TOKEN is not set; `{account.login}` may have left one."
@@ -81,22 +82,22 @@ def check_hub(examined: Examined) -> list[Check]:
     except NetworkError as exc:
         make = fault if is_needed else warning
         return [make("hub.token", f"The Hub cannot be reached: {exc}", "Try again in a minute.", account.usage_page)]
-    return [_judge_token(reply.status, reply.body, account, is_needed=is_needed)]
+    return [_judge_token(source, reply.status, reply.body, account, is_needed=is_needed)]
 
 
-def _judge_token(status: int, body: bytes, account: Account, *, is_needed: bool) -> Check:
-    fix = "Make one with the right to write, then: export HF_TOKEN=..."
+def _judge_token(source: str, status: int, body: bytes, account: Account, *, is_needed: bool) -> Check:
+    fix = f"Make one with the right to write, then: export {source}=..."
     if status != 200:
-        return fault("hub.token", f"The Hub refuses HF_TOKEN with {status}.", fix, account.key_page)
+        return fault("hub.token", f"The Hub refuses {source} with {status}.", fix, account.key_page)
     try:
         token = json.loads(body)["auth"]["accessToken"]
         role = str(token["role"])
     except (ValueError, KeyError, TypeError):
-        return warning("hub.token", "The Hub does not say what HF_TOKEN may do.", fix, account.key_page)
+        return warning("hub.token", f"The Hub does not say what {source} may do.", fix, account.key_page)
     if role == "read":
         make = fault if is_needed else warning
-        return make("hub.token", "HF_TOKEN may read and not write.", fix, account.key_page)
-    return ok("hub.token", f"HF_TOKEN is taken; its role is {role}.")
+        return make("hub.token", f"{source} may read and not write.", fix, account.key_page)
+    return ok("hub.token", f"{source} is taken; its role is {role}.")
 
 
 def _check_provider(name: str, examined: Examined) -> list[Check]:
@@ -156,9 +157,9 @@ def _open(name: str, examined: Examined) -> Provider:
 
 
 def _configure(provider: Provider, name: str, run: Run) -> None:
-    settings = run.cloud.ssh if name == "ssh" else run.cloud.settings.get(name)
+    settings: Any = run.cloud.ssh if name == "ssh" else run.cloud.settings.get(name)
     if settings is not None:
-        provider.configure(settings)  # type: ignore[attr-defined]
+        cast(Configurable, provider).configure(settings)
 
 
 def _unset(account: Account, *, is_needed: bool) -> Check:

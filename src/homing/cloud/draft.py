@@ -93,7 +93,8 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         raise DataError(
             what=f"{run.name} is not ready to launch.",
             why=" ".join(_unprepared(run)),
-            fix=" && ".join(order.words.to(verb) for verb in ("prep", "verify", "launch")),
+            fix=" && ".join(order.words.to(verb) for verb in ("prep", "verify", "launch"))
+            + (f" --spend-limit {limit}" if limit is not None else ""),
         )
     _check_rate(order)
     earlier = _run_to_resume(order, home) if order.resume else None

@@ -66,8 +66,9 @@ def only(plan: Plan, exact: Exact, words: Words) -> Plan:
     if not rows:
         raise NoOffer(
             what=f"Nobody has {exact} for {plan.run.name} now.",
-            why=f"Near it: {'; '.join(_near(plan, exact))}.",
-            fix=f"See what there is: {words.to('plan')}",
+            why=f"Asked, as cloud.providers says: {', '.join(plan.run.cloud.providers)}."
+            f" Near it: {'; '.join(_near(plan, exact))}.",
+            fix=f"See what there is: {words.to('plan')}   or ask another: --set cloud.providers=NAME",
         )
     return dataclasses.replace(plan, offers=rows)
 

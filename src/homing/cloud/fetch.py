@@ -25,6 +25,7 @@ from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.codec import WireError
 from homing.wire.run import Run
+from homing.world import World
 
 __all__ = ["Fetched", "Shown", "choose", "fetch", "phases_of", "place_of", "show"]
 
@@ -166,21 +167,8 @@ def _fetch_model(
     if _is_same(home, checkpoint, model_dir):
         return False
     before = _stamps(home, model_dir)
-    foreign = ""
-    if world.exists(model_dir) and not force:
-        foreign = _foreign(home, checkpoint, model_dir) or _last_copy(home, store, checkpoint, phases, model_dir)
-    if foreign:
-        raise UsageError(
-            what=f"{model_dir} is not written over.",
-            why=foreign,
-            fix=f"homing fetch {checkpoint.manifest.run_name} --force   or to another folder: --to FOLDER",
-        )
-    if world.exists(model_dir) and not _may_replace(home, model_dir):
-        raise UsageError(
-            what=f"{model_dir} is no model, so it is not replaced, not even with --force.",
-            why=f"It has neither {names.MANIFEST} nor {names.WEIGHTS}, and what it has would be deleted.",
-            fix=f"homing fetch {checkpoint.manifest.run_name} --to FOLDER   with a folder that is not there yet",
-        )
+    if world.exists(model_dir):
+        _check_replaceable(home, store, checkpoint, phases, model_dir, force)
     aside = model_dir.parent / f".{model_dir.name}.fetching-{world.random_hex(6)}"
     world.mkdir(aside)
     try:
@@ -196,19 +184,45 @@ def _fetch_model(
                 why="Something in it is new, gone or written to.",
                 fix=f"homing fetch {checkpoint.manifest.run_name}   again, or to another folder: --to FOLDER",
             )
-        old = model_dir.parent / f".{model_dir.name}.old-{world.random_hex(6)}"
-        if world.exists(model_dir):
-            world.rename(model_dir, old)
-        try:
-            world.rename(aside, model_dir)
-        except BaseException:
-            if world.exists(old):
-                world.rename(old, model_dir)
-            raise
-        world.rmtree(old)
+        _put_in_place(aside, model_dir, world)
     finally:
         world.rmtree(aside)
     return True
+
+
+def _check_replaceable(
+    home: Home, store: Store, checkpoint: StoredCheckpoint, phases: list[str], model_dir: Path, force: bool
+) -> None:
+    """Raises where the folder that is there holds what nobody could get back."""
+    again, foreign = f"homing fetch {checkpoint.manifest.run_name}", ""
+    if not force:
+        foreign = _foreign(home, checkpoint, model_dir) or _last_copy(home, store, checkpoint, phases, model_dir)
+    if foreign:
+        raise UsageError(
+            what=f"{model_dir} is not written over.",
+            why=foreign,
+            fix=f"{again} --force   or to another folder: --to FOLDER",
+        )
+    if not _may_replace(home, model_dir):
+        raise UsageError(
+            what=f"{model_dir} is no model, so it is not replaced, not even with --force.",
+            why=f"It has neither {names.MANIFEST} nor {names.WEIGHTS}, and what it has would be deleted.",
+            fix=f"{again} --to FOLDER   with a folder that is not there yet",
+        )
+
+
+def _put_in_place(aside: Path, model_dir: Path, world: World) -> None:
+    """The earlier one goes only when its successor stands; whatever comes between brings it back."""
+    old = model_dir.parent / f".{model_dir.name}.old-{world.random_hex(6)}"
+    if world.exists(model_dir):
+        world.rename(model_dir, old)
+    try:
+        world.rename(aside, model_dir)
+    except BaseException:
+        if world.exists(old):
+            world.rename(old, model_dir)
+        raise
+    world.rmtree(old)
 
 
 def _foreign(home: Home, checkpoint: StoredCheckpoint, folder: Path) -> str:

@@ -28,7 +28,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance
 from homing.cloud.receipt import left_at_most
-from homing.cloud.reconcile import refresh
+from homing.cloud.reconcile import refresh, unread
 from homing.cloud.status import Status, billing_lines, look
 from homing.cloud.survey import kept_key
 from homing.cloud.terms import Terms, limits_of, terms_of
@@ -47,6 +47,11 @@ STALE_S = 300.0  # no heartbeat for so long is worth an alert
 DEAD_S = 60.0  # a machine on which nothing of ours runs gets so long to be looked at twice
 LAUNCH_S = 1800.0  # as long as a launch may take: no other run's limit may come while this guard is at it
 _DESTROY_S = 60.0
+_NAP_S = 60.0
+
+# What a round outlives: besides what fails, words of a provider that nobody knows (its list, its offers, its log), and
+# our own mistakes. The others are still guarded.
+_TROUBLE = (HomingError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 Say = Callable[[str], None]
 
@@ -75,14 +80,15 @@ def guard_pass(
     made, tell = Pass(), _unfailing(tell)
     try:
         made.problems += refresh(home)
-    except (HomingError, OSError) as exc:  # a full disk: what is in the ledger is guarded all the same
-        made.problems.append((str(exc) or type(exc).__name__).splitlines()[0])
+    except _TROUBLE as exc:  # a full disk: what is in the ledger is guarded all the same
+        made.problems.append(_told(exc))
     if every_s is not None:
         try:
             sign_in(home, every_s, is_once=is_once)
         except OSError as exc:
             made.problems.append(f"That this guard is on duty could not be written down: {exc}")
-    runs = [run for run in home.ledger.runs() if only in (None, run.id)]
+    # What another home owns comes last: what it may cost is read from its store, which may take a while.
+    runs = sorted((run for run in home.ledger.runs() if only in (None, run.id)), key=lambda run: run.state == ADOPTED)
     for part in (_Round.is_within_limit, _Round.look):  # money first: to go on elsewhere takes as long as a launch
         runs = [run for run in runs if _is_well(home, run, made, tell, part)]
     if only is None:
@@ -98,17 +104,25 @@ def _is_well(home: Home, run: RunRow, made: Pass, tell: Say, part: Callable[[_Ro
         made.problems.append(exc.what)
     except StillBilling as exc:
         made.may_bill.append(f"{run.id}: {exc.why}")
-    except (HomingError, WireError, OSError) as exc:
-        made.problems.append(f"{run.id}: {(str(exc) or type(exc).__name__).splitlines()[0]}")
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as exc:
-        # Words of a provider that nobody knows (its offers, its log), or our own mistake: the others are still guarded.
-        made.problems.append(f"{run.id}: {type(exc).__name__}: {exc}".splitlines()[0])
+    except _TROUBLE as exc:
+        made.problems.append(f"{run.id}: {_told(exc)}")
     return False
+
+
+def _told(exc: Exception) -> str:
+    is_ours = isinstance(exc, (HomingError, WireError, OSError))
+    return ((str(exc) if is_ours else f"{type(exc).__name__}: {exc}") or type(exc).__name__).splitlines()[0]
 
 
 def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
     """Until the next round: so long, or shorter where a limit comes before that."""
-    home.world.sleep(max(0.0, min(every_s, made.next_at - home.world.now())))
+    now = home.world.now()
+    by = min(now + every_s, made.next_at)
+    left_s = by - now
+    while left_s > _NAP_S:  # while a laptop's lid is closed no sleep goes on, and what it waited for may have come
+        home.world.sleep(_NAP_S)
+        left_s = min(left_s - _NAP_S, by - home.world.now())
+    home.world.sleep(max(0.0, left_s))
 
 
 def _unfailing(tell: Say) -> Say:
@@ -130,6 +144,9 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
         made.may_bill.append(f"{where} carries our mark and belongs to no run: homing reconcile")
     waiting = [line for line in home.ledger.unconfirmed() if line not in unknown and line.created_at is not None]
     for line in waiting:
+        if home.world.now() >= made.next_at:  # the limit of a run has come meanwhile: the next round ends that first
+            made.may_bill.append(f"{line.mark}: its end is not confirmed.")
+            continue
         try:
             destroy_lines(home, [line], deadline_s=_DESTROY_S)
             made.done.append(f"{line.mark} is gone; its end was asked for earlier.")
@@ -150,6 +167,8 @@ class _Round:
     def look(self) -> bool:
         if self.run.state == ADOPTED:
             return True  # whether it goes on, and what its silence means, is its new owner's to say
+        if self.home.world.now() >= self.made.next_at:
+            return True  # a limit has come while others were looked at, and the next round ends that first
         if self.billing and not self.run.is_live:
             self._check_ended()
         elif self.billing:
@@ -228,7 +247,7 @@ class _Round:
             self._end(f"The guard at home ends its machine: it was {said}.", "late")
 
     def _waits_for_us(self) -> bool:
-        line, signs = self.billing[-1], look(self.home, self.run).signs
+        line, signs = self.billing[-1], self._status().signs
         return signs is not None and waits_for_home(self.home.provider_of(line), line.mark, signs.heartbeat)
 
     def _is_kept(self, line: LedgerLine) -> bool:
@@ -242,7 +261,7 @@ class _Round:
 
     def _wants_time(self) -> bool:
         """It keeps or still pushes, and said so lately, by our own clock."""
-        status = look(self.home, self.run)
+        status = self._status()
         # While one large file of the last checkpoint travels, no heartbeat does: that is no idleness yet.
         longer_s = max(STALE_S, limits_of(self.home, self.run).idle_s)
         if status.signs is None:  # a store that cannot be read is no silent machine
@@ -278,7 +297,7 @@ class _Round:
                 self._note_dead(line, instance)
         if not billing_lines(self.home.ledger.lines(self.run.id)):
             return
-        status = look(self.home, self.run)
+        status = self._status()
         if status.signs is None:
             self._alert(f"blind-{int(self.now // 3600)}", f"{status.problem} Its limit is still guarded from here.")
         else:
@@ -286,7 +305,7 @@ class _Round:
 
     def _note_dead(self, line: LedgerLine, instance: Instance) -> None:
         """Seen twice without a word between: from one program of ours to the next there may be a moment with none."""
-        status = look(self.home, self.run)
+        status = self._status()
         beat = status.signs.heartbeat if status.signs else None
         key = f"dead-{line.mark}-{beat.t if beat else 0:.0f}"
         self._alert(key, f"Nothing of ours runs on {line.mark} any more: {instance.detail}.")
@@ -378,6 +397,13 @@ class _Round:
         except OSError as exc:
             self.made.problems.append(f"{self.run.id}: its diary cannot be written: {exc}")
             return True
+
+    def _status(self) -> Status:
+        """What its store tells. One that did not answer a moment ago is not waited for again in this round."""
+        told = next((text for text in self.made.problems if text.startswith(unread(self.run))), "")
+        if not told:
+            return look(self.home, self.run)
+        return Status(self.run, self.lines, None, meter.total_spend(self.lines, self.now), None, told, self.now)
 
     def _describe(self, line: LedgerLine) -> Instance | None:
         if line.instance_id is None:

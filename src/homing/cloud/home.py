@@ -7,8 +7,9 @@ Nothing is created until something is written.
 
 from __future__ import annotations
 
+import contextlib
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +21,7 @@ from homing.cloud.providers.registry import HERE_ONLY, open_provider
 from homing.cloud.providers.ssh import Ssh
 from homing.errors import ProviderRefused
 from homing.store import Store, open_store
+from homing.wire import codec, names
 from homing.wire.run import Run
 from homing.world import World
 
@@ -100,7 +102,20 @@ class Home:
         if key not in self._providers:
             self._providers[key] = open_provider(line.provider, home=path, owner=its.owner, world=self.world)
         marks = frozenset(mark for mark, each in adopted.items() if each.owner == its.owner)
-        return cast(Provider, AdoptedOnly(self._providers[key], marks))
+        named = partial(self._named_volumes, line.provider, its.owner, marks)
+        return cast(Provider, AdoptedOnly(self._providers[key], marks, named))
+
+    def _named_volumes(self, provider: str, owner: str, marks: frozenset[str]) -> frozenset[str]:
+        """Marks of the volumes that adopted runs name in their run files: made for all runs of the other home, so that
+        no attempt's mark finds them, and billing on when that home is lost."""
+        prefix, found = owner_prefix(owner), set[str]()
+        for run_id in {line.run_id for line in self.ledger.lines() if shown_mark(line.mark) in marks}:
+            with contextlib.suppress(OSError, codec.WireError):  # its papers could not be brought here
+                told = codec.loads(Run, self.world.read(self.run_dir(run_id) / names.RUN)).cloud.settings
+                name = told.get(provider, {}).get("volume")
+                if isinstance(name, str) and name:  # elsewhere it is a size, of a disk that has its run's mark
+                    found.add(prefix + name.removeprefix(prefix))
+        return frozenset(found)
 
     def launch_lock(self, mark: str) -> Path:
         """Held by the process that launches `mark`, from before its intent until it ends, however it ends."""

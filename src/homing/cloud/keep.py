@@ -25,11 +25,12 @@ from homing.errors import IntegrityError, NotOwner, StoreError, UsageError
 from homing.store import Store, run_key
 from homing.store.base import Resuming
 from homing.store.lease import newest
+from homing.units import counted
 from homing.wire import names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.record import RunRecord
 
-__all__ = ["Removal", "in_order", "plan_removal", "remove"]
+__all__ = ["Removal", "in_order", "not_there", "plan_removal", "remove"]
 
 _AT_ONCE = 100  # keys in one delete: on the Hub that is one commit
 
@@ -47,7 +48,7 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
     prefix = key.rstrip("/")
     entries = [entry for entry in store.list(prefix) if entry.key == prefix or entry.key.startswith(prefix + "/")]
     if not entries:
-        raise _not_there(store, prefix)
+        raise not_there(store, prefix)
     parts = prefix.split("/")
     warning = ""
     if parts[0] == names.STORE_RUNS:
@@ -61,6 +62,24 @@ def plan_removal(store: Store, key: str, home: Home) -> Removal:
     # Inputs are everybody's, and a home that pushes its first ones now has no record yet: what was cut goes in a day.
     folders = () if parts[0] == names.STORE_OBJECTS else (prefix,)
     return Removal(keys, num_bytes, warning or _warning(store, parts, home), folders)
+
+
+def not_there(store: Store, key: str) -> UsageError:
+    """The answer to a key that the store does not have."""
+    keys = [entry.key for entry in store.list("")]
+    if below := [each for each in keys if each.startswith(key.rstrip("/") + "/")]:
+        return UsageError(
+            what=f"{key} is a folder of {counted(len(below), 'file')}.",
+            why="One file comes at a time; a model comes home whole by `homing fetch RUN`.",
+            fix=f"homing store get {below[0]} --store {store.url}",
+        )
+    folders = {"/".join(key.split("/")[:depth]) for key in keys for depth in range(1, 6)}
+    near = difflib.get_close_matches(key, sorted(folders | set(keys)), n=5, cutoff=0.5)
+    return UsageError(
+        what=f"There is no {key} in {store.url}.",
+        why=f"Near it: {', '.join(near)}." if near else f"It holds {len(keys)} files.",
+        fix=f"homing store ls --store {store.url}",
+    )
 
 
 def in_order(keys: Iterable[str]) -> list[str]:
@@ -177,14 +196,3 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
         )
     theirs = [record.run_id for record in records if record.owner != home.owner]
     return f"Runs of other homes may need it to go on: {', '.join(theirs)}." if theirs else ""
-
-
-def _not_there(store: Store, prefix: str) -> UsageError:
-    keys = [entry.key for entry in store.list("")]
-    folders = {"/".join(key.split("/")[:depth]) for key in keys for depth in range(1, 6)}
-    near = difflib.get_close_matches(prefix, sorted(folders | set(keys)), n=5, cutoff=0.5)
-    return UsageError(
-        what=f"There is no {prefix} in {store.url}.",
-        why=f"Near it: {', '.join(near)}." if near else f"It holds {len(keys)} files.",
-        fix="homing store ls",
-    )

@@ -91,19 +91,18 @@ def launch(
     home: Home,
     *,
     tell: Callable[[str], None] = lambda text: None,
-    last_look: Callable[[], None] = lambda: None,
+    last: RunRow | None = None,
 ) -> Launched:
-    """`last_look` may raise what still stands in the way, when all that takes a while has been asked."""
+    """`last` is the run as a guard has judged it, who goes on with it: only if nobody has changed that since."""
     check_armed(draft, home)
     # A store that cannot be used is found out while nothing is rented and nothing is written down.
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     check_hub(draft.run, home.world)
     account = home.provider(draft.order.offer.provider).account()  # nobody rents who could not say where to look for it
     row = row_of(draft, home)
-    last_look()
     _hold_lock(draft, home)
     try:
-        home.ledger.intend(row, line_of(draft, home, account))
+        home.ledger.intend(row, line_of(draft, home, account), last)
     except BaseException:
         # A guard lives on after this, and would hold it over an attempt that another one has launched.
         home.world.remove(home.launch_lock(draft.mark))
@@ -116,8 +115,8 @@ def launch(
         store = open_store(draft.run.store, home.world)
         write_home(draft, home)
         lease = _take_lease(draft, home, store)
-        if draft.order.resume:
-            clear_wishes(home, store, draft.run.id, draft.attempt)
+        if draft.order.resume and not clear_wishes(home, store, draft.run.id, draft.attempt, is_stop_over=last is None):
+            raise EndedElsewhere(f"{draft.run.id} is not launched again: a stop was asked for meanwhile.")
         _prepare(draft, home, tell)
         inputs = inputs_of(draft, home, store, tell)
         tell(told_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
@@ -291,6 +290,7 @@ def _first_heartbeat(
     timeout_s, by = min(draft.boot_timeout_s, within_s), home.world.now() + within_s
     tell(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
     provider = home.provider(instance.provider)
+    page = f"   See {provider.page}" if provider.page else ""
     (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
     found: list[Heartbeat] = []
 
@@ -312,7 +312,7 @@ def _first_heartbeat(
             raise StartTimeout(
                 what=f"The agent on {instance.id} ended before its first heartbeat.",
                 why=_last_words(_boot_log(draft, home, store, instance)) or now.detail,
-                fix=f"homing logs {draft.run.name}",
+                fix=f"homing logs {draft.run.name}{page}",
             )
         return False
 
@@ -320,7 +320,7 @@ def _first_heartbeat(
         raise StartTimeout(
             what=f"{instance.id} gave no sign of life within {format_duration(timeout_s)}.",
             why=_last_words(_boot_log(draft, home, store, instance)) or "It left no log.",
-            fix=f"Try again: {draft.order.words.to('launch')}" + (f"   See {provider.page}" if provider.page else ""),
+            fix=f"Try again: {draft.order.words.to('launch')}{page}",
         )
     return found[0]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.cloud.mark import shown_mark
-from homing.errors import HomingError, IntegrityError, UsageError
+from homing.errors import EndedElsewhere, HomingError, IntegrityError, UsageError
 from homing.install import pip_upgrade
 from homing.wire.codec import record
 from homing.world import Database, World
@@ -28,7 +28,6 @@ __all__ = [
     "ADOPTED",
     "AT_MOST",
     "CUT_SHORT",
-    "ENDED_STATES",
     "LIVE_STATES",
     "LOST",
     "PREEMPTED",
@@ -41,7 +40,6 @@ __all__ = [
 ]
 
 LIVE_STATES = ("launching", "running", "landing")
-ENDED_STATES = ("done", "failed", "stopped")
 # How the reason of a run begins whose machine went before its work was done.
 SILENT, PREEMPTED, LOST = "its instance ended without saying how", "preempted: ", "lost: "
 CUT_SHORT = "its launch was cut short"
@@ -87,6 +85,7 @@ class LedgerLine:
 
 
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine)]
+_UNCHANGED = " AND EXISTS (SELECT 1 FROM runs WHERE id = ? AND state = ? AND reason = ?)"
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """CREATE TABLE IF NOT EXISTS runs (
@@ -146,6 +145,11 @@ class RunRow:
         """Its machine was taken away or lost, not its work: it can go on elsewhere."""
         return not self.is_live and self.reason.startswith((SILENT, PREEMPTED, LOST))
 
+    @property
+    def may_go_on(self) -> bool:
+        """Ended, and perhaps not for good: a guard may rent the next machine for it."""
+        return self.is_interrupted or (not self.is_live and self.reason == CUT_SHORT)
+
 
 class Ledger:
     def __init__(self, path: Path, world: World) -> None:
@@ -155,12 +159,16 @@ class Ledger:
 
     # --- writing ---
 
-    def intend(self, run: RunRow, line: LedgerLine) -> None:
-        """Run and line in one transaction. A resumed run must have ended, a new one may not share a live name."""
+    def intend(self, run: RunRow, line: LedgerLine, last: RunRow | None = None) -> None:
+        """Run and line in one transaction. A resumed run must have ended, a new one may not share a live name.
+
+        `last` is the run as a guard has judged it: one that a person has destroyed or launched since stays so.
+        """
         insert = f"INSERT INTO lines ({', '.join(_LINE_COLUMNS)}) SELECT {', '.join('?' * len(_LINE_COLUMNS))}"
         values = [getattr(line, name) for name in _LINE_COLUMNS]
         names = [field.name for field in dataclasses.fields(RunRow)]
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
+        same, judged = ("", []) if last is None else (_UNCHANGED, [last.id, last.state, last.reason])
         if any(known.mark == line.mark for known in self.lines(run.id)):
             raise UsageError(
                 what=f"{run.id} was launched from elsewhere while you were asked.",
@@ -170,8 +178,8 @@ class Ledger:
         rows = self._execute(
             # A name is free when no run of that name lives; a run under its own id goes on when it has ended.
             (
-                f"{insert} WHERE NOT EXISTS (SELECT 1 FROM runs WHERE name = ? AND state IN ({live}))",
-                [*values, run.name],
+                f"{insert} WHERE NOT EXISTS (SELECT 1 FROM runs WHERE name = ? AND state IN ({live})){same}",
+                [*values, run.name, *judged],
             ),
             (
                 f"INSERT INTO runs ({', '.join(names)}) SELECT {', '.join('?' * len(names))}"
@@ -182,8 +190,12 @@ class Ledger:
             ),
             ("SELECT mark FROM lines WHERE mark = ?", [line.mark]),
         )
-        if not rows:
-            raise self._name_taken(run.name)
+        if rows:
+            return
+        now = self.run(last.id) if last is not None else None
+        if now is not None and not now.is_live:
+            raise EndedElsewhere(f"{now.id} is not launched again: it is {now.state} by now.", now.reason)
+        raise self._name_taken(run.name)
 
     def begin_create(self, mark: str, at: float) -> None:
         """The last durable word before the create call: from now on an instance may exist."""

@@ -76,7 +76,7 @@ def list_prices(run: Run, home: Home, own_rate: Decimal | None = None) -> list[L
         raise NoOffer(
             what=f"No card that is listed holds {run.name}.",
             why=f"It takes {format_bytes(needs.memory_bytes)} on {run.cloud.num_gpus} x {run.cloud.gpu or 'any card'}.",
-            fix="Change cloud.gpu or cloud.num_gpus, or make the model smaller; see: homing verify",
+            fix="Change cloud.gpu or cloud.num_gpus, or make the model smaller; see: homing verify RUN",
         )
     return sorted(rows, key=lambda row: (row.cost_usd is None, row.cost_usd or Decimal(0), row.seconds))
 

@@ -13,8 +13,9 @@ from homing.errors import HomingError, StoreError, UsageError
 from homing.store import run_key
 from homing.wire import names
 from homing.wire.codec import WireError
+from homing.world import World
 
-__all__ = ["PROGRAMS", "boot_log", "follow", "read_log"]
+__all__ = ["PROGRAMS", "boot_log", "check_program", "follow", "follow_tail", "read_log"]
 
 PROGRAMS = ("trainer", "agent", "sync")
 _EVERY_S = 2.0
@@ -27,15 +28,24 @@ def read_log(home: Home, run: RunRow, program: str = "trainer") -> list[str]:
 def follow(
     home: Home, run: RunRow, program: str = "trainer", *, tell: Callable[[str], None] = lambda text: None
 ) -> Iterator[str]:
-    """Until the run ends. The place in the file is kept over failed looks, so nothing is lost and nothing twice."""
-    tail, said = _tail(home, run, program), ""
+    """Until the run ends."""
+
+    def is_over() -> bool:
+        refresh(home)
+        now = home.ledger.run(run.id)
+        return now is not None and not now.is_live
+
+    return follow_tail(_tail(home, run, program), is_over, home.world, tell)
+
+
+def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, tell: Callable[[str], None]) -> Iterator[str]:
+    """Until the run is over. The place in the file is kept over failed looks, so nothing is lost and nothing twice."""
+    said = ""
     while True:
         # Asked before the last read: what is written until the end is then read after it.
         is_over = False
         try:
-            refresh(home)
-            now = home.ledger.run(run.id)
-            is_over = now is not None and not now.is_live
+            is_over = ask()
             yield from tail.lines()
             said = ""
         except (HomingError, WireError, OSError) as exc:
@@ -45,7 +55,7 @@ def follow(
             said, is_over = problem, False
         if is_over:
             return
-        home.world.sleep(_EVERY_S)
+        world.sleep(_EVERY_S)
 
 
 def boot_log(home: Home, run: RunRow) -> str:
@@ -63,11 +73,15 @@ def boot_log(home: Home, run: RunRow) -> str:
     return home.provider_of(last).log(last.instance_id)
 
 
-def _tail(home: Home, run: RunRow, program: str) -> Tail:
+def check_program(program: str, run_id: str) -> None:
     if program not in PROGRAMS:
         raise UsageError(
             what=f"There is no log of {program!r}.",
             why=f"Known: {', '.join(PROGRAMS)}.",
-            fix=f"homing logs {run.id} trainer",
+            fix=f"homing logs {run_id} trainer",
         )
+
+
+def _tail(home: Home, run: RunRow, program: str) -> Tail:
+    check_program(program, run.id)
     return Tail(home.store_of(run), run_key(run.id, names.LOGS, f"{program}.log"))

@@ -19,7 +19,9 @@ from homing.units import format_usd
 from homing.wire.limit import allowed_s, reserve_s
 
 __all__ = [
+    "AT_MOST_WORDS",
     "MARGIN_S",
+    "MARGIN_WORDS",
     "Bill",
     "as_limit",
     "at_most",
@@ -36,6 +38,14 @@ __all__ = [
 # From the moment the agent decides to end until billing has ended: the last push, the call, its retries.
 # Also by how much our figure may stand above the provider's: from the create call to what it calls created.
 MARGIN_S = 180.0
+MARGIN_WORDS = (
+    "Ours counts from the create call, so it may stand above the provider's figure by up to"
+    f" {MARGIN_S:g} s of each instance's rate, never below."
+)
+AT_MOST_WORDS = (
+    "At most: nobody saw when it ended, or that it was made at all, and its provider does not tell. So much it"
+    " can have cost, and so much counts against its limit; what was billed is on the provider's own page."
+)
 _CENT = Decimal("0.01")
 
 

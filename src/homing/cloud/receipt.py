@@ -17,7 +17,7 @@ from homing.cloud import meter
 from homing.cloud.guards import can_end_itself
 from homing.cloud.home import Home
 from homing.cloud.ledger import AT_MOST, REFUSED, LedgerLine
-from homing.cloud.providers.base import Instance, Remembering
+from homing.cloud.providers.base import Doubling, Instance, Remembering
 from homing.cloud.signs import read_document
 from homing.cloud.whose import is_elsewhere
 from homing.errors import HomingError
@@ -74,7 +74,8 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
         heard = counted(line, beat, home.ledger.lines(line.run_id), now)
         ended_at = _goodbye(home, line, beat, heard, now)
     until = ended_at if ended_at is not None else now
-    ours = max(meter.cost(rate, until - at) for at in _beginnings(home, line, instance))
+    count = _most_machines(home, line, instance) if ended_at is None else 1
+    ours = count * max(meter.cost(rate, until - at) for at in _beginnings(home, line, instance))
     if heard > ours:  # the clock at home was set back: and from its last word to its end it billed too
         ours = heard + meter.cost(rate, meter.MARGIN_S)
     written = Decimal(line.spend_usd)
@@ -85,10 +86,16 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     spend = max(ours, seen, theirs)
     if ended_at is None:
         known = max(written, heard, theirs)  # for so much it is known to have lived
-        spend = max(known, min(spend, most_usd(home, line)))
+        spend = max(known, min(spend, count * most_usd(home, line)))
         if spend - known > meter.cost(rate, meter.MARGIN_S):
             note = AT_MOST + note
     home.ledger.close(line.mark, at=min(until, home.world.now()), spend_usd=spend, note=note)
+
+
+def _most_machines(home: Home, line: LedgerLine, instance: Instance | None) -> int:
+    """Under its mark, where nobody saw one: as many as its launch may have asked for."""
+    provider = home.provider_of(line)
+    return provider.num_creates if instance is None and isinstance(provider, Doubling) else 1
 
 
 def _latest(home: Home, line: LedgerLine) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 
 from homing.cloud.ask import ask_all
 from homing.cloud.home import Home
@@ -21,13 +22,14 @@ from homing.cloud.lease import describe, other_owner
 from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
 from homing.cloud.mark import shown_mark, twin_mark
 from homing.cloud.providers.base import Instance, Provider, Resource
-from homing.cloud.providers.registry import HERE_ONLY, configured
+from homing.cloud.providers.registry import NEAR, configured
 from homing.cloud.receipt import last_beat, note_bill, receipt, seen_spend
 from homing.cloud.record import is_recorded, write_record
-from homing.cloud.signs import read_signs
+from homing.cloud.signs import Signs, read_signs
 from homing.cloud.whose import check_account, note_account, say
-from homing.errors import HomingError, LimitReached, OtherAccount, UsageError
+from homing.errors import HomingError, LimitReached, OtherAccount, ProviderSilent, UsageError
 from homing.wire.codec import WireError
+from homing.wire.record import Lease
 
 __all__ = [
     "CREATE_GRACE_S",
@@ -38,6 +40,7 @@ __all__ = [
     "providers_in_use",
     "refresh",
     "unasked",
+    "unread",
 ]
 
 LOOKS = 3  # a list may be late: absent means absent in this many looks over the provider's settle time
@@ -65,10 +68,13 @@ def refresh(home: Home) -> list[str]:
     views, problems = _views(home, lines), list[str]()
     for view, listed in zip(views, _list_owned(home, views), strict=True):
         problems += _refresh_lines(home, view, listed)
-    for run in home.ledger.runs():
-        if run.is_live:
-            problems += _refresh_run(home, run)
+    problems += _refresh_runs(home, [run for run in home.ledger.runs() if run.is_live])
     return problems + _write_records(home, problems)
+
+
+def unread(run: RunRow) -> str:
+    """How the sentence begins that tells of a store which could not be read."""
+    return f"The store of {run.id} could not be read:"
 
 
 def unasked(name: str) -> str:
@@ -130,11 +136,11 @@ def _close_unborn(home: Home) -> None:
 def _views(home: Home, lines: list[LedgerLine]) -> list[_View]:
     own = {name: [line for line in lines if line.provider == name and home.is_ours(line.mark)]
            for name in providers_in_use(home)}  # fmt: skip
-    found = [_View(name, lambda name=name: home.provider(name), of, name) for name, of in own.items()]  # type: ignore[misc]
+    found = [_View(name, partial(home.provider, name), of, name) for name, of in own.items()]
     for group in _adopted_groups(home, lines):
         first = group[0]
         title = f"{first.provider} of {first.mark}"
-        found.append(_View(first.provider, lambda line=first: home.provider_of(line), group, title))  # type: ignore[misc]
+        found.append(_View(first.provider, partial(home.provider_of, first), group, title))
     return found
 
 
@@ -143,7 +149,7 @@ def _list_owned(home: Home, views: list[_View]) -> list[list[Instance] | HomingE
 
     What is on this computer answers at once or not at all, and is asked one after another: an order is worth more.
     """
-    answers = ask_all({view.title: view.look for view in views if view.name not in HERE_ONLY}, home.world)
+    answers = ask_all({view.title: view.look for view in views if view.name not in NEAR}, home.world)
     for view in views:
         if view.title not in answers:
             try:
@@ -293,25 +299,49 @@ def _forgotten(instance: Instance, now: float) -> LedgerLine:
     )
 
 
-def _refresh_run(home: Home, run: RunRow) -> list[str]:
-    lines = home.ledger.lines(run.id)
-    last = lines[-1] if lines else None
-    signs = None
-    if any(line.created_at is not None for line in lines):  # before that nobody has written, and there may be no store
-        other = other_owner(home, run)
-        if other is not None:
-            home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(other)}")
-            return []
-        try:
-            signs = read_signs(home.store_of(run), run.id, last)
-        except (HomingError, WireError, OSError) as exc:
-            if last is None or last.destroyed_at is None or last.instance_id is not None:
-                return [f"The store of {run.id} could not be read: {_first_line(exc)}"]
-    now = home.world.now()
-    if signs is not None and signs.outcome is not None:
-        outcome = signs.outcome
+def _refresh_runs(home: Home, runs: list[RunRow]) -> list[str]:
+    """Far stores at once, each with a deadline, as the providers: minutes of tries at one of them would keep the guard
+    from every limit. They are only read there: one that answers when nobody waits any more must not change a thing."""
+    lines = {run.id: home.ledger.lines(run.id) for run in runs}
+    reads = {run.id: partial(_read_run, home, run, lines[run.id]) for run in runs}
+    far = {run.id: reads[run.id] for run in runs if not run.store.startswith("file:")}
+    answers, problems = ask_all(far, home.world), list[str]()
+    for run in runs:
+        found = answers[run.id] if run.id in answers else reads[run.id]()
+        if isinstance(found, ProviderSilent):
+            found = f"{unread(run)} {_first_line(found)}"
+        elif isinstance(found, Exception):
+            raise found
+        if isinstance(found, str):
+            problems.append(found)
+        else:
+            _note_run(home, run, lines[run.id], found)
+    return problems
+
+
+def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | Signs | str | None:
+    """Who else owns it, or what it says of itself, or why that cannot be read; None where there is nothing to read."""
+    if all(line.created_at is None for line in lines):  # nobody has written yet, and there may be no store
+        return None
+    other = other_owner(home, run)
+    if other is not None:
+        return other
+    last = lines[-1]
+    try:
+        return read_signs(home.store_of(run), run.id, last)
+    except (HomingError, WireError, OSError) as exc:
+        is_over = last.destroyed_at is not None and last.instance_id is None
+        return None if is_over else f"{unread(run)} {_first_line(exc)}"
+
+
+def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | Signs | None) -> None:
+    last, now = lines[-1] if lines else None, home.world.now()
+    if isinstance(found, Lease):
+        home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(found)}")
+    elif found is not None and found.outcome is not None:
+        outcome = found.outcome
         # What `homing watch` ends with: a stop that a person asked for is no failure, a limit is its own code.
-        code = LimitReached.exit_code if signs.is_limit else int(outcome.state == "failed")
+        code = LimitReached.exit_code if found.is_limit else int(outcome.state == "failed")
         ended_at = min(outcome.t or now, now)  # its clock may be ahead, and the guard waits from here
         # An instance that home itself ends gets the same signal as one that its owner takes away.
         is_taken = outcome.is_preempted and last is not None and not home.ledger.is_destroy_asked(last.mark)
@@ -324,10 +354,9 @@ def _refresh_run(home: Home, run: RunRow) -> list[str]:
         home.ledger.set_run(
             run.id, only_live=True, state="failed", reason=reason, exit_code=1, ended_at=last.destroyed_at
         )
-    elif signs is not None and signs.heartbeat is not None:
-        is_landing = signs.heartbeat.end_step is not None
+    elif found is not None and found.heartbeat is not None:
+        is_landing = found.heartbeat.end_step is not None
         home.ledger.set_run(run.id, only_live=True, state="landing" if is_landing else "running")
-    return []
 
 
 def _write_records(home: Home, problems: list[str]) -> list[str]:
@@ -336,6 +365,8 @@ def _write_records(home: Home, problems: list[str]) -> list[str]:
     worth = [run for run in home.ledger.runs() if run.is_live or now - (run.ended_at or 0.0) < _RECORD_S]
     lines = home.ledger.lines() if worth else []
     for run in worth:
+        if any(problem.startswith(unread(run)) for problem in problems):
+            continue  # nor will it be written, and that was told
         own = [line for line in lines if line.run_id == run.id]
         try:
             if run.state not in (ADOPTED, "launching") and not is_recorded(home, run, own):

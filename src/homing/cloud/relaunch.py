@@ -151,7 +151,8 @@ def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
 
 
 def _check_unchanged(home: Home, run: RunRow) -> None:
-    """To look for offers, and at its store, takes a while, in which a person may have destroyed what is left of it."""
+    """To look for offers takes a while, in which a person may have destroyed what is left of it. The intent looks
+    again; here it costs none of its relaunches."""
     now = home.ledger.run(run.id) or run
     if (now.state, now.reason) != (run.state, run.reason):
         raise EndedElsewhere(f"{run.id} is not launched again: it is {now.state} by now.", now.reason)
@@ -165,7 +166,7 @@ def _launch(ready: Draft, home: Home, run: RunRow, tell: Callable[[str], None]) 
     # Before the launch: a guard that dies in the midst of it has said that this attempt is a guard's.
     diary.note(home, run.id, f"relaunch-{ready.mark}", RELAUNCHED, text)
     try:
-        launch(ready, home, tell=tell, last_look=lambda: _check_unchanged(home, run))
+        launch(ready, home, tell=tell, last=run)
     except (EndedElsewhere, StillBilling):
         raise
     except HomingError as exc:

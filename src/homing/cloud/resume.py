@@ -55,15 +55,22 @@ def resume_inputs(store: Store, run_id: str, phases: list[str]) -> tuple[list[In
     return inputs + [_copy(store, run_id, path) for path in pointers], damaged
 
 
-def clear_wishes(home: Home, store: Store, run_id: str, attempt: int) -> None:
-    """A stop that ended the last attempt must not end this one, nor its outcome stand for this one's."""
+def clear_wishes(home: Home, store: Store, run_id: str, attempt: int, *, is_stop_over: bool) -> bool:
+    """A stop that ended the last attempt must not end this one, nor its outcome stand for this one's.
+
+    False where a stop is wanted all the same: a guard goes on with no run that was stopped, so one that it finds here
+    has come since it looked.
+    """
     for program in _BEGUN_ANEW:
         old = run_key(run_id, names.LOGS, f"{program}.log")
         if store.exists(old):
             store.put_bytes(run_key(run_id, names.LOGS, f"{program}-{attempt - 1}.log"), store.read(old))
-    if last_asked(home, run_id, store) is not None:
-        ask(home, run_id, store, stop=False, reason="", spend_limit_usd=None, time_limit_s=None, age_s=None)
+    left = last_asked(home, run_id, store)
+    if left is not None:
+        taken_back = {"stop": False, "reason": ""} if is_stop_over else {}
+        left = ask(home, run_id, store, spend_limit_usd=None, time_limit_s=None, age_s=None, **taken_back)
     store.delete(run_key(run_id, names.OUTCOME))
+    return left is None or not left.stop
 
 
 def _pointers(store: Store, run_id: str, phases: list[str], damaged: list[str]) -> dict[str, int]:

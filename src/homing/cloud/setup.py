@@ -95,7 +95,7 @@ def _make_store(url: str, home: Home) -> None:
 
 
 def _make_bucket(url: str) -> None:
-    from homing.store.s3_client import is_s3_failure, open_door, region_of
+    from homing.store.s3_client import open_door, region_of, s3_failures
 
     address = parse_s3(url)
     door = open_door(address)
@@ -104,7 +104,5 @@ def _make_bucket(url: str) -> None:
     where = {} if region in ("", "us-east-1") else {"CreateBucketConfiguration": {"LocationConstraint": region}}
     try:
         door.client.create_bucket(Bucket=address.bucket, **where)
-    except Exception as exc:
-        if not is_s3_failure(exc):
-            raise
+    except s3_failures() as exc:
         raise door.error(exc, "made") from exc

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +14,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.signs import Signs, Tail, read_signs
 from homing.errors import HomingError
-from homing.store import pace_of, run_key
+from homing.store import Store, pace_of, run_key
 from homing.units import format_count, format_duration
 from homing.wire import codec, names
 from homing.wire.codec import WireError
@@ -23,21 +23,24 @@ from homing.wire.event import Metric
 from homing.wire.run import Run
 
 __all__ = [
+    "BY_REWARD",
     "STALE_S",
     "Status",
     "billing_lines",
     "dump_line",
     "figures_of",
-    "last_step",
+    "how_far",
     "look",
     "newest_figures",
+    "newest_in",
     "newest_pushed",
     "progress_line",
+    "reached",
     "say_figures",
 ]
 
 STALE_S = 60.0  # a heartbeat this old is told as old, in a store that may be written to at any time
-_BY_REWARD = "rl"  # the phase whose loss says nothing
+BY_REWARD = "rl"  # the phase whose loss says nothing
 _PASS = "val_pass_at_"
 
 
@@ -51,6 +54,7 @@ class Status:
     problem: str = ""
     at: float = 0.0  # when this was looked at
     phases: tuple[str, ...] = ()  # of the run, in their order; none where its record is not at home
+    steps: Mapping[str, int] = field(default_factory=dict)  # by phase, as planned
 
     @property
     def limit_usd(self) -> Decimal | None:
@@ -104,15 +108,16 @@ def look(home: Home, run: RunRow) -> Status:
             problem = f"The store could not be read: {str(exc).splitlines()[0]}"
     beat = signs.heartbeat if signs else None
     age_s = heard.age_s(home, run.id, beat) if beat else None
-    return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem, now, _phases(home, run))
+    steps = _steps(home, run)
+    return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem, now, tuple(steps), steps)
 
 
-def _phases(home: Home, run: RunRow) -> tuple[str, ...]:
+def _steps(home: Home, run: RunRow) -> dict[str, int]:
     try:
         record = codec.loads(Run, home.world.read(home.run_dir(run.id) / names.RUN))
     except (OSError, ValueError):
-        return ()
-    return tuple(phase.kind for phase in record.phases)
+        return {}
+    return {phase.kind: phase.num_steps for phase in record.phases}
 
 
 def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
@@ -122,11 +127,16 @@ def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
 
 def newest_pushed(home: Home, run: RunRow) -> str:
     """The newest whole checkpoint in the store, `pretrain step 1,200`; "" where there is none. Raises when blind."""
-    prefix, store = run_key(run.id, names.CHECKPOINTS) + "/", home.store_of(run)
+    store = home.store_of(run)
+    return newest_in(store, run.id, lambda: phases_of(store, run))
+
+
+def newest_in(store: Store, run_id: str, phases: Callable[[], list[str]]) -> str:
+    prefix = run_key(run_id, names.CHECKPOINTS) + "/"
     parts = [entry.key[len(prefix) :].split("/") for entry in store.list(prefix)]
     # The manifest is pushed last: with it in the store the checkpoint is whole.
     whole = [(part[0], names.parse_step(part[1])) for part in parts if len(part) == 3 and part[2] == names.MANIFEST]
-    order = {phase: number for number, phase in enumerate(phases_of(store, run) if whole else [])}
+    order = {phase: number for number, phase in enumerate(phases() if whole else [])}
     found = [(order.get(phase, -1), step, phase) for phase, step in whole if step is not None]
     return f"{max(found)[2]} step {max(found)[1]:,}" if found else ""
 
@@ -137,7 +147,7 @@ def dump_line(line: LedgerLine) -> dict[str, Any]:
 
 def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, float]:
     """What the phase alone has, such as the reward of rl, which no heartbeat carries. Raises when blind."""
-    if beat is None or beat.phase != _BY_REWARD:
+    if beat is None or beat.phase != BY_REWARD:
         return {}
     metrics = Tail(home.store_of(run), run_key(run.id, names.METRICS)).documents(Metric)
     return newest_figures(metric for metric in metrics if metric.phase == beat.phase)
@@ -167,20 +177,8 @@ def progress_line(
     """Fixed order, money always on it; of several phases the one that it is at, and which of how many that is. In rl,
     whose loss says nothing, the reward stands in its place. With the plan it tells the end of all phases; while it does
     not train, what it does instead."""
-    parts = []
-    if beat is not None and len(status.phases) > 1 and beat.phase in status.phases:
-        parts.append(f"{beat.phase} {status.phases.index(beat.phase) + 1}/{len(status.phases)}")
-    if beat is not None and beat.num_steps:
-        landing = "" if beat.end_step is None else f", landing at {beat.end_step:,}"
-        parts.append(f"step {last_step(status, beat):,}/{beat.num_steps:,}{landing}")
-    if beat is not None and beat.phase == _BY_REWARD:
-        parts += say_figures(figures or {})
-    elif beat is not None and beat.loss is not None:
-        parts.append(f"loss {beat.loss:.3f}")
-    if beat is not None and beat.tokens_per_s is not None:
-        parts.append(f"{format_count(beat.tokens_per_s)} tok/s")
-    if beat is not None and beat.mfu is not None:
-        parts.append(f"mfu {beat.mfu:.0%}")
+    beat = None if beat is None else reached(status, beat)
+    parts = [] if beat is None else how_far(beat, status.phases, figures)
     if beat is not None and "gpu" in beat.use and status.run.is_live:
         parts.append(f"card {beat.use['gpu']:.0%}, its memory {beat.use.get('gpu_memory', 0.0):.0%}")
     found = ahead(status, beat, plan)
@@ -190,13 +188,44 @@ def progress_line(
         parts.append(f"eta {format_duration(found.eta_s)}" + ("" if found.is_whole else " of this phase"))
     elif beat is not None and beat.state != "training" and status.run.is_live:
         parts.append(beat.state)
+    elif beat is not None and not beat.num_steps and status.run.is_live:
+        parts.append("training, before its first line of numbers")
     return " | ".join(parts)
 
 
-def last_step(status: Status, beat: Heartbeat) -> int:
-    """A trainer that has ended says where; its lines of numbers come only every few steps."""
+def how_far(told: Heartbeat | Metric, phases: Sequence[str], figures: Mapping[str, float] | None = None) -> list[str]:
+    """The part of the line that the trainer knows, rented or not; each only where it is known."""
+    parts = []
+    if len(phases) > 1 and told.phase in phases:
+        parts.append(f"{told.phase} {phases.index(told.phase) + 1}/{len(phases)}")
+    if told.num_steps:
+        landing = "" if told.end_step is None else f", landing at {told.end_step:,}"
+        at = f"step {told.step:,}/{told.num_steps:,}" if told.step else f"before the first of {told.num_steps:,} steps"
+        parts.append(at + landing)
+    if told.phase == BY_REWARD:
+        parts += say_figures(figures or {})
+    elif told.loss is not None:
+        parts.append(f"loss {told.loss:.3f}")
+    if told.tokens_per_s is not None:
+        parts.append(f"{format_count(told.tokens_per_s)} tok/s")
+    if told.mfu is not None:
+        parts.append(f"mfu {told.mfu:.0%}")
+    return parts
+
+
+def reached(status: Status, beat: Heartbeat) -> Heartbeat:
+    """With what a trainer that has ended says of where: a heartbeat knows of a step, and of a new phase, from lines of
+    numbers alone, which come every few steps, and the first may never have come."""
     outcome = status.signs.outcome if status.signs else None
-    return max(beat.step, outcome.step) if outcome is not None and outcome.phase == beat.phase else beat.step
+    if outcome is None:
+        return beat
+    if outcome.phase == beat.phase:
+        return replace(beat, step=max(beat.step, outcome.step))
+    order = list(status.steps)
+    if outcome.phase not in order or (beat.phase in order and order.index(beat.phase) > order.index(outcome.phase)):
+        return beat
+    blank = replace(beat, loss=None, tokens_per_s=None, mfu=None, end_step=None)
+    return replace(blank, phase=outcome.phase, step=outcome.step, num_steps=status.steps[outcome.phase])
 
 
 def _at_the_end(status: Status, found: Ahead | None) -> str:

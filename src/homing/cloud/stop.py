@@ -10,7 +10,7 @@ from homing.cloud.lease import require_owner
 from homing.cloud.ledger import RunRow
 from homing.cloud.reconcile import refresh
 from homing.cloud.signs import read_document, read_signs
-from homing.cloud.status import Status, billing_lines, look
+from homing.cloud.status import Status, billing_lines, look, reached
 from homing.cloud.unattended import waits_for_home
 from homing.cloud.wish import ask, deliver
 from homing.errors import HomingError, UsageError
@@ -28,10 +28,12 @@ _EVERY_S = 1.0
 def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was asked for from home.") -> int:
     """Writes the request with a new serial; returns it. Asking twice is asking once."""
     require_owner(home, run)
-    if not run.is_live and not _is_kept(home, run):
+    if not run.is_live and not run.may_go_on and not _is_kept(home, run):
         raise UsageError(
             what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
         )
+    if run.may_go_on:  # no machine will hear of it, and a guard would rent the next one
+        home.ledger.set_run(run.id, state="stopped", reason=reason, exit_code=0)
     store = home.store_of(run)
     last = read_document(store, run_key(run.id, names.REQUEST), Request)
     if last is not None and last.stop:
@@ -60,7 +62,7 @@ def wait_for_stop(
             return status
         beat = status.signs.heartbeat if status.signs else None
         _end_what_waits(home, status, beat, tell)
-        now = f"{beat.state} at step {beat.step:,}" if beat else "no heartbeat yet"
+        now = _where(status, beat) if beat else "no heartbeat yet"
         for text in [*problems, *([status.problem] if status.problem else []), f"waiting for the agent: {now}"]:
             if text != said:
                 tell(text)
@@ -72,6 +74,12 @@ def wait_for_stop(
                 fix=f"homing watch {run.id}   or at once, losing what is not pushed: homing destroy {run.id}",
             )
         home.world.sleep(_EVERY_S)
+
+
+def _where(status: Status, beat: Heartbeat) -> str:
+    """A step only where one is known: the first line of numbers may not have come yet, or never come."""
+    step = reached(status, beat).step
+    return f"{beat.state} at step {step:,}" if step else beat.state
 
 
 def _end_what_waits(home: Home, status: Status, beat: Heartbeat | None, tell: Callable[[str], None]) -> None:

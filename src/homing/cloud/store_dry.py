@@ -53,5 +53,8 @@ class DryStore:
     def sha256(self, key: str) -> str:
         return self._store.sha256(key)
 
+    def is_same(self, key: str, path: str) -> bool:
+        return self._store.is_same(key, path)
+
     def list(self, prefix: str) -> Entries:
         return self._store.list(prefix)

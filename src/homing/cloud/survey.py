@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 
 from homing.cloud import diary, meter
 from homing.cloud.ask import ask_all
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
-from homing.cloud.mark import make_mark, owner_in, owner_prefix, volume_mark
+from homing.cloud.mark import make_mark, owner_in, owner_prefix
 from homing.cloud.providers.base import Provider, Resource, wait_until
 from homing.cloud.providers.registry import HERE_ONLY
 from homing.cloud.reconcile import providers_in_use, refresh, unasked
@@ -192,11 +193,11 @@ def _askable(home: Home, lines: list[LedgerLine]) -> list[tuple[str, Callable[[]
     """Our own view of each provider, and one of each adopted mark's."""
     found: dict[str, Callable[[], Provider]] = {}
     for name in providers_in_use(home):
-        found[name] = lambda name=name: home.provider(name)  # type: ignore[misc]
+        found[name] = partial(home.provider, name)
     for line in lines:
         if not home.is_ours(line.mark):
             theirs = owner_prefix(owner_in(line.mark))
-            found[f"{line.provider} ({theirs}...)"] = lambda line=line: home.provider_of(line)  # type: ignore[misc]
+            found[f"{line.provider} ({theirs}...)"] = partial(home.provider_of, line)
     return list(found.items())
 
 
@@ -220,8 +221,9 @@ def _resource(home: Home, resource: Resource, is_live: bool, lines: dict[str, Le
 
 
 def _end_resource(home: Home, resource: Resource) -> str:
-    lines = [line for line in home.ledger.lines() if resource.mark in (line.mark, volume_mark(line.mark))]
-    line = lines[-1] if lines else None
+    # What another home made is reached through whatever was adopted of it.
+    lines = [line for line in home.ledger.lines() if owner_in(line.mark) == owner_in(resource.mark) != home.owner]
+    line = next((each for each in lines if each.provider == resource.provider), None)
     provider = home.provider_of(line) if line is not None else home.provider(resource.provider)
 
     def is_gone() -> bool:

@@ -1,6 +1,6 @@
 """Heartbeats, metrics and events to what a person sees, until the run ends.
 
-    store --poll--> Report(line | event | sample | alert | problem)  ...  Report(end)
+    store --poll--> Report(head | line | event | sample | alert | problem)  ...  Report(end)
 
 A failed poll is told once and tried again. Whoever watches also guards: the same round that `homing guard` makes, over
 this one run, ends it at its limit and goes on elsewhere when its machine is taken away. Leaving off changes nothing.
@@ -9,11 +9,8 @@ this one run, ends it at its limit and goes on elsewhere when its machine is tak
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -22,10 +19,11 @@ from homing.cloud.ahead import Planned, ahead, planned
 from homing.cloud.destroy import open_lines, still_billing
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.ledger import RunRow
+from homing.cloud.news import News, Report
 from homing.cloud.signs import Tail, read_document
 from homing.cloud.speed import remember
-from homing.cloud.status import Status, last_step, look, newest_figures, progress_line, say_figures
+from homing.cloud.status import Status, look, newest_pushed, progress_line, reached
 from homing.cloud.timing import measure_trip
 from homing.errors import HomingError, StillBilling, UsageError
 from homing.store import Store, run_key
@@ -50,17 +48,6 @@ __all__ = [
 DEFAULT_EVERY_S = 10.0
 _POLL_S = 2.0  # signs of the end are looked for this often, whatever the interval of lines
 _REFRESH_S = 10.0  # the provider is asked this often
-_ALERTS = ("alert", "limit_warning", "preempted", "end_billing_failed")  # events that are more than news
-_EVALUATING = "evaluating"  # how far it is, again and again
-_FIRST_EVENTS = 20  # of the past, when a watch begins
-_FIRST_SAMPLES = 5
-
-
-@dataclass(frozen=True)
-class Report:
-    kind: str  # line | event | sample | alert | problem | end
-    text: str
-    data: dict[str, Any] = field(default_factory=dict)
 
 
 def check_interval(every_s: float) -> float:
@@ -76,7 +63,7 @@ def watch(home: Home, run: RunRow, *, every_s: float = DEFAULT_EVERY_S) -> Itera
     return _Watch(home, run, check_interval(every_s)).reports()
 
 
-def to_finish(status: Status, home: Home) -> Decimal | None:
+def to_finish(status: Status) -> Decimal | None:
     """Dollars that the rest of the phase would take, by the trainer's own count; None where that is not known."""
     beat = status.signs.heartbeat if status.signs else None
     if beat is None or not status.lines:
@@ -135,17 +122,10 @@ class _Watch:
     def __init__(self, home: Home, run: RunRow, every_s: float) -> None:
         self.home, self.run, self.every_s = home, run, every_s
         self.store = home.store_of(run)
-        self.events = Tail(self.store, run_key(run.id, names.EVENTS))
-        self.metrics = Tail(self.store, run_key(run.id, names.METRICS))
-        self.samples: set[str] = set()
-        self.metric: Metric | None = None
-        self.figures: dict[str, dict[str, float]] = {}  # by phase, what it alone has
-        self.evaluated: dict[str, int] = {}  # by phase, the step of its last evaluation
-        self.told: set[tuple[float, str, str, str]] = set()  # events, by all that tells one from another
-        self.is_first = True
+        self.news = News(self.store, run.id)
+        self.headed = ""  # the mark of the machine that was told of
         self.interrupted_by = ""
         self.plans: dict[str, Planned | None] = {}  # by mark
-        self.times: dict[str, float] = {}  # of samples, by their path
         self.last_line = ""
         self.last_told: tuple[str, int] | None = None  # phase and step of that line
         self.problem = ""
@@ -178,8 +158,9 @@ class _Watch:
             self.refresh_due = now + _REFRESH_S
             yield from self._guard()
         status = look(self.home, self.run)
-        yield from self._news(status.lines)
+        yield from self.news.reports(status.lines, status.at)
         yield from self._alert(status)
+        yield from self._head(status)
         yield from self._line(status, now)
         if status.signs is not None and status.signs.outcome is not None and self.ending_since is None:
             self.ending_since = now
@@ -200,88 +181,40 @@ class _Watch:
         if self.run.is_live and not was_live:
             self.ending_since = None  # it goes on in another attempt
 
-    def _news(self, lines: list[LedgerLine]) -> Iterator[Report]:
-        """Events, validations and samples since the last look, in the order in which they happened."""
-        # A watch that begins with a run that went on tells each attempt that is over in one line.
-        since = lines[-1].intent_at if self.is_first and len(lines) > 1 else -math.inf
-        news = [*self._new_metrics(since), *self._new_events(lines, since)]
-        yield from (report for _, report in sorted([*news, *self._new_samples(since)], key=lambda pair: pair[0]))
-
-    def _new_events(self, lines: list[LedgerLine], since: float) -> Iterator[tuple[float, Report]]:
-        events = self.events.documents(Event)
-        if since > -math.inf:
-            yield from self._past(events, lines)
-            events = [event for event in events if event.t >= since]
-        if self.is_first:  # of the past only the last, and nothing of its transfers
-            events = [event for event in events if event.source != "sync"][-_FIRST_EVENTS:]
-        self.is_first = False
-        for place, event in enumerate(events):
-            mark = _mark(event)
-            if mark in self.told:  # the next attempt begins the file anew with what it found of it
-                continue
-            self.told.add(mark)
-            if event.kind == "sampled":
-                self.times[str(event.data.get("path"))] = event.t
-                continue  # the sample itself is shown
-            if event.kind == _EVALUATING and self._is_passed(event, events[place + 1 :]):
-                continue
-            where = f"step {event.step:,} | " if event.step is not None else ""
-            kind = "alert" if event.kind in _ALERTS else "event"
-            said = f"{_late(event, lines)}{where}{event.source}: {event.text}{_dollars(event, lines)}"
-            yield event.t, Report(kind, said, codec.dump(event))
-
-    def _past(self, events: list[Event], lines: list[LedgerLine]) -> Iterator[tuple[float, Report]]:
-        since = -math.inf
-        for line, following in itertools.pairwise([line for line in lines if not line.is_twin]):
-            own = [event for event in events if since <= event.t < following.intent_at]
-            since = following.intent_at
-            self.told |= {_mark(event) for event in own}
-            self.times |= {str(event.data.get("path")): event.t for event in own if event.kind == "sampled"}
-            steps = [event.step for event in own if event.step is not None]
-            spend = meter.line_spend(line, self.home.world.now())
-            reached = f"up to step {steps[-1]:,}" if steps else "before its first step"
-            data = {"attempt": line.attempt, "step": steps[-1] if steps else 0, "spend_usd": str(spend)}
-            said = f"attempt {line.attempt} is over: {reached}, {meter.at_most(line)}{meter.show_usd(spend)}"
-            yield line.intent_at, Report("event", said, data)
-
-    def _is_passed(self, event: Event, later: Sequence[Event]) -> bool:
-        """Whether the same evaluation has come further since, or to its end: only the newest count is news."""
-        is_over = self.evaluated.get(event.phase, -1) >= (event.step or 0)
-        return is_over or any(each.kind == _EVALUATING for each in later)
-
-    def _new_samples(self, since: float) -> Iterator[tuple[float, Report]]:
-        prefix = run_key(self.run.id, names.SAMPLES) + "/"
-        entries = self.store.list(prefix)
-        if not self.samples:  # of the past only the last ones; a long run has hundreds
-            self.samples.update(entry.key for entry in entries[:-_FIRST_SAMPLES])
-        if since > -math.inf:
-            self.samples.update(entry.key for entry in entries if self._sampled_at(entry.key[len(prefix) :]) < since)
-        for entry in entries:
-            if entry.key not in self.samples:
-                text = self.store.read(entry.key).decode("utf-8", "replace")
-                self.samples.add(entry.key)
-                name = entry.key[len(prefix) :]
-                yield self._sampled_at(name), Report("sample", text.strip(), {"name": name, "text": text})
-
-    def _sampled_at(self, name: str) -> float:
-        return self.times.get(f"{names.SAMPLES}/{name}", math.inf)
-
-    def _new_metrics(self, since: float) -> Iterator[tuple[float, Report]]:
-        for metric in self.metrics.documents(Metric):
-            own = self.figures.setdefault(metric.phase, {})
-            own |= newest_figures([metric])
-            if metric.val_loss is not None:
-                self.evaluated[metric.phase] = metric.step
-                if metric.t >= since:
-                    yield metric.t, Report("event", _validation(metric), codec.dump(metric))
-            if metric.loss is not None:
-                self.metric = metric
+    def _head(self, status: Status) -> Iterator[Report]:
+        """Once for each machine that is at work: its rate, who guards it, what of the run is safe, where it began."""
+        beat = status.signs.heartbeat if status.signs else None
+        line = status.lines[-1] if status.lines else None
+        if line is None or beat is None or not status.run.is_live or line.mark == self.headed:
+            return
+        pushed = newest_pushed(self.home, self.run)
+        self.headed = line.mark
+        limit = "no limit" if status.limit_usd is None else f"limit {meter.show_usd(status.limit_usd)}"
+        parts = [
+            f"attempt {line.attempt} on {line.provider} {line.offer}",
+            f"{meter.show_usd(Decimal(line.rate_usd_per_hour))}/h, {limit}",
+            "guarded there by agent and dead-man" if beat.has_dead_man else "guarded there by the agent alone",
+            f"safe in the store: {pushed or 'no checkpoint yet'}",
+        ]
+        if learned := self.news.learned():
+            parts.append(learned)
+        data = {
+            "run": self.run.id,
+            "attempt": line.attempt,
+            "provider": line.provider,
+            "offer": line.offer,
+            "rate_usd_per_hour": line.rate_usd_per_hour,
+            "spend_limit_usd": self.run.spend_limit_usd,
+            "has_dead_man": beat.has_dead_man,
+            "pushed": pushed,
+        }
+        yield Report("head", " | ".join(parts), data)
 
     def _line(self, status: Status, now: float) -> Iterator[Report]:
         if now < self.line_due:
             return
         beat = self._beat(status)
-        line = progress_line(status, beat, self.figures.get(beat.phase) if beat else None, self._plan(status))
+        line = progress_line(status, beat, self.news.figures.get(beat.phase) if beat else None, self._plan(status))
         if line != self.last_line:
             self.line_due = now + self.every_s
             self.last_line, self.last_told = line, _where(status, beat)
@@ -297,7 +230,7 @@ class _Watch:
     def _beat(self, status: Status) -> Heartbeat | None:
         """The heartbeat with the newest metric laid over it, which is newer by up to one beat."""
         beat = status.signs.heartbeat if status.signs else None
-        metric = self.metric
+        metric = self.news.metric
         if beat is None or metric is None:
             return beat
         # Steps of two phases say nothing about which came first; their times do.
@@ -325,7 +258,7 @@ class _Watch:
             "run": self.run.id,
             "state": self.run.state,
             "heartbeat": codec.dump(beat) if beat else None,
-            "figures": self.figures.get(beat.phase, {}) if beat else {},
+            "figures": self.news.figures.get(beat.phase, {}) if beat else {},
             "spend_usd": str(status.spend_usd),
             "spend_limit_usd": self.run.spend_limit_usd,
             "ahead": dataclasses.asdict(found) if found else None,
@@ -363,11 +296,13 @@ class _Watch:
         """What came in between the last look and the end, then how it ended."""
         status = look(self.home, self.run)
         try:
-            yield from self._news(status.lines)
+            yield from self.news.reports(status.lines, status.at)
             # By now the dollars have changed, and whoever shows this says them anyway: only a new step is news.
             if not self.last_line or self.last_told != _where(status, self._beat(status)):
                 self.line_due = self.home.world.monotonic()
                 yield from self._line(status, self.line_due)
+            if learned := self.news.learned():
+                yield Report("event", learned)
             remember_speed(self.home, self.run, self.store)
         except (HomingError, WireError, OSError) as exc:
             yield Report("problem", f"The last lines could not be read: {str(exc).splitlines()[0]}")
@@ -375,34 +310,4 @@ class _Watch:
 
 
 def _where(status: Status, beat: Heartbeat | None) -> tuple[str, int] | None:
-    return None if beat is None else (beat.phase, last_step(status, beat))
-
-
-def _mark(event: Event) -> tuple[float, str, str, str]:
-    return (event.t, event.source, event.kind, event.text)
-
-
-def _late(event: Event, lines: list[LedgerLine]) -> str:
-    """What an attempt that is over has said may come in when the next one is under way: it is not of this one."""
-    if len(lines) < 2 or event.source == "home" or event.t >= lines[-1].intent_at:
-        return ""
-    of = [line.attempt for line in lines if line.intent_at <= event.t]
-    return f"of attempt {of[-1] if of else lines[0].attempt}: "
-
-
-def _dollars(event: Event, lines: list[LedgerLine]) -> str:
-    """The trainer knows seconds only; what finishing would have cost is said here."""
-    needs_s = event.data.get("needs_s")
-    if event.source != "trainer" or not isinstance(needs_s, float) or not lines:
-        return ""
-    dollars = meter.show_usd(meter.cost(Decimal(lines[-1].rate_usd_per_hour), needs_s))
-    return f" Finishing the plan from here would cost about {dollars} more."
-
-
-def _validation(metric: Metric) -> str:
-    at = f"validation at step {metric.step:,}: "
-    held_out = {name: value for name, value in metric.more.items() if name.startswith("val_")}
-    if "val_reward" in held_out:  # then the loss is only what is missing from it
-        return at + ", ".join([f"reward {held_out['val_reward']:.3f}", *say_figures(held_out)])
-    bits = metric.val_bits_per_byte
-    return f"{at}loss {metric.val_loss:.3f}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
+    return None if beat is None else (reached(status, beat).phase, reached(status, beat).step)

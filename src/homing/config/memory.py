@@ -20,6 +20,7 @@ compared with peaks measured on an H200 (tests/config/test_memory.py has them).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from homing.config.derive import parameter_table, round_up
 from homing.config.rollouts import (
@@ -339,14 +340,14 @@ def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
     if fewer := _fewer_rollout_rows(run, phase, gpu, usable):
         return f"phases.{number}.rl.rollout_rows to {fewer}"
     again, away = f"phases.{number}.recompute to all", f"phases.{number}.offload to optimizer"
-    ways: list[tuple[str, dict[str, str]]] = [
+    ways: list[tuple[str, dict[str, Any]]] = [
         (again, {"recompute": "all"}),
         (away, {"offload": "optimizer"}),
         (f"{again} and {away}", {"recompute": "all", "offload": "optimizer"}),
         (f"phases.{number}.method to qlora", {"recompute": "all", "method": "qlora"}),
     ]
     for text, changes in ways:
-        smaller = replace(phase, **changes)  # type: ignore[arg-type]
+        smaller = replace(phase, **changes)
         if _is_change(phase, changes) and training_memory(run, smaller, has_bf16=gpu.has_bf16).peak(1) <= usable:
             return text
     context = run.model.context // 2
@@ -358,7 +359,7 @@ def _what_to_shrink(run: Run, phase: Phase, gpu: Gpu, usable: int) -> str:
     return "model.layers or model.width: no context is short enough"
 
 
-def _is_change(phase: Phase, changes: dict[str, str]) -> bool:
+def _is_change(phase: Phase, changes: dict[str, Any]) -> bool:
     """Whether the phase could be changed so: adapters have little state to offload, and only they can be in 4 bits."""
     if "method" in changes:
         return phase.method == "lora"

@@ -24,6 +24,8 @@ _HELD_OUT = (
 )
 _TRIAL = "(few of them; or leave the file as it is: --smoke on any command shrinks the run to minutes)"
 
+_ZERO = "phases.N.offload (optimizer: its state in the host's memory; no other part of DeepSpeed has a key)"
+
 # Other trainers' names, in lower case with underscores -> our key, or a sentence.
 FOREIGN: dict[str, str] = {
     # shape
@@ -79,7 +81,7 @@ FOREIGN: dict[str, str] = {
     "padded_vocab_size": "tokenizer.vocab_size (padding rows exist only inside the trainer)",
     "tokenizer_path": "tokenizer.file",
     "tokenizer_name": "tokenizer.file",
-    "tokenizer_dir": "tokenizer.file",
+    "tokenizer_dir": "tokenizer.file (of one that is used again; a new one lies beside the shards)",
     "special_tokens": "tokenizer.specials (standard or one)",
     "train_path": "data.text",
     "train_file": "data.text",
@@ -98,6 +100,9 @@ FOREIGN: dict[str, str] = {
     "dataset_text_field": "data.text_field",
     "text_column": "data.text_field",
     "data_dir": "data.dir",
+    "shard_lines": "data.shard_tokens (in tokens, not lines)",
+    "lines_per_shard": "data.shard_tokens (in tokens, not lines)",
+    "train_shard_lines": "data.shard_tokens (in tokens, not lines)",
     # batch and length
     "batch_size": _STEP_SIZE,
     "global_batch_size": _STEP_SIZE,
@@ -190,6 +195,9 @@ FOREIGN: dict[str, str] = {
     "activation_checkpointing": "phases.N.recompute (all)",
     "offload_optimizer": "phases.N.offload (optimizer)",
     "cpu_offload": "phases.N.offload (optimizer)",
+    "deepspeed": _ZERO,
+    "zero_stage": _ZERO,
+    "zero_optimization": _ZERO,
     "test_fraction": f"phases.N.data.val_fraction {_HELD_OUT}",
     "test_size": f"phases.N.data.val_fraction {_HELD_OUT}",
     "test_split": f"phases.N.data.val_fraction {_HELD_OUT}",
@@ -205,6 +213,10 @@ FOREIGN: dict[str, str] = {
     "dtype": "train.precision",
     "mixed_precision": "train.precision",
     "torch_dtype": "train.precision",
+    "attn_implementation": "train.attention",
+    "flash_attention": "train.attention (auto races the kernels that the card has)",
+    "flash_attn": "train.attention (auto races the kernels that the card has)",
+    "use_flash_attention": "train.attention (auto races the kernels that the card has)",
     "torch_compile": "train.compile",
     "use_compile": "train.compile",
     "cuda_graphs": "train.graphs",
@@ -224,6 +236,10 @@ FOREIGN: dict[str, str] = {
     "timeout": "limits.time",
     "autostop": "limits.idle",
     "idle_timeout": "limits.idle",
+    "idle_shutdown": "limits.idle",
+    "training_phase": "train.only",
+    "use_spot": "cloud.aws.spot",
+    "no_spot": "cloud.aws.spot (false; on every cloud: launch --no-spot)",
     "gpu_type": "cloud.gpu",
     "accelerator": "cloud.gpu",
     "accelerators": "cloud.gpu",
@@ -233,10 +249,12 @@ FOREIGN: dict[str, str] = {
     "provider": "cloud.providers",
     "backend": "cloud.providers",
     "run_name": "name",
+    "experiment": "name",
     "experiment_name": "name",
+    "run_experiment": "name",
     "output_dir": "store (the run directory itself needs no key)",
     "out_dir": "store (the run directory itself needs no key)",
-    "bucket": "store",
+    "bucket": "store (such as s3://BUCKET/PREFIX)",
     # sections
     "training": "phases (what is trained) or train (how the trainer runs)",
     "training_args": "phases (what is trained) or train (how the trainer runs)",

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from homing.config.paths import home
 from homing.errors import DataError, MissingExtra, StoreError
+from homing.hub_token import token_in
 
 __all__ = ["Listing", "bring_files", "list_repository"]
 
@@ -165,7 +166,7 @@ def _asked(repo_id: str, revision: str, question: Callable[[], _T]) -> _T:
         if status in (401, 403):
             raise _refused(repo_id, "was refused", f"the Hub answered {status}; asked with {{token}}.") from exc
         raise _NoAnswer(f"HTTP {status}" if status else type(exc).__name__) from exc
-    except (errors.HTTPError, OSError) as exc:  # type: ignore[attr-defined]
+    except (errors.HTTPError, OSError) as exc:  # type: ignore[attr-defined]  # not said to be exported
         raise _NoAnswer(f"{type(exc).__name__}: {str(exc)[:200]}") from exc
 
 
@@ -236,7 +237,7 @@ def _is_offline() -> bool:
 
 def _token(hub: Any) -> tuple[str, str]:
     """The token, and how to name it to a person."""
-    token, source = os.environ.get("HF_TOKEN", "").strip(), "HF_TOKEN"
+    token, source = token_in(os.environ)
     if not token:
         token, source = hub.get_token() or "", "the saved one (hf auth login)"
     if not token:

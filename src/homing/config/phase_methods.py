@@ -166,7 +166,7 @@ def _check_questions(
         try:
             specials, num_ids = tokenizer_specials(tokenizer), tokenizer_vocab_size(tokenizer)
         except DataError as exc:
-            trace.wrong(at, f"{exc.what} {exc.why}", "homing prep makes it anew.")
+            trace.wrong(at, f"{exc.what} {exc.why}", "homing prep RUN makes it anew.")
     missing = [mark for mark in TURN_MARKS if num_ids is not None and mark not in specials]
     has_template = tokenizer is not None and bool(chat_template_in(tokenizer.parent))
     missing = [] if has_template else missing  # it is asked in turns of its own
@@ -186,7 +186,7 @@ def _check_questions(
             trace.wrong(
                 (*at, place, "kind"),
                 f"asks in turns, and {turns} is not there, which says how the chat template of the weights asks.",
-                "homing prep makes it; where it says that it cannot, give prompts as ids.",
+                "homing prep RUN makes it; where it says that it cannot, give prompts as ids.",
             )
         if missing and is_in_turns:
             trace.wrong(

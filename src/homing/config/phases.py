@@ -249,7 +249,8 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
         return
     epochs = num_epochs(num_steps, batch_tokens, corpus.num_train_tokens)
     amount = f"{corpus.amount} ({corpus.source})"
-    if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.01:
+    # A tenth more is still about so many: people round 7,751 steps up to 8,000.
+    if epochs is not None and epochs > DATA_CONSTRAINED_EPOCHS * 1.1:
         trace.warn(
             f"phases.{number} reads {amount} {epochs:.1f} times; past about {DATA_CONSTRAINED_EPOCHS:.0f} passes"
             " the same text teaches little. More text or fewer tokens would do."

@@ -55,7 +55,7 @@ def read_prepared(data_dir: Path) -> Prepared | None:
         return None
     except OSError as exc:
         raise DataError(
-            what=f"Cannot read {path}.", why=f"{exc.strerror or exc}.", fix="Prepare the data again: homing prep"
+            what=f"Cannot read {path}.", why=f"{exc.strerror or exc}.", fix="Prepare the data again: homing prep RUN"
         ) from exc
     try:
         manifest = loads(DataManifest, raw)
@@ -63,7 +63,7 @@ def read_prepared(data_dir: Path) -> Prepared | None:
         raise DataError(
             what=f"{path} is not a manifest that can be used.",
             why=str(exc),
-            fix=f"Delete {path} and prepare the data again: homing prep",
+            fix=f"Delete {path} and prepare the data again: homing prep RUN",
         ) from exc
     return Prepared(data_dir, manifest, hashlib.sha256(raw).hexdigest())
 

@@ -217,7 +217,7 @@ def _prepared_vocab_size(trace: Trace, prepared: Prepared, wanted: int | None) -
     if wanted is not None and wanted != found and not is_shrunk:
         trace.wrong(
             ("tokenizer", "vocab_size"),
-            f"vocabulary mismatch: {trace.source.file} says {wanted:,}, but {file} has {found:,} entries.",
+            f"vocab_size mismatch: {trace.source.file} says {wanted:,}, but {file} has {found:,} entries.",
             f"Prepare the data again (homing prep {typed_name(Path(trace.source.file))}), or set it to {found}.",
         )
     trace.note("model.vocab_size", file)

@@ -37,17 +37,17 @@ def apply_sets(source: Source, sets: Sequence[str]) -> list[str]:
         path, value = parsed
         problem = _put(source.data, path, value)
         if problem:
-            source.mistakes.append(Mistake(f"--set {_safe(text)}", None, dotted(path), problem))
+            source.mistakes.append(Mistake(_shown(text), None, dotted(path), problem))
             continue
         given.add(path)
-        source.sets[path] = f"--set {_safe(text)}"
+        source.sets[path] = _shown(text)
     return _make_room(source, given)
 
 
 def _parse(text: str) -> tuple[KeyPath, Any] | Mistake:
     name, equals, typed = text.partition("=")
     name = name.strip()
-    file = f"--set {_safe(text)}"
+    file = _shown(text)
     if not equals:
         return Mistake(file, None, name or "?", "has no `=`.", "Write --set key=value, such as --set phases.0.lr=3e-4")
     parts = [part for part in re.split(r"[.\[\]]+", name) if part]
@@ -114,6 +114,12 @@ def _set_aside(source: Source, given: set[KeyPath], winner: KeyPath, losers: Seq
         del source.get(path[:-1])[path[-1]]
     names = ", ".join(dotted(path) for path in gone)
     return [f"--set {dotted(winner)} sets aside {names} of the run file."] if gone else []
+
+
+def _shown(text: str) -> str:
+    """As a person types it: `--phase` is short for one of the keys, and what is asked for by it nearly always."""
+    name, _, value = _safe(text).partition("=")
+    return f"--phase {value}" if name == "train.only" else f"--set {_safe(text)}"
 
 
 def _safe(text: str) -> str:

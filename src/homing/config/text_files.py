@@ -15,7 +15,7 @@ from pathlib import Path
 from homing.config.source import KeyPath, dotted
 from homing.config.trace import Trace
 
-__all__ = ["fault_of", "is_in_store", "num_text_bytes", "warn_of_missing"]
+__all__ = ["fault_of", "is_in_store", "is_utf8", "num_text_bytes", "warn_of_missing"]
 
 # What text usually shrinks by. Parquet is packed inside: on books 1.6 to one by snappy, 2.3 by zstd, the usual two.
 _PACKED = {".gz": 3, ".xz": 3, ".zst": 3, ".parquet": 2}
@@ -38,10 +38,17 @@ def is_in_store(path: str) -> bool:
 
 def fault_of(named: str) -> str:
     """Why nothing can be learned from this path, glob or folder; "" where something can."""
+    if not is_utf8(named):
+        return f"the name {named!a} is not UTF-8"
     path = os.path.expanduser(named)
     if not os.path.exists(path) and not glob.glob(path, recursive=True):
         return f"{'no file matches' if glob.has_magic(path) else 'there is no file or folder'} {named!r}"
     return "" if num_text_bytes([named]) else f"{named!r} is empty"
+
+
+def is_utf8(name: str) -> bool:
+    """Bytes of a name that are no UTF-8 come as lone surrogates, which no run file can hold."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def num_text_bytes(patterns: Sequence[str]) -> int:

@@ -2,12 +2,13 @@
 
 A long row of short kernels may take the host longer to launch than the card to run; a graph is one launch. It reads and
 writes the memory it was captured with, so whoever captures keeps buffers and fills them. It does not know what is
-computed: a pass of training (`train.passes`), or a token of every row (`rl.decode`).
+computed: a pass of training (`train.passes`), or a token of every row (`lm.decode`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,19 +19,17 @@ WARM = 2  # times that a computation really runs before it is captured
 
 
 class Graphs:
-    """Of one card, one after the other: they share a stream and a pool of memory."""
+    """Of one card, one after the other: they share a pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
     def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
         """`compute`, to be called again without the host. It runs a few times before, really. After a failure call
         `forget`, when nothing of what was computed is held any more, by the exception neither."""
         before = torch.cuda.current_stream(self._device)
-        # One stream for all: what libraries set up for a stream in their first calls is not captured, and used again.
-        stream = self._stream = self._stream or torch.cuda.Stream(self._device)
+        stream = side_stream(self._device)
         try:
             stream.wait_stream(before)
             with torch.cuda.stream(stream):
@@ -52,3 +51,10 @@ class Graphs:
         """Called when no graph is left."""
         self._pool = None  # a pool that nobody uses is gone, and its name must not be used again
         torch.cuda.empty_cache()
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all that is ever captured: what libraries set up for a stream in their first calls is not captured, and
+    used again. They also keep it: tens of megabytes for each stream, were there one for each text."""
+    return torch.cuda.Stream(device)

@@ -10,11 +10,11 @@ credentials, price   what reaches it, what it costs to leave things there
 from __future__ import annotations
 
 from homing.store.address import FORMS, scheme_of
-from homing.store.base import Entry, NotInStore, Store, run_key
+from homing.store.base import Entry, NotInStore, Store, Versioned, run_key
 from homing.store.file import FileStore
 from homing.world import World
 
-__all__ = ["SCHEMES", "Entry", "FileStore", "NotInStore", "Store", "open_store", "pace_of", "run_key"]
+__all__ = ["SCHEMES", "Entry", "FileStore", "NotInStore", "Store", "Versioned", "open_store", "pace_of", "run_key"]
 
 SCHEMES = FORMS
 # Seconds between two rounds of live files. An object store counts requests; a commit, of the Hub or of a Volume, is a

@@ -1,7 +1,8 @@
 """One way to keep things outside a machine that will be gone: put, get, list, delete, create-if-absent.
 
     put / put_bytes      whole or absent, never half
-    get / read           whole or absent, checked by sha256 where the caller knows it
+    get / read           whole or absent; `get` checks the hash that the caller knows, else one that can be relied on
+    is_same              whether a file here has the bytes of a key; those are read where no hash can be relied on
     sha256               of what the store itself holds, so that a push can be verified by reading it back
     list                 raises when the store cannot be looked at; it is never empty by accident
     create_if_absent     exactly one of many callers is told True: the lease
@@ -33,6 +34,7 @@ __all__ = [
     "Progress",
     "Resuming",
     "Store",
+    "Versioned",
     "check_key",
     "disk_failed",
     "is_aside",
@@ -76,6 +78,7 @@ class Store(Protocol):
     def get(self, key: str, path: str, sha256: str | None = None) -> None: ...  # the target's folder must exist
     def read(self, key: str) -> bytes: ...
     def sha256(self, key: str) -> str: ...
+    def is_same(self, key: str, path: str) -> bool: ...
     def exists(self, key: str) -> bool: ...
     def list(self, prefix: str) -> Entries: ...  # every key that starts with prefix, sorted; "" is all
     def delete(self, key: str) -> None: ...  # absent already is success
@@ -88,6 +91,15 @@ class Resuming(Protocol):
     """Keeps the parts of a push that was cut, so that it can go on: no list shows them, and they are billed."""
 
     def drop_cut(self, folder: str) -> int: ...  # below this folder; how many there were
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """Keeps earlier states, so that what is listed and what is then read can be of one."""
+
+    revision: str  # what is read: a branch as it is then, or one commit
+
+    def pinned(self, revision: str = "") -> Store: ...  # this store at one commit: a branch's or tag's, or the newest
 
 
 def not_in_store(key: str, url: str) -> NotInStore:

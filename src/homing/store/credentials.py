@@ -1,7 +1,7 @@
 """What an instance needs to reach the store: names and values for its environment, never for a file, argv or log.
 
 s3   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), region and endpoint
-hf   HF_TOKEN, and HF_ENDPOINT where it is set
+hf   HF_TOKEN, whatever it is called here, and HF_ENDPOINT where it is set
 file nothing
 modal  the account's token, for a machine that is this one; a rented one never gets it (a sandbox has the Volume
        mounted, any other cloud cannot use this store)
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from homing.hub_token import token_in
 from homing.store.address import parse_modal, parse_s3, scheme_of
 
 __all__ = ["secrets"]
@@ -65,7 +66,7 @@ def _aws_keys(url: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _hub_token(environment: Mapping[str, str]) -> dict[str, str]:
-    token = environment.get("HF_TOKEN", "").strip()
+    token, _ = token_in(environment)
     if not token:
         try:
             from huggingface_hub import get_token

@@ -86,6 +86,12 @@ class FileStore:
         with self._as_store_error("read", key):
             return self._world.sha256(source)
 
+    def is_same(self, key: str, path: str) -> bool:
+        source = self._readable(key)
+        with self._as_store_error("compared", key):
+            is_as_long = self._world.size(source) == self._world.size(path)
+            return is_as_long and self._world.sha256(source) == self._world.sha256(path)
+
     def exists(self, key: str) -> bool:
         path = self._path(key)
         self._check_root()

@@ -37,7 +37,7 @@ from homing.store.base import (
     unwatched,
     wrong_content,
 )
-from homing.store.hf_client import Door, UploadFailed, hub_failures, open_door, status_of
+from homing.store.hf_client import Door, UploadFailed, code_of, hub_failures, open_door, status_of
 from homing.world import HttpResponse, World
 
 __all__ = ["HubStore"]
@@ -49,6 +49,7 @@ _GROWING = (".jsonl", ".log", ".csv", ".txt")
 _TRIES = 6
 _RACES = 40  # lost in a row before an exclusive write gives up
 _CONFLICTS = (409, 412)
+_ABSENT = "EntryNotFound"  # a key or a folder; a repository that is not there has another word
 _PASSING = (408, 429, 500, 502, 503, 504)
 
 
@@ -175,7 +176,7 @@ class HubStore:
                 at = {"path_in_repo": top or None, "revision": self.revision, **self._repo}
                 found = list(self.door.api.list_repo_tree(recursive=True, **at))
         except StoreError as exc:
-            if status_of(exc.__cause__ or exc) == 404 and self._is_folder_missing(exc.__cause__):
+            if status_of(exc.__cause__ or exc) == 404 and code_of(exc.__cause__) == _ABSENT:
                 return []
             raise
         start = self.address.prefix + prefix
@@ -230,11 +231,10 @@ class HubStore:
 
     # --- reading at one commit ---
 
-    def pinned(self, revision: str = _BRANCH) -> HubStore:
-        """Of a branch, a tag or a commit, as it is now."""
+    def pinned(self, revision: str = "") -> HubStore:
         store = copy.copy(self)
         with self._as_store_error("looked at", ""):
-            store.revision = str(self.door.api.repo_info(revision=revision, **self._repo).sha)
+            store.revision = str(self.door.api.repo_info(revision=revision or _BRANCH, **self._repo).sha)
         return store
 
     # --- what preflight asks ---
@@ -329,11 +329,7 @@ class HubStore:
             yield reply.body, total, _tag(reply.headers)
 
     def _is_absent(self, status: int, headers: dict[str, str]) -> bool:
-        return status == 404 and headers.get("x-error-code") == "EntryNotFound"
-
-    def _is_folder_missing(self, exc: BaseException | None) -> bool:
-        headers = getattr(getattr(exc, "response", None), "headers", {})
-        return str(headers.get("X-Error-Code", "")) == "EntryNotFound"
+        return status == 404 and headers.get("x-error-code") == _ABSENT
 
     def _name(self, key: str) -> str:
         return self.address.prefix + check_key(key)

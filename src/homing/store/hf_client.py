@@ -1,6 +1,6 @@
 """The door to the Hub: who we are there, one request, and what its refusals mean in our words.
 
-    open_door        endpoint and token: HF_ENDPOINT and HF_TOKEN, else the token that `hf auth login` saved
+    open_door        endpoint and token: HF_ENDPOINT and `hub_token.NAMES`, else the token that `hf auth login` saved
     door.api         huggingface_hub's HfApi, for commits (it knows LFS and Xet)
     door.fetch       a GET or HEAD by World: redirects followed, the token only to the Hub itself
     door.error       what an SDK exception or a status means: what, why, fix, and which token was used, masked
@@ -16,10 +16,11 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from homing.errors import MissingExtra, StoreError
+from homing.hub_token import token_in
 from homing.store.address import HubAddress
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
-__all__ = ["Door", "UploadFailed", "hub_failures", "open_door", "status_of"]
+__all__ = ["Door", "UploadFailed", "code_of", "hub_failures", "open_door", "status_of"]
 
 TIMEOUT_S = 60.0
 TRIES = 5
@@ -90,8 +91,7 @@ class Door:
         """An exception of the SDK or of the network."""
         status = status_of(exc)
         if status:
-            code = exc.response.headers.get("X-Error-Code", "")  # type: ignore[attr-defined]
-            return self.error(done, key, status, code, str(getattr(exc, "server_message", "") or ""))
+            return self.error(done, key, status, code_of(exc), str(getattr(exc, "server_message", "") or ""))
         if isinstance(exc, OSError) and exc.errno and not isinstance(exc, NetworkError):
             what = f"{key or 'The store'} could not be {done} in {self.address.url}."
             return StoreError(what, f"{type(exc).__name__}: {exc}", "Check the disk's space and permissions here.")
@@ -121,7 +121,8 @@ class Door:
             why = f"{token} may not write to {repo}: a read-only token, or somebody else's repository."
             return why, f"Make a token with write access: {self.endpoint}/settings/tokens   then export HF_TOKEN=..."
         if status == 429:
-            return "The Hub asks to slow down: too many requests or commits in this hour.", "Try again later."
+            why = f"The Hub asks to slow down: too many requests or commits in this hour, with {token.rstrip(',')}."
+            return why, "Try again later." + " With a token more are let in: hf auth login" * (not self.token)
         return f"The Hub answered {status}. {code}".strip(), "Try again; see https://status.huggingface.co"
 
 
@@ -136,7 +137,7 @@ def open_door(address: HubAddress, world: World) -> Door:
     disable_progress_bars()  # a bar of its own on every small commit
     environment = world.environment()
     endpoint = environment.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
-    token, source = environment.get("HF_TOKEN", "").strip(), "HF_TOKEN"
+    token, source = token_in(environment)
     if not token:
         token, source = huggingface_hub.get_token() or "", "the saved one (hf auth login)"
     shown = f"the token of {source}, {_masked(token)}," if token else "no token"
@@ -157,11 +158,16 @@ def hub_failures() -> tuple[type[BaseException], ...]:
     """What huggingface_hub may raise: refusals and lines that broke. OSError holds the rest of its own."""
     from huggingface_hub import errors
 
-    return (errors.HTTPError, errors.HFValidationError, OSError)  # type: ignore[attr-defined]
+    return (errors.HTTPError, errors.HFValidationError, OSError)  # type: ignore[attr-defined]  # not said to be exported
 
 
 def status_of(exc: BaseException) -> int:
     return int(getattr(getattr(exc, "response", None), "status_code", 0) or 0)
+
+
+def code_of(exc: BaseException | None) -> str:
+    """The Hub's own word for a refusal, such as EntryNotFound; "" where it has none."""
+    return str(getattr(getattr(exc, "response", None), "headers", {}).get("X-Error-Code", ""))
 
 
 def _named(headers: dict[str, str]) -> dict[str, str]:

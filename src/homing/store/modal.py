@@ -124,6 +124,14 @@ class VolumeStore:
     def sha256(self, key: str) -> str:
         return self._read(key, lambda data: None, lambda: None)
 
+    def is_same(self, key: str, path: str) -> bool:
+        num_bytes = self._size(key)
+        with self._reading(key):
+            if self._world.size(path) != num_bytes:
+                return False
+            digest = self._world.sha256(path)
+        return self.sha256(key) == digest
+
     def exists(self, key: str) -> bool:
         name = self._name(key)
         # Asked for a file, the list is that file; asked for a folder, it is what lies in it.

@@ -9,17 +9,16 @@ what to know before relying on it. Without `needs_write` nothing is written, whi
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
 from homing.errors import StoreError
 from homing.store import open_store
 from homing.store.base import PROBES, Store
+from homing.store.hf import HubStore
+from homing.store.modal import VolumeStore
+from homing.store.s3 import S3Store
+from homing.store.s3_client import region_of, s3_failures
+from homing.store.s3_transfer import sweep
 from homing.world import World
-
-if TYPE_CHECKING:
-    from homing.store.hf import HubStore
-    from homing.store.modal import VolumeStore
-    from homing.store.s3 import S3Store
 
 __all__ = ["preflight", "try_out"]
 
@@ -40,13 +39,12 @@ def try_out(url: str, world: World) -> None:
 
 def _look(store: Store, needs_write: bool) -> list[str]:
     """By kind: each knows best how it can be absent."""
-    scheme = store.url.partition(":")[0]
-    if scheme == "s3":
-        return _look_s3(store, needs_write)  # type: ignore[arg-type]
-    if scheme == "hf":
-        return _look_hub(store, needs_write)  # type: ignore[arg-type]
-    if scheme == "modal":
-        return _look_modal(store, needs_write)  # type: ignore[arg-type]
+    if isinstance(store, S3Store):
+        return _look_s3(store, needs_write)
+    if isinstance(store, HubStore):
+        return _look_hub(store, needs_write)
+    if isinstance(store, VolumeStore):
+        return _look_modal(store, needs_write)
     if not needs_write:
         # A folder that is not there yet is made by the first push.
         with contextlib.suppress(StoreError):
@@ -55,16 +53,11 @@ def _look(store: Store, needs_write: bool) -> list[str]:
 
 
 def _look_s3(store: S3Store, needs_write: bool) -> list[str]:
-    from homing.store.s3_client import is_s3_failure, region_of
-    from homing.store.s3_transfer import sweep
-
     door, address = store.door, store.address
     try:
         lies_in = str(door.client.head_bucket(Bucket=address.bucket).get("BucketRegion") or "")
         swept = sweep(door, store.world) if needs_write else 0
-    except Exception as exc:
-        if not is_s3_failure(exc):
-            raise
+    except s3_failures() as exc:
         raise door.error(exc, "used") from exc
     named = address.region or (region_of(address) if door.is_amazon else "")
     if named and lies_in and named != lies_in:
@@ -119,7 +112,7 @@ def _try_out(store: Store, world: World) -> None:
         store.delete_many([one, two])
         if store.exists(one) or store.exists(two):
             raise _broken(store, "What was deleted is still there.")
-    except BaseException:
+    except BaseException:  # also on Ctrl-C: no probe stays behind
         with contextlib.suppress(StoreError):
             store.delete_many([one, two])
         raise

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Optional, TypeVar
+from typing import TypeVar
 
 from homing.errors import IntegrityError, StoreError
 from homing.store.base import Entry, NotInStore, Store, is_aside, run_key
@@ -43,7 +43,7 @@ class Pushed:
 
     t: float
     phase: str = ""
-    step: Optional[int] = None  # noqa: UP045 (the codec reads typing.Optional, as on Python 3.8)
+    step: int | None = None
     problem: str = ""
 
 

@@ -2,7 +2,7 @@
 
     put               one PUT, or multipart that goes on after a cut (s3_transfer); hashes checked by the service
     get               aside, on by range after a cut, also in a later process; checked; renamed
-    sha256            of the bytes as they come back: what the service says of its own is not taken for proof, because
+    sha256, is_same   of the bytes as they come back: what the service says of its own is not taken for proof, because
                       services exist that repeat any checksum they were told
     create_if_absent  If-None-Match: *. A service that answers yes to both of two such writes is refused, aloud
 
@@ -35,7 +35,7 @@ from homing.store.base import (
     unwatched,
     wrong_content,
 )
-from homing.store.s3_client import Door, code_of, is_absent, is_s3_failure, open_door
+from homing.store.s3_client import Door, code_of, is_absent, open_door, s3_failures
 from homing.world import World
 
 __all__ = ["S3Store"]
@@ -112,6 +112,14 @@ class S3Store:
                 digest.update(piece)
         return digest.hexdigest()
 
+    def is_same(self, key: str, path: str) -> bool:
+        head = self._head(key)
+        with self._as_store_error("compared", key):
+            if self.world.size(path) != head["ContentLength"]:
+                return False
+            digest = self.world.sha256(path)
+        return self.sha256(key) == digest
+
     def exists(self, key: str) -> bool:
         return self._look(key) is not None
 
@@ -137,7 +145,7 @@ class S3Store:
         with self._as_store_error("deleted", key):
             try:
                 self.door.client.delete_object(Bucket=self.address.bucket, Key=name)
-            except Exception as exc:
+            except s3_failures() as exc:
                 if not is_absent(exc):
                     raise
 
@@ -189,7 +197,7 @@ class S3Store:
         for _ in range(4):
             try:
                 transfer.send_small(self.door, name, data, IfNoneMatch="*", Metadata={_MAKER: maker})
-            except Exception as exc:
+            except s3_failures() as exc:
                 if code_of(exc) in ("PreconditionFailed", "412"):
                     # Ours after all, if a retry met what the first try had made before its answer was lost.
                     return self._maker_of(name) == maker
@@ -215,7 +223,7 @@ class S3Store:
         with self._as_store_error("looked at", key):
             try:
                 return self.door.client.head_object(Bucket=self.address.bucket, Key=name)
-            except Exception as exc:
+            except s3_failures() as exc:
                 if not is_absent(exc):
                     raise
         with self._as_store_error("looked at", ""):
@@ -251,9 +259,7 @@ class S3Store:
             yield
         except OSError as exc:
             raise disk_failed(exc, done, key, self.url) from exc
-        except Exception as exc:
-            if not is_s3_failure(exc):
-                raise
+        except s3_failures() as exc:
             if key and code_of(exc) == "NoSuchKey":
                 raise not_in_store(key, self.url) from exc
             raise self.door.error(exc, done, key) from exc

@@ -9,6 +9,7 @@ never shown: an error names where the credentials came from.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 from homing.errors import MissingExtra, StoreError
 from homing.store.address import S3Address
 
-__all__ = ["Door", "code_of", "is_absent", "is_s3_failure", "open_door", "region_of"]
+__all__ = ["Door", "code_of", "is_absent", "open_door", "region_of", "s3_failures"]
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
@@ -35,9 +36,9 @@ _SOURCES = {
 _MEANINGS = {
     "NoSuchBucket": ("There is no bucket {bucket} at {where}.", "aws s3 mb s3://{bucket}   or mend `store:`"),
     "AccessDenied": (
-        "The credentials from {source} may not do this in {bucket}.",
+        "The credentials from {source} may not do this in {bucket}: {operation}.",
         "Allow s3:ListBucket, GetObject, PutObject, DeleteObject, AbortMultipartUpload, ListBucketMultipartUploads"
-        " and ListMultipartUploadParts on it",
+        " and ListMultipartUploadParts on it, then try it: homing store ls --store {store}",
     ),
     "InvalidAccessKeyId": ("{where} does not know the access key from {source}.", "Set another AWS_ACCESS_KEY_ID"),
     "SignatureDoesNotMatch": (
@@ -101,10 +102,10 @@ def open_door(address: S3Address) -> Door:
             client = _client(session, address, "path")
         credentials = session.get_credentials()
         method = str(getattr(credentials, "method", "") or "nowhere")
-    except Exception as exc:
-        if is_s3_failure(exc) or isinstance(exc, ValueError):
-            raise s3_error(exc, address, "opened") from exc
-        raise
+    except s3_failures() as exc:
+        raise s3_error(exc, address, "opened") from exc
+    except ValueError as exc:  # what the SDK says of an endpoint that is no address
+        raise s3_error(exc, address, "opened") from exc
     return Door(address, client, _SOURCES.get(method, method), credentials)
 
 
@@ -138,11 +139,13 @@ def region_of(address: S3Address) -> str:
     return address.region or str(boto3.session.Session().region_name or "")
 
 
-def is_s3_failure(exc: BaseException) -> bool:
-    """Whether it is the SDK's own: all of its errors have one of two roots."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    return isinstance(exc, (BotoCoreError, ClientError))
+def s3_failures() -> tuple[type[Exception], ...]:
+    """What the SDK may raise of its own: all of its errors have one of two roots, and only answers carry a code."""
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:  # then nothing of it was raised: what is on its way says that the SDK is missing
+        return ()
+    return (BotoCoreError, ClientError)
 
 
 def code_of(exc: BaseException) -> str:
@@ -163,6 +166,8 @@ def s3_error(exc: BaseException, address: S3Address, done: str, key: str = "", d
         "region": region,
         "where": door.where if door else address.endpoint or "S3",
         "source": door.source if door else "nowhere",
+        "operation": getattr(exc, "operation_name", "") or done,
+        "store": shlex.quote(address.url),
     }
     if code in _WRONG_REGION:
         right = _right_region(exc)

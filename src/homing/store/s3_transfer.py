@@ -20,7 +20,7 @@ from typing import Any
 
 from homing.errors import StoreError
 from homing.store.base import Progress
-from homing.store.s3_client import Door, code_of, is_absent, is_s3_failure
+from homing.store.s3_client import Door, code_of, is_absent, s3_failures
 from homing.world import World
 
 __all__ = ["PART_BYTES", "Sent", "send", "send_small", "stream", "sweep"]
@@ -60,7 +60,7 @@ def send_small(door: Door, key: str, data: bytes, **extra: Any) -> Sent:
     call = {"Bucket": door.address.bucket, "Key": key, "Body": data, "ContentMD5": _md5(data), **extra}
     try:
         door.client.put_object(ChecksumSHA256=_b64(digest.digest()), **call)
-    except Exception as exc:
+    except s3_failures() as exc:
         if code_of(exc) not in _NO_CHECKSUM:
             raise
         door.client.put_object(**call)
@@ -136,7 +136,7 @@ def _is_same(part: dict[str, Any], data: bytes, sha256: str) -> bool:
 def _complete(door: Door, key: str, at: dict[str, str], parts: list[dict[str, Any]], sha256: str, world: World) -> None:
     try:
         door.client.complete_multipart_upload(MultipartUpload={"Parts": parts}, **at)
-    except Exception as exc:
+    except s3_failures() as exc:
         if code_of(exc) not in ("NoSuchUpload", "InvalidPart", "InvalidPartOrder"):
             raise
         # Perhaps the answer to an earlier try was lost and all is there; only its bytes can tell.
@@ -149,7 +149,7 @@ def _holds(door: Door, key: str, sha256: str, world: World) -> bool:
     try:
         for piece in stream(door, key, world):
             digest.update(piece)
-    except Exception as exc:
+    except s3_failures() as exc:
         if is_absent(exc):
             return False
         raise
@@ -160,7 +160,7 @@ def _begin(door: Door, key: str) -> _Upload:
     at = {"Bucket": door.address.bucket, "Key": key}
     try:
         made = door.client.create_multipart_upload(ChecksumAlgorithm="SHA256", **at)
-    except Exception as exc:
+    except s3_failures() as exc:
         if code_of(exc) not in _NO_CHECKSUM:
             raise
         made = door.client.create_multipart_upload(**at)
@@ -218,7 +218,7 @@ def _unless_gone(call: Callable[[], Any]) -> bool:
     """False if the upload was completed or aborted by somebody meanwhile."""
     try:
         call()
-    except Exception as exc:
+    except s3_failures() as exc:
         if code_of(exc) != "NoSuchUpload":
             raise
         return False
@@ -245,9 +245,7 @@ def stream(door: Door, key: str, world: World, offset: int = 0, etag: str = "") 
             for piece in iter(functools.partial(reply["Body"].read, _PIECE), b""):
                 offset += len(piece)
                 yield piece
-        except Exception as exc:
-            if not is_s3_failure(exc):
-                raise
+        except s3_failures() as exc:
             problem = exc
         if offset != total:
             failures = failures + 1 if offset == before else 1

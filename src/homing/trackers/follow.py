@@ -140,7 +140,7 @@ class Follower:
         try:
             if self.sink is not None:
                 self.sink.close(state)
-        except Exception as exc:
+        except Exception as exc:  # a package of somebody else's; all that could be told is told
             log.warning("%s did not close: %s", self.tracker, exc)
 
 

@@ -25,7 +25,7 @@ def record(name: str, version: int) -> Callable[[Type[T]], Type[T]]:
     """Marks a dataclass as a document of its own: it is written with `schema: homing.NAME/VERSION`."""
 
     def mark(cls: Type[T]) -> Type[T]:
-        cls.SCHEMA = f"homing.{name}/{version}"  # type: ignore[attr-defined]
+        cls.SCHEMA = f"homing.{name}/{version}"  # type: ignore[attr-defined]  # of some dataclasses only; see schema_of
         return cls
 
     return mark
@@ -50,17 +50,17 @@ def dumps(obj: Any, indent: Optional[int] = None) -> str:
 
 def load(cls: Type[T], data: Any, path: str = "") -> T:
     """`data` as `cls`: unknown keys ignored, missing ones defaulted, everything else checked."""
+    shape: Any = cls  # a dataclass: Type[T] does not say so
     path = path or cls.__name__
     if not isinstance(data, dict):
         raise WireError(f"{path}: expected an object, got {type(data).__name__}")
     wanted, got = schema_of(cls), data.get("schema")
     if wanted and got is not None and str(got).split("/")[0] != wanted.split("/")[0]:
         raise WireError(f"{path}: this is a {got} document, not a {wanted}")
-    hints = _hints(cls)  # type: ignore[arg-type]
     values = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(shape):
         if field.name in data:
-            values[field.name] = _decode(data[field.name], hints[field.name], f"{path}.{field.name}")
+            values[field.name] = _decode(data[field.name], _hints(shape)[field.name], f"{path}.{field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise WireError(f"{path}.{field.name} is missing")
     return cls(**values)
@@ -85,8 +85,8 @@ def _decode(value: Any, hint: Any, path: str) -> Any:
         if inner is hint and hint is not Any:
             raise WireError(f"{path}: null where a value is needed")
         return None
-    if dataclasses.is_dataclass(inner):
-        return load(inner, value, path)  # type: ignore[arg-type]
+    if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+        return load(inner, value, path)
     kind = typing.get_origin(inner) or inner
     if kind is Any:
         return value

@@ -24,6 +24,7 @@ SAMPLES = "samples"
 LATEST = "latest.json"
 BEST = "best.json"
 TRAINER_LOCK = ".trainer.lock"  # held while a trainer runs there; stays as the sign that one did
+TYPED_ENV = "HOMING_TYPED"  # to a trainer: what its person calls the run, with the changes to its file
 PUSHED = "pushed.json"
 BOOT = "boot.json"
 

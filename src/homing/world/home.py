@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from homing.world.machine import (
@@ -129,7 +129,7 @@ class World(Machine):
         def make(index: int, call: Callable[[], Any]) -> None:
             try:
                 answers[index] = call()
-            except Exception as exc:
+            except Exception as exc:  # it is the call's answer, and the caller's to judge
                 answers[index] = exc
 
         threads = [threading.Thread(target=make, args=pair, daemon=True) for pair in enumerate(calls)]
@@ -151,10 +151,10 @@ class World(Machine):
                 with contextlib.suppress(TimeoutError):  # quiet: it has said all there is for now
                     while time.monotonic() < deadline and (piece := reply.read1(_PIECE)):
                         pieces.append(piece)
-                return HttpResponse(reply.status, {k.lower(): v for k, v in reply.headers.items()}, b"".join(pieces))
+                return _response(reply, b"".join(pieces))
         except urllib.error.HTTPError as exc:
             with exc:
-                return HttpResponse(exc.code, {k.lower(): v for k, v in exc.headers.items()}, exc.read())
+                return _response(exc, exc.read())
         except (OSError, ValueError, http.client.HTTPException) as exc:
             raise NetworkError(f"{request.method} {request.url.split('?')[0]}: {exc}") from exc
 
@@ -173,26 +173,18 @@ class World(Machine):
             reply = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout_s)
         except urllib.error.HTTPError as exc:
             with exc:
-                return HttpResponse(exc.code, {k.lower(): v for k, v in exc.headers.items()}, b"")
+                return _response(exc)
         except (OSError, ValueError, http.client.HTTPException) as exc:
             raise NetworkError(f"GET {url}: {exc}") from exc
         with reply:
-            answer = HttpResponse(reply.status, {k.lower(): v for k, v in reply.headers.items()}, b"")
+            answer = _response(reply)
             begins_at = answer.headers.get("content-range", "").partition("-")[0]
             if answer.status != (206 if offset else 200) or (offset and begins_at != f"bytes {offset}"):
                 return answer
             with open(path, "ab") as file:
-                left = max_bytes - offset + 1
-                while left > 0:
-                    try:
-                        piece = reply.read(min(_PIECE, left))
-                    except (OSError, ValueError, http.client.HTTPException) as exc:
-                        raise NetworkError(f"GET {url}: {exc}") from exc
-                    if not piece:
-                        break
+                for piece in _pieces(reply, max_bytes - offset + 1, url):
                     file.write(piece)
                     take(piece)
-                    left -= len(piece)
                 file.flush()
                 os.fsync(file.fileno())
         return answer
@@ -251,3 +243,20 @@ class Database:
 def _unless_gone(exc: OSError) -> None:
     if not isinstance(exc, FileNotFoundError):  # a folder may be removed while we walk; anything else hides files
         raise exc
+
+
+def _response(reply: Any, body: bytes = b"") -> HttpResponse:
+    return HttpResponse(reply.status, {name.lower(): value for name, value in reply.headers.items()}, body)
+
+
+def _pieces(reply: Any, left: int, url: str) -> Iterator[bytes]:
+    """At most `left` bytes of its body. What the disk says of them is not a matter of the line."""
+    while left > 0:
+        try:
+            piece = reply.read(min(_PIECE, left))
+        except (OSError, ValueError, http.client.HTTPException) as exc:
+            raise NetworkError(f"GET {url}: {exc}") from exc
+        if not piece:
+            return
+        yield piece
+        left -= len(piece)

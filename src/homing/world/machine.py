@@ -226,7 +226,7 @@ def sync_folder_of(path: PathLike) -> None:
         os.close(fd)
 
 
-class _Child(subprocess.Popen):  # type: ignore[type-arg]
+class _Child(subprocess.Popen):  # type: ignore[type-arg]  # Popen[bytes] is not yet Python 3.8
     def __del__(self) -> None:
         pass  # subprocess warns of a child that outlives its parent; ours are meant to
 

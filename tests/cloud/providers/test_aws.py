@@ -20,7 +20,7 @@ from homing.cloud.mark import make_mark
 from homing.cloud.providers.aws import Aws, _ended_at
 from homing.cloud.providers.aws_api import AwsRefused
 from homing.cloud.providers.aws_machine import ends_in_s
-from homing.cloud.providers.base import Instance, Needs, Offer, Provider, Request
+from homing.cloud.providers.base import Instance, Needs, Provider, Request
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.world import Completed, HttpRequest, HttpResponse, World
 
@@ -112,10 +112,6 @@ class Rig:
 
     def form(self, action: str) -> dict[str, str]:
         return [form for name, form in self.double.asked if name == action][-1]
-
-
-def offer_named(offers: list[Offer], name: str) -> Offer:
-    return next(offer for offer in offers if offer.name == name)
 
 
 # --- offers ---

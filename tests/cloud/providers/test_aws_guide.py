@@ -28,6 +28,15 @@ def test_a_larger_model_fits_fewer_types_and_rates_carry_their_date() -> None:
     assert {row.price.date for row in small if row.price is not None} == {"2026-08-22"}
 
 
+def test_seven_billion_fit_the_smallest_type_by_four_bits_and_not_without() -> None:
+    table = runpy.run_path(str(ROOT / "docs/make_aws_guide.py"))["table"]()
+    head, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    rows = {line[0]: dict(zip(head, line, strict=True)) for line in lines}
+    for name in ("g4dn.xlarge", "g4dn.2xlarge", "p3.2xlarge", "p3.8xlarge"):
+        assert (rows[name]["7B lora"], rows[name]["7B qlora"]) == ("no", "2")
+    assert rows["g5.xlarge"]["7B lora"] == "4"
+
+
 def test_the_table_on_the_page_is_the_computed_one() -> None:
     table = runpy.run_path(str(ROOT / "docs/make_aws_guide.py"))["table"]()
     assert table in (ROOT / "docs/aws.md").read_text(encoding="utf-8"), "python docs/make_aws_guide.py"

@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.contracts.providers import ProviderContract
+from tests.contracts.providers import RememberingContract
 
 from homing.cloud.mark import make_mark
-from homing.cloud.providers.base import Needs, Provider, Remembering, Request, wait_until
+from homing.cloud.providers import local_end
+from homing.cloud.providers.base import Needs, Provider, Request, wait_until
 from homing.cloud.providers.local import Local
 from homing.cloud.providers.process_tree import MACHINE_ENV
 from homing.errors import CreateFailed, ProviderRefused, UsageError
@@ -32,7 +34,7 @@ def eventually(check: object, timeout_s: float = 20) -> None:
     assert wait_until(check, timeout_s=timeout_s, every_s=0.05, world=WORLD)
 
 
-class TestLocal(ProviderContract):
+class TestLocal(RememberingContract):
     @pytest.fixture
     def provider(self, owner: str, homing_home: Path) -> Provider:
         return Local(home=homing_home, owner=owner, world=WORLD)
@@ -43,16 +45,6 @@ class TestLocal(ProviderContract):
 
     def run_script(self, request: Request, script: str) -> None:
         Path(request.order.files[0].source).write_text(script)
-
-    def test_it_knows_by_the_mark_alone_what_has_ended_and_what_never_was(
-        self, provider: Provider, request_: Request
-    ) -> None:
-        assert isinstance(provider, Remembering)
-        assert provider.remember(request_.mark) is None
-        provider.destroy(provider.create(request_).id)
-        kept = provider.remember(request_.mark)
-        assert kept is not None
-        assert (kept.state, kept.created_at is None, kept.ended_at is None) == ("gone", False, False)
 
     def test_it_outlives_the_process_that_made_it(
         self, provider: Provider, request_: Request, owner: str, homing_home: Path, tmp_path: Path
@@ -255,3 +247,18 @@ def test_what_runs_inside_another_providers_machine_here_is_never_taken_for_an_i
     world = Flickering("abc123")
     provider = Local(home=homing_home, owner="abc123", world=world)
     assert [instance.mark for instance in provider.list_owned()] == [world.ours]
+
+
+def test_what_ends_an_instance_ends_its_processes_also_on_a_full_disk(tmp_path: Path) -> None:
+    # As agent and dead-man run it, here and on an ssh host: its note came first, and without room nothing was ended.
+    mark = make_mark(uuid.uuid4().hex[:6], "moss", 1)
+    sleeper = subprocess.Popen(["sleep", "600"], env={**os.environ, names.MARK_ENV: mark})
+    full = tmp_path / "full"
+    full.write_text("no folder, so nothing can be written in it")
+    try:
+        end = subprocess.run([sys.executable, "-I", local_end.__file__, str(full), mark], stderr=subprocess.DEVNULL)
+        assert sleeper.wait(20) == -signal.SIGTERM
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert end.returncode == 1, "that it ended is noted nowhere"

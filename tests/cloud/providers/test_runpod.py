@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cloud.rig import make_run
 from tests.contracts.accounts import another_key_ends_nothing, line_of
 from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
@@ -30,7 +31,7 @@ from homing.cloud.bundle import TORCH_CUDA
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.doctor_balance import Balance, check_balance
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.ledger import Adopted, LedgerLine, RunRow
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance, Needs, Provider, Request, Resource
 from homing.cloud.providers.fake_faults import Faults, Strike
@@ -40,6 +41,7 @@ from homing.cloud.providers.runpod import KEY_ENV, Runpod
 from homing.cloud.providers.runpod_catalogue import storage_rate
 from homing.cloud.providers.runpod_pod import MAY_END, end_command
 from homing.cloud.reconcile import refresh
+from homing.cloud.survey import end, survey
 from homing.cloud.whose import check_account, check_own, is_elsewhere
 from homing.config.clouds.runpod import IMAGE, RunpodCloud
 from homing.errors import (
@@ -51,6 +53,7 @@ from homing.errors import (
     StillBilling,
     UsageError,
 )
+from homing.wire import codec, names
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 OWNER = owner_for(__name__)
@@ -760,6 +763,37 @@ def test_one_logs_in_where_the_pod_is_now_and_only_to_the_key_it_was_given(tmp_p
     assert rig.provider.connection(made.id) is None
 
 
+def test_two_pods_that_nobody_ever_saw_under_one_mark_both_count(tmp_path: Path) -> None:
+    # Both answers were lost, both pods came up late and ended themselves while the laptop was closed.
+    rig = Rig(tmp_path, Strike("lost_after", 1, "create"), Strike("lost_after", 2, "create"))
+    home, request = Home(rig.home, rig.world), rig.request
+    rig.home.mkdir(exist_ok=True)
+    (rig.home / "owner").write_text(OWNER)
+    (tmp_path / "store").mkdir()
+    now, rate = rig.world.now(), request.offer.rate_usd_per_hour
+    line = LedgerLine(MARK, "moss-1", "moss", 1, "runpod", "x", str(rate), "12", now)
+    home.ledger.intend(RunRow("moss-1", "moss", "launching", now, f"file:{tmp_path}/store", "f" * 64, "12"), line)
+    home.ledger.begin_create(MARK, now)
+    real_http = rig.world.http
+
+    def http(asked: HttpRequest) -> HttpResponse:
+        is_list = asked.method == "GET" and asked.url.endswith("/pods")
+        return HttpResponse(200, {}, b'{"pods": []}') if is_list else real_http(asked)
+
+    rig.world.http = http  # type: ignore[method-assign]
+    with pytest.raises(CreateFailed, match="no clear answer"):
+        rig.provider.create(request)
+    rig.world.http = real_http  # type: ignore[method-assign]
+    assert rig.num_living == 2
+    rig.world.pass_time(1500)
+    for pod_id in list(rig.cloud.pods):
+        rig.cloud.lose(pod_id, "gone")
+    refresh(home)
+    (line,) = home.ledger.lines()
+    assert line.is_at_most
+    assert Decimal(line.spend_usd) >= sum(each.usd for each in rig.cloud.bill() if each.kind == "instance")
+
+
 # --- network volumes ---
 
 
@@ -822,6 +856,28 @@ def test_what_a_lost_ledger_knew_is_found_by_reconcile_and_ended(tmp_path: Path)
     (volume,) = rig.provider.list_resources()
     assert volume.is_kept, "data that was meant to last is shown with its price and ended by nobody unasked"
     assert rig.num_living == 0
+
+
+def test_the_volume_of_a_home_that_is_lost_comes_back_with_its_adopted_run(tmp_path: Path) -> None:
+    # It carries the old home's mark and no run's, so nobody saw it, and it billed on for ever.
+    rig = Rig(tmp_path, volume="corpus", volume_size="1TB", data_centers=["EU-RO-1"])
+    rig.create()
+    other = Runpod(home=rig.home, owner=OWNER, world=rig.world)
+    other.configure(settings_of(volume="anothers", volume_size="1TB", data_centers=["EU-RO-1"]))
+    other.create(ProviderContract().make_request(other, make_mark(OWNER, "heather", 1), tmp_path))
+    home, now = Home(tmp_path / "new", rig.world), rig.world.now()
+    run = make_run(tmp_path)
+    run = dataclasses.replace(run, cloud=dataclasses.replace(run.cloud, settings={"runpod": {"volume": "corpus"}}))
+    home.world.mkdir(home.run_dir("moss-1"))
+    home.world.write(home.run_dir("moss-1") / names.RUN, codec.dumps(run).encode())
+    line = LedgerLine(MARK, "moss-1", "moss", 1, "runpod", "x", "2.49", "12", now, "p-1", now, now, "gone", "no")
+    row = RunRow("moss-1", "moss", "done", now, "file:/nowhere", "f" * 64, "12")
+    assert survey(home).findings == []
+    home.ledger.adopt_run(row, [line], [Adopted(MARK, OWNER, "", "")])
+    (volume,) = [each for each in survey(home).findings if each.thing == "volume"]
+    assert (volume.kind, volume.mark) == ("kept", f"homing-{OWNER}-corpus")
+    assert end(home, volume) == ""
+    assert [each["name"] for each in rig.cloud.volumes.values()] == [f"homing-{OWNER}-anothers"]
 
 
 def test_other_peoples_volumes_are_mounted_by_id_and_never_ours_to_end(tmp_path: Path) -> None:

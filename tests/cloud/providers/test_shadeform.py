@@ -19,6 +19,7 @@ from tests.contracts.rest_faults import RestFaults
 from tests.doubles.accounts import Accounts
 from tests.doubles.openapi import Unlike
 from tests.doubles.shadeform import CATALOGUE, KEY, URL, Settings, ShadeformCloud, card, published
+from tests.doubles.toy_world import CloudWorld
 
 from homing.cloud.home import Home
 from homing.cloud.mark import make_mark
@@ -31,7 +32,7 @@ from homing.cloud.providers.shadeform_offers import choose_os
 from homing.cloud.reconcile import refresh
 from homing.cloud.whose import vouch
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
-from homing.world import Completed, HttpRequest, HttpResponse, World
+from homing.world import Completed, HttpRequest, HttpResponse
 
 OWNER = owner_for(__name__)
 MARK = make_mark(OWNER, "moss-20260101-000000-abcd", 1)
@@ -56,13 +57,11 @@ class ToyMachines:
         return "203.0.113.7", 22, "shadeform"
 
 
-class ToyWorld(World):
-    """A clock that is a number, and a network that ends in the double. Disk and key generation are real."""
+class ToyWorld(CloudWorld):
+    """Its network ends in the double. Disk and key generation are real."""
 
     def __init__(self, settings: Settings | None = None, faults: Faults | None = None, **cloud: Any) -> None:
-        self.t = DAY
-        self.slept: list[float] = []
-        self.requests: list[HttpRequest] = []
+        super().__init__(DAY)
         self.ran: list[list[str]] = []
         self.ssh_answers: dict[str, Completed] = {}
         self.machines = ToyMachines()
@@ -71,26 +70,8 @@ class ToyWorld(World):
             now=lambda: self.t, machines=self.machines, settings=settings, faults=faults, **cloud
         )
 
-    def now(self) -> float:
-        return self.t
-
-    def monotonic(self) -> float:
-        return self.t
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.pass_time(seconds)
-
-    def pass_time(self, seconds: float) -> None:
-        self.t += seconds
-        self.cloud.tick()
-
     def environment(self) -> dict[str, str]:
         return self.env
-
-    def http(self, request: HttpRequest) -> HttpResponse:
-        self.requests.append(request)
-        return self.cloud.handle(request)
 
     def run(
         self, argv: Sequence[str], timeout_s: float, env: dict[str, str] | None = None, stdin: str = ""

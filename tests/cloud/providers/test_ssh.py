@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contracts.providers import SECRET, ProviderContract
+from tests.contracts.providers import SECRET, RememberingContract
 from tests.doubles.sshd import Sshd, running_sshd
 
 from homing.cloud.mark import make_mark
-from homing.cloud.providers.base import Needs, Provider, Remembering, Request, wait_until
+from homing.cloud.providers.base import Needs, Provider, Request, wait_until
 from homing.cloud.providers.local import Local
 from homing.cloud.providers.ssh import Ssh
 from homing.cloud.providers.ssh_host import HostKeyChanged, HostKeyUnknown, fingerprint
@@ -56,7 +56,7 @@ def opened(home: Path, sshd: Sshd | None, *, owner: str = OWNER, world: World = 
 
 
 @pytest.mark.slow  # every call is a login
-class TestSsh(ProviderContract):
+class TestSsh(RememberingContract):
     @pytest.fixture
     def owner(self) -> str:
         return OWNER
@@ -122,16 +122,6 @@ class TestSsh(ProviderContract):
             files = [path for path in folder.rglob("*") if path.is_file()]
             assert files
             assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
-
-    def test_it_knows_by_the_mark_alone_what_has_ended_and_what_never_was(
-        self, provider: Provider, request_: Request
-    ) -> None:
-        assert isinstance(provider, Remembering)
-        assert provider.remember(request_.mark) is None
-        provider.destroy(provider.create(request_).id)
-        kept = provider.remember(request_.mark)
-        assert kept is not None
-        assert (kept.state, kept.created_at is None, kept.ended_at is None) == ("gone", False, False)
 
     def test_what_died_by_itself_bills_until_it_is_destroyed(self, provider: Provider, request_: Request) -> None:
         made = provider.create(request_)

@@ -12,9 +12,10 @@ from small import make_rl_run, small_model
 from streams import StreamsOnly
 from torch import Tensor
 
+from homing.lm.decode import REACH
 from homing.lm.model import Decoder
 from homing.lm.model.row_cache import RowCache
-from homing.lm.rl.decode import REACH, Decoding
+from homing.lm.rl.decode import Decoding
 from homing.lm.rl.draws import draws
 
 ROWS = 3

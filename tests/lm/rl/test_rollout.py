@@ -16,6 +16,7 @@ from homing.lm.generate import generate
 from homing.lm.model import Decoder, lora
 from homing.lm.rl.calculator import Calculator
 from homing.lm.rl.draws import BITS, draws, pick_rows
+from homing.lm.rl.lean import lean_copy
 from homing.lm.rl.rollout import Sampler
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.wire.run import Lora
@@ -124,6 +125,15 @@ def test_bf16_samples_come_from_a_lean_copy_that_follows_the_weights(model: Deco
     after = [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))]
     fresh = [sample.ids for sample in sampler(model).sample(PROMPTS, drawn(4, 1))]
     assert after == fresh != before
+
+
+def test_weights_that_are_stored_as_they_are_computed_with_are_not_copied(model: Decoder) -> None:
+    """As `load_for_use` has them on a card: a second copy of a large model would not fit beside it."""
+    as_loaded = lean_copy(model, torch.bfloat16)
+    made = sampler(as_loaded)
+    assert made._reader is as_loaded
+    wanted = sampler(model.set_precision("bf16")).sample(PROMPTS, drawn(4, 1))
+    assert [sample.ids for sample in made.sample(PROMPTS, drawn(4, 1))] == [sample.ids for sample in wanted]
 
 
 def test_a_sample_ends_with_its_stop_token_and_the_others_go_on(model: Decoder) -> None:

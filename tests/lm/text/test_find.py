@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,25 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, pattern: str, complaint: s
     (tmp_path / "images" / "a.png").write_bytes(b"x")
     with pytest.raises(DataError, match=complaint):
         find_sources([str(tmp_path / pattern)], key="text")
+
+
+def test_every_empty_file_of_a_folder_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "full.txt").write_text("words")
+    for name in "abcdefg":
+        (tmp_path / f"{name}.txt").touch()
+    with pytest.raises(DataError, match=r"text: 7 files are empty\.") as caught:
+        find_sources([str(tmp_path)], key="text")
+    assert f"{tmp_path}/a.txt, {tmp_path}/b.txt" in caught.value.why
+    assert caught.value.why.endswith(f"{tmp_path}/e.txt and 2 more have 0 bytes.")
+
+
+def test_a_name_that_is_no_utf_8_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/l\xfc.txt")
+    Path(odd).write_text("words")
+    for named in (odd, str(tmp_path)):
+        with pytest.raises(DataError, match="is not UTF-8") as caught:
+            find_sources([named], key="text")
+        assert r"l\udcfc.txt" in caught.value.what, "and can itself be printed"
 
 
 def test_a_misspelt_path_is_answered_with_its_neighbours(tmp_path: Path) -> None:

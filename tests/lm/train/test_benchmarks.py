@@ -42,7 +42,9 @@ def test_training_waits_for_the_copy_of_a_checkpoint_and_not_for_the_disk() -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("script", ["gpu/variants.py", "gpu/quality.py", "gpu/hours.py", "gpu/graphs.py"])
+@pytest.mark.parametrize(
+    "script", ["gpu/variants.py", "gpu/quality.py", "gpu/hours.py", "gpu/graphs.py", "gpu/decode.py"]
+)
 def test_what_is_to_be_tried_on_a_card_runs_at_toy_size_on_a_cpu(script: str) -> None:
     code, last = run(script)
     assert (code, last.split()[0]) == (0, "PASS"), last

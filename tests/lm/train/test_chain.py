@@ -28,16 +28,17 @@ from tiny import (
     write_shards,
 )
 
-from homing.errors import DataError, IntegrityError, UsageError
+from homing.errors import DataError, IntegrityError, RunFailed, UsageError
 from homing.lm.chat.order import ChatOrder, ChatSource
 from homing.lm.chat.prepare import prepare_chat
+from homing.lm.model.decoder import Decoder
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE
 from homing.lm.train.loop import train
 from homing.lm.verify import verify
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.data import DataManifest
-from homing.wire.event import Metric
+from homing.wire.event import Metric, Outcome
 from homing.wire.run import Base, Lora, Optimizer, PhaseData, Run, RunInput, Schedule
 
 NAME = "My name is Moss."
@@ -123,6 +124,36 @@ def test_each_phase_learns_from_its_own_and_starts_from_the_one_before(
     assert [stage.phase for stage in lineage] == ["pretrain", "mid", "sft"]
     assert lineage[2].data_sha256 == chat.manifest_sha256
     assert lineage[1].data_sha256 == more_text.manifest_sha256
+
+
+def test_a_phase_that_fails_stops_the_chain_and_is_the_one_that_is_gone_on_with(
+    tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_chain(data_dir, chat, more_text)
+    run = dataclasses.replace(run, train=dataclasses.replace(run.train, max_bad_steps=2))
+    go(tmp_path / "whole", run)
+    plain, is_lost, broken = Decoder.loss, False, tmp_path / "broken"
+
+    def loss(model: Decoder, *batch: Any, **how: Any) -> torch.Tensor:
+        return plain(model, *batch, **how) * (float("nan") if is_lost else 1.0)
+
+    def say(line: str) -> None:
+        nonlocal is_lost
+        is_lost = is_lost or line.startswith("Phase sft")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "loss", loss)
+        with pytest.raises(RunFailed, match="2 steps in a row"):
+            train(make_run_dir(broken, run), say=say)
+    ended = codec.loads(Outcome, (broken / names.OUTCOME).read_bytes())
+    assert (ended.state, ended.phase) == ("failed", "sft")
+    assert [manifest(broken, phase, 4).is_final for phase in ("pretrain", "mid")] == [True, True], "what was done stays"
+
+    said = go(broken, run)
+    assert not any("Phase pretrain:" in line or "Phase mid:" in line for line in said), "neither is trained again"
+    for phase in ("pretrain", "mid", "sft"):
+        losses = [[line.loss for line in metrics(tmp_path / way, phase)] for way in ("whole", "broken")]
+        assert losses[0] == losses[1], phase
 
 
 @pytest.mark.slow

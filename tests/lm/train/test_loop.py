@@ -358,7 +358,7 @@ def test_running_out_of_memory_lowers_a_picked_micro_batch_aloud(
     assert figures(tmp_path / "a") == figures(tmp_path / "b")
     manifest = checkpoint.verify(tmp_path / "b/checkpoints/pretrain" / names.step_dir(3))
     assert manifest.choices["micro_batch"] == 2
-    with pytest.raises(RunFailed, match="Out of memory at a micro-batch of 4") as caught:
+    with pytest.raises(RunFailed, match=r"Out of memory at a micro-batch of 4 rows \(peak [\d.]+ GiB\)") as caught:
         go(tmp_path / "c", make_run(data_dir, num_steps=3, micro_batch=4))
     assert "micro_batch: 2" in caught.value.fix
 
@@ -509,12 +509,25 @@ def test_a_disk_that_refuses_is_explained_and_not_a_traceback(
     assert "state failed" in said.out
 
 
-def test_data_that_changed_since_the_run_was_resolved_is_refused(tmp_path: Path) -> None:
+def test_data_that_changed_since_the_run_was_resolved_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_data(tmp_path / "data")
     run = make_run(tmp_path / "data")
     make_data(tmp_path / "data", num_documents=50)
-    with pytest.raises(DataError, match="does not belong to this run"):
+    with pytest.raises(DataError, match="does not belong to this run") as caught:
         go(tmp_path / "run", run)
+    said = "Resolve the run again (homing train {0} --fresh), or prepare its data again (homing prep {0})."
+    assert caught.value.fix == said.format("tiny")
+    with pytest.raises(DataError) as caught:
+        go(tmp_path / "smoke", dataclasses.replace(run, name="tiny-smoke", origin={"name": "smoke profile"}))
+    assert caught.value.fix == said.format("RUN"), "no file has the name of a smoke profile"
+    monkeypatch.setenv(names.TYPED_ENV, "files/tiny.yaml --smoke")
+    with pytest.raises(DataError) as caught:
+        go(tmp_path / "again", run)
+    assert caught.value.fix == said.format("files/tiny.yaml --smoke"), "as it was typed, where that is known"
+    outcome = codec.loads(Outcome, (tmp_path / "again" / names.OUTCOME).read_bytes())
+    assert "homing prep files/tiny.yaml --smoke" in outcome.reason
 
 
 def test_a_vocabulary_mismatch_names_every_number(tmp_path: Path, data_dir: Path) -> None:

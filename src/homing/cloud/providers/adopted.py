@@ -1,17 +1,19 @@
 """Another owner's account, seen through what was adopted: those marks, and nothing else of theirs.
 
-An adoption hands over single instances and the volume that their run keeps, not the other home. So whatever the
-provider would show or end beyond the adopted marks stays hidden and untouched, also when it is asked for by id.
+An adoption hands over single instances and the volumes that their run keeps or names, not the other home. So whatever
+the provider would show or end beyond the adopted marks stays hidden and untouched, also when it is asked for by id.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 
 from homing.cloud.mark import volume_mark
 from homing.cloud.providers.base import (
     Connection,
     Delivering,
+    Doubling,
     Feature,
     Instance,
     Needs,
@@ -29,9 +31,9 @@ __all__ = ["AdoptedOnly"]
 
 
 class AdoptedOnly:
-    def __init__(self, inner: Provider, marks: frozenset[str]) -> None:
-        self._inner, self._marks = inner, marks
-        self._things = marks | {volume_mark(mark) for mark in marks}
+    def __init__(self, inner: Provider, marks: frozenset[str], named: Callable[[], frozenset[str]] = frozenset) -> None:
+        """`named` tells the marks of volumes that the adopted runs name; asked only for what is beside instances."""
+        self._inner, self._marks, self._named = inner, marks, named
         self.name = inner.name
 
     # Asked for when they are needed: some providers must go and ask for them.
@@ -49,8 +51,12 @@ class AdoptedOnly:
         return self._inner.settle_s
 
     @property
-    def cannot(self) -> dict[Feature, str]:
+    def cannot(self) -> Mapping[Feature, str]:
         return self._inner.cannot
+
+    @property
+    def num_creates(self) -> int:
+        return self._inner.num_creates if isinstance(self._inner, Doubling) else 1
 
     def account(self) -> str:
         return self._inner.account()
@@ -97,16 +103,20 @@ class AdoptedOnly:
             self._inner.deliver(instance_id)
 
     def list_resources(self) -> list[Resource]:
-        return [resource for resource in self._inner.list_resources() if resource.mark in self._things]
+        things = self._things()
+        return [resource for resource in self._inner.list_resources() if resource.mark in things]
 
     def destroy_resource(self, resource: Resource) -> None:
-        if resource.mark not in self._things:
+        if resource.mark not in self._things():
             raise _not_adopted(resource.id, resource.mark)
         self._inner.destroy_resource(resource)
 
     def connection(self, instance_id: str) -> Connection | None:
         self._checked(instance_id)
         return self._inner.connection(instance_id)
+
+    def _things(self) -> frozenset[str]:
+        return self._marks | {volume_mark(mark) for mark in self._marks} | self._named()
 
     def _checked(self, instance_id: str) -> Instance:
         instance = self._inner.describe(instance_id)

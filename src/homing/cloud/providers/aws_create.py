@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from homing.cloud.providers.aws_api import AwsApi, AwsRefused
 from homing.cloud.providers.aws_market import SYSTEM_GB, Market, Wish, quota_code, quota_page
 from homing.cloud.providers.aws_things import Things, make_budget, make_group, make_role, s3_of
 from homing.cloud.providers.base import Request
+from homing.cloud.providers.once import LOOKS, look_for
 from homing.cloud.providers.rest import TRIES, Unsure
 from homing.cloud.startup import Fetch, startup_script
 from homing.config.clouds.aws import AwsCloud
@@ -36,7 +38,6 @@ _NO_ROOM = (
     "Unsupported", "SpotMaxPriceTooLow", "InsufficientFreeAddressesInSubnet",
 )  # fmt: skip
 _QUOTA = ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded")
-_LOOKS = 3  # for our mark, over the time by which the list may be late
 _PROFILE_S = 90.0  # a new instance profile is not known to EC2 at once
 _PROFILE_EVERY_S = 3.0
 _PAUSE_S = 1.0
@@ -187,12 +188,13 @@ class Creation:
                 problem = exc
                 break
             self.world.sleep(_PAUSE_S * float(2**number))
-        made = self._look_for(request, region, problem)
+        find = partial(self.with_mark, region, request.mark)
+        made = look_for(request.mark, find, "aws", problem, self.settle_s, self.world)
         if made is not None:
             return made
         raise CreateFailed(
             what=f"aws did not start {request.offer.name}: it gave no clear answer.",
-            why=f"{problem}. Its list was looked at {_LOOKS} times and showed nothing under {request.mark}.",
+            why=f"{problem}. Its list was looked at {LOOKS} times and showed nothing under {request.mark}.",
             fix=f"Try again: {request.order.words.to('launch')}",
         )
 
@@ -209,22 +211,6 @@ class Creation:
             except (KeyError, IndexError) as exc:
                 raise Unsure("AWS answered run_instances without an instance") from exc
             self.world.sleep(_PROFILE_EVERY_S)
-
-    def _look_for(self, request: Request, region: str, why: Exception | None) -> dict[str, Any] | None:
-        for look in range(_LOOKS):
-            if look:
-                self.world.sleep(self.settle_s / (_LOOKS - 1))
-            try:
-                found = self.with_mark(region, request.mark)
-            except ProviderRefused as exc:  # it is the list that was refused, not the create
-                raise CreateFailed(
-                    what=f"Whether aws started {request.mark} is not known.",
-                    why=f"{why}. Then: {exc.why}",
-                    fix="homing runs   shows it as soon as the provider answers",
-                ) from exc
-            if found:
-                return found[0]
-        return None
 
     # --- what it may be refused for ---
 

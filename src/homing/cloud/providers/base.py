@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -32,6 +32,7 @@ __all__ = [
     "Configurable",
     "Connection",
     "Delivering",
+    "Doubling",
     "Feature",
     "InputFile",
     "Instance",
@@ -216,7 +217,7 @@ class Connection:
 class Provider(Protocol):
     name: str
     page: str  # the provider's own list of instances, printed when something goes wrong
-    cannot: dict[Feature, str]  # feature -> the sentence a person reads on asking for it
+    cannot: Mapping[Feature, str]  # feature -> the sentence a person reads on asking for it
     guard: str  # the provider's own spend guard in a sentence; "" where it has none
     settle_s: float  # how late its list may be: absent means absent in several looks over this long
 
@@ -281,6 +282,14 @@ class Remembering(Protocol):
     """A provider that keeps all that it ever made: whether a create call took effect is known there for ever."""
 
     def remember(self, mark: str) -> Instance | None: ...  # None: nothing was ever made under it; raises when blind
+
+
+@runtime_checkable
+class Doubling(Protocol):
+    """A provider that makes one machine for each create call, also under one mark, and is asked again after no clear
+    answer: of a launch that nobody saw take effect there may have been so many."""
+
+    num_creates: int
 
 
 @runtime_checkable

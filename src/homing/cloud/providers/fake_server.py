@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
             given.home.resolve(), World(), settings=settings, faults=faults, seed=given.seed, port=given.port
         )
     except (HomingError, ValueError) as exc:
-        print(exc, file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"{exc}\n")
         return 2
     server.serve(given.idle_s)
     return 0

@@ -23,14 +23,14 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, Iterator, List  # noqa: UP035 (Python 3.8)
+from typing import Any, Dict, Iterator, List
 
 try:
     import local_end  # type: ignore[import-not-found]  # there: put into sys.modules by the line that starts this
 except ImportError:
     from homing.cloud.providers import local_end
 
-Answer = Dict[str, Any]  # noqa: UP006
+Answer = Dict[str, Any]
 SIGN = "homing-answer: "  # before the answer: what a login shell prints is not ours
 LOG_BYTES = 4000
 READ_BYTES = 1 << 20
@@ -165,7 +165,7 @@ def _processor() -> str:
     return platform.machine() or "processor"
 
 
-def _out(argv: List[str]) -> str:  # noqa: UP006
+def _out(argv: List[str]) -> str:
     try:
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -240,7 +240,7 @@ def _folder(order: Answer) -> str:
     return os.path.join(_root(order), order["mark"])
 
 
-def _pids(mark: str) -> List[int]:  # noqa: UP006
+def _pids(mark: str) -> List[int]:
     # `marked` goes by prefix, and ...-1 is also the beginning of ...-10.
     return [pid for pid, found in local_end.marked(mark) if found == mark and pid != os.getpid()]
 

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class Local:
     page = ""
     guard = ""
     settle_s = 0.0
-    cannot: dict[Feature, str] = {  # noqa: RUF012
+    cannot: Mapping[Feature, str] = {
         "native_deadline": "This computer has no timer of its own.",
         "native_spend_limit": "This computer has no spend guard of its own.",
         "spot": "This computer has no spot instances.",

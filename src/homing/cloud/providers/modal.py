@@ -11,6 +11,7 @@ The account's token stays at home. By the SDK, imported on first use; see modal_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ class Modal:
     page = "https://modal.com/apps"
     settle_s = 10.0
     guard = "Modal ends a sandbox by itself at its timeout, which is set from the limits in the create call."
-    cannot: dict[Feature, str] = {  # noqa: RUF012 - as the protocol has it
+    cannot: Mapping[Feature, str] = {
         "ssh": "A Modal sandbox is a container without SSH; `modal shell` opens one beside it.",
         "spot": "Modal has one price for a GPU and no spot machines.",
         "multi_node": "A Modal sandbox is one machine, with up to eight GPUs.",

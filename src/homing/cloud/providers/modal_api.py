@@ -27,7 +27,7 @@ _TRIES = 3  # beside those that the SDK makes by itself within a second
 _BUILD_S = 2400.0  # an image with torch, the first time
 _LOG_LINES = 200
 _RELOAD_S = 55
-_NO_ANSWER = object()
+_NO_ANSWER: Any = object()
 Sandboxes = list[Any]  # a name outside the class, where `list` is a method
 
 
@@ -144,7 +144,7 @@ class ModalApi:
     # --- calls ---
 
     def ask(
-        self, what: str, make: Callable[[], Awaitable[T]], *, timeout_s: float = TIMEOUT_S, absent: Any = _NO_ANSWER
+        self, what: str, make: Callable[[], Awaitable[T]], *, timeout_s: float = TIMEOUT_S, absent: T = _NO_ANSWER
     ) -> T:
         """`absent`: what to return where Modal itself says that there is none."""
         door = self.door
@@ -154,7 +154,7 @@ class ModalApi:
             except failures() as exc:
                 kind = kind_of(exc)
                 if kind == "absent" and absent is not _NO_ANSWER:
-                    return absent  # type: ignore[no-any-return]
+                    return absent
                 if kind not in ("busy", "silent"):
                     raise self._refusal(exc, what) from exc
                 problem = text_of(exc)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from homing.cloud.providers.base import Request
@@ -19,7 +20,7 @@ from homing.cloud.providers.rest import Unsure, Unwelcome
 from homing.errors import CreateFailed, HomingError, ProviderRefused
 from homing.world import World
 
-__all__ = ["LOOKS", "TRIES", "Once"]
+__all__ = ["LOOKS", "TRIES", "Once", "look_for"]
 
 LOOKS = 3  # for our mark, over the time by which the list may be late
 TRIES = 2
@@ -64,20 +65,7 @@ class Once:
         return made
 
     def _look_for(self, mark: str, why: Unsure) -> dict[str, Any] | None:
-        for look in range(LOOKS):
-            if look:
-                self.world.sleep(self.settle_s / (LOOKS - 1))
-            try:
-                found = self.find(mark)
-            except ProviderRefused as exc:  # also a 4xx: it is the list that was refused, not the create
-                raise CreateFailed(
-                    what=f"Whether {self.name} started {mark} is not known.",
-                    why=f"{why}. Then: {exc.why}",
-                    fix="homing runs   shows it as soon as the provider answers",
-                ) from exc
-            if found:
-                return found[0]
-        return None
+        return look_for(mark, partial(self.find, mark), self.name, why, self.settle_s, self.world)
 
     def _end_twins(self, mark: str, kept: dict[str, Any]) -> None:
         """A call that seemed lost may have taken effect after we asked again."""
@@ -93,3 +81,23 @@ class Once:
                 fix="homing runs   shows it as soon as the provider answers",
                 instance_id=str(kept["id"]),
             ) from exc
+
+
+def look_for(
+    mark: str, find: Callable[[], list[dict[str, Any]]], name: str, why: Exception | None, settle_s: float, world: World
+) -> dict[str, Any] | None:
+    """The oldest that lives under a mark after no clear answer (`why`), while the list of `name` may be late."""
+    for look in range(LOOKS):
+        if look:
+            world.sleep(settle_s / (LOOKS - 1))
+        try:
+            found = find()
+        except ProviderRefused as exc:  # also a 4xx: it is the list that was refused, not the create
+            raise CreateFailed(
+                what=f"Whether {name} started {mark} is not known.",
+                why=f"{why}. Then: {exc.why}",
+                fix="homing runs   shows it as soon as the provider answers",
+            ) from exc
+        if found:
+            return found[0]
+    return None

@@ -11,7 +11,7 @@ from homing.cloud.providers.base import Provider
 from homing.errors import MissingExtra, UsageError
 from homing.world import World
 
-__all__ = ["HERE_ONLY", "PROVIDERS", "configured", "open_provider"]
+__all__ = ["HERE_ONLY", "NEAR", "PROVIDERS", "configured", "open_provider"]
 
 # name -> (module:class, the extra to install or None)
 PROVIDERS: dict[str, tuple[str, str | None]] = {
@@ -25,6 +25,8 @@ PROVIDERS: dict[str, tuple[str, str | None]] = {
 }
 # Those whose instances no other computer can see: asked from elsewhere they would show nothing, which is not "gone".
 HERE_ONLY = ("fake", "local", "ssh")
+# Those that are on this computer: they answer at once or not at all.
+NEAR = ("fake", "local")
 
 
 def configured(home: Path, world: World) -> list[str]:

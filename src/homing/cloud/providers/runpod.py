@@ -15,6 +15,7 @@ import dataclasses
 import logging
 import math
 import tomllib
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +45,7 @@ from homing.cloud.providers.base import (
     lack,
     wait_until,
 )
-from homing.cloud.providers.once import Once
+from homing.cloud.providers.once import TRIES, Once
 from homing.cloud.providers.rest import Api, Unwelcome, legible
 from homing.cloud.providers.runpod_balance import read_account, read_balance
 from homing.cloud.providers.runpod_catalogue import ANYWHERE, COUNTS, Choice, Wanted
@@ -92,7 +93,8 @@ class Runpod:
     page = f"{CONSOLE}/pods"
     guard = ""
     settle_s = 20.0
-    cannot: dict[Feature, str] = {  # noqa: RUF012
+    num_creates = TRIES
+    cannot: Mapping[Feature, str] = {
         "native_deadline": "RunPod has no timer for a pod: only the pod itself and the guard at home end it.",
         "native_spend_limit": "RunPod has no spend limit for a pod: only the pod itself and the guard at home hold it.",
         "spot": "RunPod's API has no spot pods any more.",
@@ -415,8 +417,9 @@ class Runpod:
 
     @property
     def _once(self) -> Once:
-        end = lambda pod_id: self._api.delete(_path(pod_id))  # noqa: E731
-        return Once(self.name, self.settle_s, self._world, self._with_mark, end)
+        return Once(
+            self.name, self.settle_s, self._world, self._with_mark, lambda pod_id: self._api.delete(_path(pod_id))
+        )
 
     def _pods(self) -> list[dict[str, Any]]:
         return self._api.items("/pods", "pods")

@@ -37,7 +37,7 @@ from homing.cloud.providers.base import (
     lack,
     wait_until,
 )
-from homing.cloud.providers.once import Once
+from homing.cloud.providers.once import TRIES, Once
 from homing.cloud.providers.rest import Api, Unwelcome, legible
 from homing.cloud.providers.shadeform_account import (
     Account,
@@ -80,6 +80,7 @@ class Shadeform:
     page = "https://platform.shadeform.ai/instances"
     guard = "Shadeform deletes the instance by itself at the sum or the date that launch sets, whichever comes first."
     settle_s = 20.0
+    num_creates = TRIES
 
     def __init__(self, *, home: Path, owner: str, world: World) -> None:
         self._home, self._world = home, world

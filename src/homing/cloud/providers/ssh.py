@@ -10,6 +10,7 @@ raises; it never makes anything "gone". The rate is what the run file says: the 
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
@@ -49,7 +50,7 @@ class Ssh:
     page = ""
     guard = ""
     settle_s = 0.0
-    cannot: dict[Feature, str] = {  # noqa: RUF012
+    cannot: Mapping[Feature, str] = {
         "native_deadline": "A host of one's own has no timer of its own.",
         "native_spend_limit": "A host of one's own has no spend guard of its own.",
         "spot": "A host of one's own has no spot instances.",

@@ -16,9 +16,8 @@ from typing import Any
 
 from homing.lm.chat.messages import Fault
 
-__all__ = ["FORMS", "Raw", "to_messages", "unused_fields", "which_form"]
+__all__ = ["Raw", "to_messages", "unused_fields", "which_form"]
 
-FORMS = ("messages", "list", "sharegpt", "alpaca", "pair")
 Raw = tuple[list[Any], Any]  # messages, tools; neither is checked yet
 
 _SPEAKERS = {

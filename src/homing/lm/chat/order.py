@@ -78,13 +78,13 @@ def open_renderer(folder: Path) -> Renderer:
     return Renderer(need_template(find_template(folder), str(folder)), ChatTokens(folder))
 
 
-def find_chat_files(patterns: Sequence[str], key: str = "chat") -> tuple[list[Source], list[str]]:
+def find_chat_files(patterns: Sequence[str], key: str = "chat", otherwise: str = "") -> tuple[list[Source], list[str]]:
     """Files and warnings. A folder gives its .jsonl, .ndjson and .json, packed or not, and .parquet."""
     named: list[str] = []
     for pattern in patterns:
         folder = os.path.expanduser(pattern)
         named += _in_folder(folder, key) if os.path.isdir(folder) else [pattern]
-    found = find_sources(named, key=key)
+    found = find_sources(named, key=key, otherwise=otherwise)
     return found.sources, found.warnings
 
 
@@ -109,12 +109,13 @@ def _is_chat(name: str) -> bool:
 
 def find_inputs(order: ChatOrder) -> ChatInputs:
     _check(order)
-    validation, warnings = find_chat_files(order.validation, "validation")
+    named = "data.{} of the phase in the run file"
+    validation, warnings = find_chat_files(order.validation, "validation", named.format("validation"))
     held_out = {os.path.realpath(source.path) for source in validation}
     seen: dict[str, str] = {}
     files = []
     for source in order.chat:
-        found, said = find_chat_files([source.path])
+        found, said = find_chat_files([source.path], otherwise=named.format("chat"))
         for file in found:
             real = os.path.realpath(file.path)
             _refuse_twice(file.path, seen.setdefault(real, source.path), source.path, is_held_out=real in held_out)

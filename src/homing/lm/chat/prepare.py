@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -165,14 +166,14 @@ def _check(doctor: Doctor, inputs: ChatInputs, train: Split) -> None:
             raise DataError(
                 what=f"{file.path} has {file.num_faults:,} bad lines of {file.num_lines:,}.",
                 why=f"The first: {first}",
-                fix=f"homing data check {file.path} lists them all.",
+                fix=f"homing data check {shlex.quote(file.path)} lists them all.",
             )
     if not train.num_documents:
         why = ", ".join(f"{count:,} {kind}" for kind, count in doctor.counts.most_common(5))
         raise DataError(
             what="No conversation is left to learn from.",
             why=f"Found: {why or 'nothing at all'}.",
-            fix=f"homing data check {inputs.sources[-1].path} tells why, line by line.",
+            fix=f"homing data check {shlex.quote(inputs.sources[-1].path)} tells why, line by line.",
         )
     for source in inputs.sources:
         stat = os.stat(source.path)

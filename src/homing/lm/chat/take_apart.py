@@ -37,13 +37,14 @@ _ORDERS = {
 _TRIES = (" What is\n3 + 4? ", "\n<|im_end|><|eot_id|> \u2603 e\u0301", "Two")
 
 
-def write_turns(folder: Path) -> str:
+def write_turns(folder: Path, *, is_base: bool = False) -> str:
     """turns.json for the template beside the tokenizer in `folder`; "" or why it cannot be written. homing's own
-    template needs none, and no template has none."""
+    template needs none, and no template has none. `is_base`: of open weights, whose run files are not read without it;
+    homing itself may have exported them."""
     path = folder / names.TURNS
     path.unlink(missing_ok=True)  # of another template
     template = find_template(folder, now=_DAY)
-    if template is None or template.source == CHAT_TEMPLATE:
+    if template is None or (template.source == CHAT_TEMPLATE and not is_base):
         return ""
     try:
         turns = take_apart(Renderer(template, ChatTokens(folder)), load_tokenizer(folder))

@@ -1,4 +1,8 @@
-"""A conversation that grows, as ids through the model's own template: what `homing chat` asks with.
+"""A conversation as ids through the model's own template: what `homing chat` and `homing serve` ask with.
+
+learned_to_answer   whether a model is talked to in turns at all
+TemplateTurns       a conversation that grows
+Prompter            one that is handed over whole, as servers get it
 
 The whole is rendered anew for each turn: templates may rewrite what came before, and a conversation is short.
 """
@@ -6,11 +10,29 @@ The whole is rendered anew for each turn: templates may rewrite what came before
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from homing.lm.chat.messages import Fault, Message
+from homing.lm.chat.order import open_renderer
 from homing.lm.chat.render import Renderer
+from homing.lm.chat.template import find_template
 
-__all__ = ["TemplateTurns"]
+if TYPE_CHECKING:
+    from homing.lm.generate import Card
+    from homing.lm.tokenizer import Tokenizer
+
+__all__ = ["Prompter", "TemplateTurns", "learned_to_answer"]
+
+_CHAT_PHASES = ("sft", "rl")
+
+
+def learned_to_answer(card: Card) -> bool:
+    """By the phases of the run that made it; of weights that no run of ours made, by the template beside them."""
+    if not card.phase:
+        return find_template(card.folder) is not None
+    of_chat = [phase.kind for phase in card.run.phases if phase.data and phase.data.kind == "chat"] if card.run else []
+    return card.phase in _CHAT_PHASES or card.phase in of_chat
 
 
 class TemplateTurns:
@@ -31,3 +53,28 @@ class TemplateTurns:
     def answered(self, ids: Iterable[int]) -> None:
         """Closes the model's turn with what it said."""
         self.messages.append({"role": "assistant", "content": self._decode(ids)})
+
+
+class Prompter:
+    """Whole conversations to prompts, each from its beginning; in ChatML where the folder has no template."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+        from homing.lm.generate import ChatTurns
+
+        self._tokenizer = tokenizer
+        self._renderer = open_renderer(folder) if find_template(folder) is not None else None
+        if self._renderer is None:
+            self.stop_ids = ChatTurns(tokenizer).stop_ids
+        else:
+            self.stop_ids = TemplateTurns(self._renderer, tokenizer.decode, tokenizer.end_of_text_id).stop_ids
+
+    def prompt(self, messages: list[Message]) -> list[int]:
+        """All turns, and the model's opened. What the template refuses is a Fault."""
+        from homing.lm.generate import ChatTurns
+
+        if self._renderer is not None:
+            return self._renderer.prompt(messages)
+        turns = ChatTurns(self._tokenizer)
+        for message in messages:
+            turns.add(message["role"], message["content"])
+        return turns.open()

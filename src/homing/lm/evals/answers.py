@@ -9,6 +9,7 @@ A question that does not fit the context is wrong, and counted.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ __all__ = ["Asking", "made_up", "measure_answers"]
 
 NEW_TOKENS = 256  # of an answer, where nobody says otherwise and the context has room for them
 
+_log = logging.getLogger(__name__)
 _ROWS_AT_A_TIME = {"cuda": 256}
 _ROWS_ELSEWHERE = 16
 _LEAST_OF = 8  # of the context one part in so many is for the answer, if all questions are to fit
@@ -196,7 +198,7 @@ def _draw(
     calculator = Calculator(tokenizer) if Calculator.fits(tokenizer) else None
     sampler = Sampler(
         model, stop_ids=stop_ids, calculator=calculator, max_new_tokens=new_tokens, temperature=asking.heat,
-        top_k=0,
+        top_k=0, graphs="auto", tell=lambda kind, text: _log.warning(text),
     )  # fmt: skip
     at_once = max(1, _ROWS_AT_A_TIME.get(model.device.type, _ROWS_ELSEWHERE) // n)
     made: list[list[Sample]] = []

@@ -25,9 +25,8 @@ from homing.lm.shards.read import file_sha256
 from homing.lm.text.find import find_sources
 from homing.lm.text.read import Reading
 
-__all__ = ["FORMS", "Choice", "Item", "Open", "TaskFile", "read_task"]
+__all__ = ["Choice", "Item", "Open", "TaskFile", "read_task"]
 
-FORMS = ("choices", "cloze", "answers")
 _ASKED = ("question", "query", "context", "ctx", "prompt")
 _CHOICES = ("choices", "endings", "options")
 _GOLD = ("gold", "label", "answer", "answerKey")

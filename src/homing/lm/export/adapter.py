@@ -6,6 +6,7 @@ Its proof opens the base by transformers and the adapter by peft, so both must b
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
         raise UsageError(
             what=f"{opened.folder} is an adapter on top of another adapter.",
             why=f"{base} holds no whole weights, so nobody else has what this one was trained on.",
-            fix=f"homing export {opened.folder} --to merged",
+            fix=f"homing export {shlex.quote(str(opened.folder))} --to merged",
         )
     save_file({name: t.contiguous() for name, t in lora_tensors(opened.model).items()}, folder / names.ADAPTER)
     run = opened.card.run

@@ -6,6 +6,7 @@ a checkpoint of ours | an adapter's checkpoint | anybody's folder  ->  open_for_
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def open_for_export(folder: Path, *, base: Path | None = None, is_adapter_kept: 
         raise UsageError(
             what=f"{folder} has no adapter.",
             why="Its weights were trained as a whole (method: full), so there is nothing beside them.",
-            fix=f"homing export {folder} --to hf",
+            fix=f"homing export {shlex.quote(str(folder))} --to hf",
         )
     else:
         model, tokenizer = load_for_use(folder, "cpu", precision="fp32")

@@ -2,7 +2,8 @@
 
 load    a checkpoint, an export or anybody's folder -> model and tokenizer, checked against its manifest
 adapted an adapter's checkpoint -> the weights it was trained on with it put in
-sample  prompt ids -> ids, one at a time, with a KV cache
+sample  prompt ids -> ids, one at a time
+reader  ids -> logits of what follows, with a KV cache; on CUDA by a captured graph
 text    prompt text -> pieces of text; turns of a conversation as ChatML
 """
 

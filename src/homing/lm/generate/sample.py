@@ -12,15 +12,20 @@ logits agree, and sampling never disturbs the random state of a training run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 
 import torch
 from torch import Tensor
 
 from homing.errors import UsageError
+from homing.lm.generate.reader import Reader
 from homing.lm.model import Decoder
 
-__all__ = ["fit_window", "generate", "pick"]
+__all__ = ["fit_window", "generate", "pick", "warn"]
+
+warn = logging.getLogger(__name__).warning  # where nobody else is told
 
 
 def generate(
@@ -32,33 +37,36 @@ def generate(
     top_k: int = 50,
     seed: int = 0,
     stop_ids: Collection[int] = (),
+    tell: Callable[[str], None] = warn,
 ) -> Iterator[int]:
-    """At most `num_tokens` ids; a stop id ends it and is not given out. Temperature 0 takes the likeliest id."""
+    """At most `num_tokens` ids; a stop id ends it and is not given out. Temperature 0 takes the likeliest id. `tell`:
+    called when it goes slower than it should."""
     _check(prompt_ids, num_tokens, temperature, top_k, model.shape.vocab_size)
-    return _generate(model, list(prompt_ids), num_tokens, temperature, top_k, seed, frozenset(stop_ids))
+    return _generate(model, list(prompt_ids), num_tokens, temperature, top_k, seed, frozenset(stop_ids), tell)
 
 
 def _generate(
-    model: Decoder, ids: list[int], num_tokens: int, temperature: float, top_k: int, seed: int, stop_ids: frozenset[int]
-) -> Iterator[int]:
+    model: Decoder, ids: list[int], num_tokens: int, temperature: float, top_k: int, seed: int,
+    stop_ids: frozenset[int], tell: Callable[[str], None],
+) -> Iterator[int]:  # fmt: skip
     context = model.shape.context
     generator = torch.Generator("cpu").manual_seed(seed)
-    window = fit_window(ids, context)
-    cache = model.new_cache(capacity=min(context, len(window) + num_tokens))
-    unread = window
-    for _ in range(num_tokens):
-        if cache.length + len(unread) > context:
-            window = fit_window(window, context)
-            cache, unread = model.new_cache(), window
-        # no_grad inside the loop: around a generator's yield it would leak into whoever asks for the next id.
-        with torch.no_grad():
-            logits_V = model.next_logits(torch.tensor([unread], device=model.device), cache)[0]
-        picked = pick(logits_V, temperature=temperature, top_k=top_k, generator=generator)
-        if picked in stop_ids:
-            return
-        yield picked
-        window.append(picked)
-        unread = [picked]
+    unread = window = fit_window(ids, context)
+    # Closed also where nobody asks for the rest of the ids.
+    with closing(Reader(model, capacity=min(context, len(window) + num_tokens), tell=tell)) as reader:
+        for num_to_come in range(num_tokens, 0, -1):
+            if reader.length + len(unread) > context:
+                unread = window = fit_window(window, context)
+                reader.clear()
+            # The logits have no name here: they may lie in memory that closing gives back.
+            picked = pick(
+                reader.read(unread, num_to_come=num_to_come), temperature=temperature, top_k=top_k, generator=generator
+            )
+            if picked in stop_ids:
+                return
+            yield picked
+            window.append(picked)
+            unread = [picked]
 
 
 def fit_window(ids: list[int], context: int) -> list[int]:

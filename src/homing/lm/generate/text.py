@@ -8,10 +8,10 @@ through SFT has read ChatML turns and ends its own with <|im_end|>:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from homing.errors import DataError
-from homing.lm.generate.sample import generate
+from homing.lm.generate.sample import generate, warn
 from homing.lm.model import Decoder
 from homing.lm.tokenizer import Tokenizer
 from homing.lm.tokenizer.specials import IM_END, IM_START, lacks_turns
@@ -31,6 +31,7 @@ def complete(
     temperature: float = 0.8,
     top_k: int = 50,
     seed: int = 0,
+    tell: Callable[[str], None] = warn,
 ) -> Iterator[str]:
     """The continuation of `prompt` as the start of a document, in pieces, ending where the model ends the document."""
     ids = [tokenizer.end_of_text_id, *tokenizer.encode(prompt)]
@@ -42,6 +43,7 @@ def complete(
         top_k=top_k,
         seed=seed,
         stop_ids=tokenizer.stop_ids,
+        tell=tell,
     )
     return text_pieces(tokenizer, picked)
 
@@ -82,14 +84,19 @@ class ChatTurns:
 
     def ask(self, text: str) -> list[int]:
         """Adds the person's turn and opens the model's; returns all ids so far: the prompt for `generate`."""
-        self._add("user", text)
-        self.ids += [self.start_id, *self.tokenizer.encode("assistant\n")]
-        return self.ids
+        self.add("user", text)
+        return self.open()
 
     def answered(self, ids: Iterable[int]) -> None:
         """Closes the model's turn with what it said."""
         self.ids += [*ids, self.end_id, *self.tokenizer.encode("\n")]
 
-    def _add(self, role: str, text: str) -> None:
+    def add(self, role: str, text: str) -> None:
+        """A whole turn of anybody."""
         encode = self.tokenizer.encode
         self.ids += [self.start_id, *encode(f"{role}\n{text}"), self.end_id, *encode("\n")]
+
+    def open(self) -> list[int]:
+        """Opens the model's turn; returns all ids so far."""
+        self.ids += [self.start_id, *self.tokenizer.encode("assistant\n")]
+        return self.ids

@@ -38,6 +38,10 @@ class KVCache:
         )
         self.length = 0  # positions filled in every layer; the decoder moves it on after the last one
 
+    def clear(self) -> None:
+        """As if nothing was read; what lies there is never seen, and written over."""
+        self.length, self.embedded_B1D = 0, None
+
     def add(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
         """Puts new positions behind the old ones; returns all of them."""
         end = self.length + k_BGTK.shape[2]

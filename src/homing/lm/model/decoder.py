@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from homing.errors import DataError, UsageError
+from homing.errors import UsageError
 from homing.lm.model.attend import Attention, KVCache
+from homing.lm.model.fit import do_not_fit, misfits
 from homing.lm.model.fp8 import takes_fp8
 from homing.lm.model.frozen import DropoutClock
 from homing.lm.model.init import init_weights
@@ -249,20 +250,9 @@ class Decoder(nn.Module):
         if self.lm_head is None:
             # Some writers store the tied head a second time; the embedding is the one that counts.
             given.pop("lm_head.weight", None)
-        problems = [f"{name} is missing." for name in wanted if name not in given]
-        problems += [f"{name} is no weight of this model." for name in given if name not in wanted]
-        for name in wanted.keys() & given.keys():
-            expected, found = tuple(self.cut_padding(name, wanted[name]).shape), tuple(given[name].shape)
-            if expected != found:
-                problems.append(f"{name} is {found} in the file and {expected} in the model.")
-        if problems:
-            listed = sorted(problems)
-            more = [f"and {len(listed) - 12} more."] if len(listed) > 12 else []
-            raise DataError(
-                what="The weights do not fit the model.",
-                why="\n".join(listed[:12] + more),
-                fix="Use the run.json or config.json that lies beside these weights.",
-            )
+        expected = {name: tuple(self.cut_padding(name, parameter).shape) for name, parameter in wanted.items()}
+        if problems := misfits(expected, {name: tuple(tensor.shape) for name, tensor in given.items()}):
+            raise do_not_fit(problems)
         for name, parameter in wanted.items():
             parameter.zero_()
             self.cut_padding(name, parameter).copy_(given[name])

@@ -40,6 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from homing.errors import DataError, IntegrityError, UsageError
+from homing.lm.model.fit import do_not_fit
 from homing.lm.model.frozen import STORAGES, Adapter, DropoutClock, FrozenLinear, lay_together, row_norms
 from homing.lm.model.layers import Linear
 from homing.lm.model.nf4 import dequantize_path
@@ -115,11 +116,7 @@ def load_base(
             _store(model, name, tensor, storage, torch.device(device))
     problems += [f"{name} is missing." for name in wanted if name not in digests and not problems]
     if problems:
-        raise DataError(
-            what="The weights do not fit the model.",
-            why="\n".join(sorted(problems)[:12]),
-            fix="Use the run.json or config.json that lies beside these weights.",
-        )
+        raise do_not_fit(problems)
     for number in range(model.shape.num_layers if model.shape.family == "stock" else 0):
         for group in _READ_THE_SAME:
             lay_together([_frozen_layer(model, number, target).weight for target in group])

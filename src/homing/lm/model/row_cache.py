@@ -3,6 +3,8 @@
     prompts padded on the right -> read into a plain cache -> `fill`, each row as often as it has samples
     -> one new position of every row at a time, written at `places_B`, seeing all places up to it
 
+A prompt that all rows have in common in length may also be read into it as into a plain one, while it is empty.
+
 What lies past a row's place is padding or what another text left there: it is never seen, and written over when the row
 comes to it. All shapes are fixed by the number of rows and by `reach`, so that a step can be captured as a CUDA graph.
 
@@ -42,8 +44,7 @@ class RowCache(KVCache):
 
     @embedded_B1D.setter
     def embedded_B1D(self, value: Tensor | None) -> None:
-        if value is not None:
-            self._embedded_B1D.copy_(value)
+        self._embedded_B1D.zero_() if value is None else self._embedded_B1D.copy_(value)
 
     def fill(self, read: KVCache, *, repeats: int) -> None:
         """What `read` holds, each of its rows `repeats` times, from place 0 on."""
@@ -59,7 +60,9 @@ class RowCache(KVCache):
 
     def attend(self, layer: int, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
         B, H, T, K = q_BHTK.shape
-        assert T == 1, "rows at different places go on by one position at a time"
+        if T > 1:
+            assert self.length == 0, "rows at different places go on by one position at a time"
+            return super().attend(layer, q_BHTK, k_BGTK, v_BGTK)
         keys_BGSK, values_BGSK = self.keys_LBGSK[layer], self.values_LBGSK[layer]
         keys_BGSK[self._rows_B, :, self.places_B] = k_BGTK[:, :, 0]
         values_BGSK[self._rows_B, :, self.places_B] = v_BGTK[:, :, 0]

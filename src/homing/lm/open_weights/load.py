@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from homing.errors import DataError
 from homing.lm.model import Decoder
+from homing.lm.model.fit import do_not_fit, misfits
 from homing.lm.open_weights.files import WeightFiles, open_tensors
 from homing.wire.run import Model
 
@@ -78,18 +78,9 @@ def _check(files: WeightFiles, shape: Model, model: Decoder | None = None) -> No
     if shape.is_tied:
         # Some writers store the tied head a second time; the embedding is the one that counts.
         given.pop("lm_head.weight", None)
-    problems = [f"{name} is missing." for name in wanted if name not in given]
-    problems += [f"{name} is no weight of this model." for name in given if name not in wanted]
+    problems = misfits(wanted, given)
     for name in wanted.keys() & given.keys():
-        if wanted[name] != given[name]:
-            problems.append(f"{name} is {given[name]} in the file and {wanted[name]} in the model.")
         if files.dtypes[name] not in DTYPES:
             problems.append(f"{name} is kept as {files.dtypes[name]}; {', '.join(DTYPES)} can be read.")
     if problems:
-        listed = sorted(problems)
-        more = [f"and {len(listed) - 12} more."] if len(listed) > 12 else []
-        raise DataError(
-            what="The weights do not fit the model.",
-            why="\n".join(listed[:12] + more),
-            fix="Use the run.json or config.json that lies beside these weights.",
-        )
+        raise do_not_fit(problems)

@@ -69,9 +69,9 @@ def encode_all(
     beside the encoding, once that is under way.
     """
     train, val = writers("train", mark.get("train")), writers("val", mark.get("val"))
-    unmarked_bytes, proof, aside = 0, None, None
-    mark_bytes = SLOW_MARK_BYTES if is_slow else MARK_BYTES
-    unreleased_bytes = _RELEASE_BYTES - _FIRST_RELEASE_BYTES
+    proof, aside = None, None
+    marking = _Every(SLOW_MARK_BYTES if is_slow else MARK_BYTES)
+    releasing = _Every(_RELEASE_BYTES, first=_FIRST_RELEASE_BYTES)
     try:
         with (
             ahead(_with_sides(pieces, threshold)) as sided,
@@ -89,17 +89,13 @@ def encode_all(
                     writing = write_beside.submit(_write, piece, is_val, ids, starts, train, val)
                 aside = aside or beside.submit(meanwhile)
                 tell(piece.read_bytes, train.num_tokens + val.num_tokens)
-                unmarked_bytes += piece.num_text_bytes
-                unreleased_bytes += piece.num_text_bytes
-                if unreleased_bytes >= _RELEASE_BYTES:
+                if releasing.is_due(piece.num_text_bytes):
                     write_beside.submit(release_free_memory)
-                    unreleased_bytes = 0
-                if unmarked_bytes >= mark_bytes:
+                if marking.is_due(piece.num_text_bytes):
                     writing.result()
                     position = {"source": piece.after.source, "document": piece.after.document}
                     states = {"train": train.mark(), "val": val.mark()}
                     work.save(mark={"threshold": threshold, "position": position, **states})
-                    unmarked_bytes = 0
             writing.result()
             if aside is not None:
                 aside.result()
@@ -109,6 +105,20 @@ def encode_all(
     finally:
         train.abandon()
         val.abandon()
+
+
+class _Every:
+    """Due once for so many bytes of text; the first time perhaps sooner."""
+
+    def __init__(self, num_bytes: int, *, first: int | None = None) -> None:
+        self._every, self._since = num_bytes, num_bytes - first if first is not None else 0
+
+    def is_due(self, num_bytes: int) -> bool:
+        self._since += num_bytes
+        if self._since < self._every:
+            return False
+        self._since = 0
+        return True
 
 
 def _with_sides(pieces: Iterator[Piece], threshold: int) -> Iterator[tuple[Piece, npt.NDArray[np.bool_]]]:

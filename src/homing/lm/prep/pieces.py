@@ -121,13 +121,13 @@ def pieces_of(
 @contextmanager
 def ahead(items: Iterator[T], depth: int = 4) -> Iterator[Iterator[T]]:
     """`items`, made by a thread that stays `depth` ahead. Its exception is raised here; leaving ends the thread."""
-    line: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=depth)
+    line: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)  # an item, a failure, the end
     is_over = threading.Event()
 
-    def put(kind: str, value: object) -> None:
+    def put(next_: tuple[T] | BaseException | None) -> None:
         while not is_over.is_set():
             try:
-                line.put((kind, value), timeout=0.1)
+                line.put(next_, timeout=0.1)
                 return
             except queue.Full:
                 continue
@@ -135,22 +135,18 @@ def ahead(items: Iterator[T], depth: int = 4) -> Iterator[Iterator[T]]:
     def work() -> None:
         try:
             for item in items:
-                put("item", item)
+                put((item,))
                 if is_over.is_set():
                     return
-            put("end", None)
-        except BaseException as exc:
-            put("error", exc)
+            put(None)
+        except BaseException as exc:  # carried to who takes
+            put(exc)
 
     def take() -> Iterator[T]:
-        while True:
-            kind, value = line.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                assert isinstance(value, BaseException)
-                raise value
-            yield value  # type: ignore[misc]
+        while (next_ := line.get()) is not None:
+            if isinstance(next_, BaseException):
+                raise next_
+            yield next_[0]
 
     thread = threading.Thread(target=work, name="read-ahead", daemon=True)
     thread.start()

@@ -98,7 +98,9 @@ def _as_data_error(target: Path) -> Iterator[None]:
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise disk_full(target, exc.strerror or "") from exc
-        if exc.filename and not Path(os.fsdecode(exc.filename)).absolute().is_relative_to(target.absolute()):
+        named = Path(os.fsdecode(exc.filename)).absolute() if exc.filename else target
+        # Below the target, or a folder above it that could not be made; else it is what prep reads.
+        if not named.is_relative_to(target.absolute()) and not target.absolute().is_relative_to(named):
             raise DataError(
                 what=f"{os.fsdecode(exc.filename)} cannot be read.",
                 why=f"{exc.strerror or exc}. It was there when prep began.",

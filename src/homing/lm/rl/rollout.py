@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from homing.errors import RunFailed
+from homing.lm.decode import room_for
 from homing.lm.model import Decoder, lora
 from homing.lm.model.layers import look_up
 from homing.lm.model.row_cache import RowCache
 from homing.lm.model.swift import SwiftStack
 from homing.lm.rl.calculator import Calculator
-from homing.lm.rl.decode import REACH, Decoding
+from homing.lm.rl.decode import Decoding
 from homing.lm.rl.lean import copy_weights, lean_copy
 
 __all__ = ["Sample", "Sampler"]
@@ -57,7 +58,7 @@ class Sampler:
         self.model, self._tell = model, tell
         # Frozen weights are stored as they are computed with, or smaller: they are read where they lie, with the
         # adapters as they are now. Put into a copy in bf16, much of what an adapter adds would be rounded away.
-        is_read_itself = model.compute_dtype == torch.float32 or model.lora is not None
+        is_read_itself = model.lora is not None or all(p.dtype == model.compute_dtype for p in model.parameters())
         self._reader = model if is_read_itself else lean_copy(model, model.compute_dtype)
         self._stop_ids = np.array(sorted(stop_ids), dtype=np.int64)
         self._calculator = calculator
@@ -146,8 +147,9 @@ class Sampler:
             return kept
         model = self._reader
         self._kept = None  # the old buffers go before the new ones come
-        capacity = -(-num_places // REACH) * REACH
-        cache = RowCache(model.shape, batch=num_rows, capacity=capacity, device=model.device, dtype=model.compute_dtype)
+        cache = RowCache(
+            model.shape, batch=num_rows, capacity=room_for(num_places), device=model.device, dtype=model.compute_dtype
+        )
         decoding = Decoding(
             model, cache, temperature=self._temperature, top_k=self._top_k, is_captured=self._is_captured,
             tell=self._not_captured,

@@ -87,13 +87,17 @@ def _plain_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
     cuts.num_plain_files += 1
     if b"\r\n" in rest:
         cuts.windows_files.append(path)
+    # Counted as it goes: of a file of which only a part is taken nobody reads the end.
     is_marked = MARKER in rest
+    cuts.num_marked_files += is_marked
     limit = MAX_DOCUMENT_BYTES // 2 if is_marked else cuts.unmarked_bytes
     num_cuts = 0
     block: bytes | None = b""
     while block is not None:
         *whole, rest = (rest + block).split(MARKER)
-        is_marked = is_marked or bool(whole)
+        if whole and not is_marked:
+            is_marked = True
+            cuts.num_marked_files += 1
         for text in whole:
             yield from _checked(cut(text, limit), path, offset, cuts)
             offset += len(text) + len(MARKER)
@@ -101,15 +105,17 @@ def _plain_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:
         start = 0
         while len(rest) - start >= 2 * limit + len(MARKER):
             end = _border(rest, start + limit, start + 2 * limit)
+            if not is_marked and not num_cuts:
+                cuts.files_cut.append(path)
+            num_cuts += 1
             yield from _checked([rest[start:end]], path, offset, cuts)
-            offset, start, num_cuts = offset + end - start, end, num_cuts + 1
+            offset, start = offset + end - start, end
         rest = rest[start:]
         block = next(blocks, None)
     last = list(cut(rest, limit))
-    yield from _checked(last, path, offset, cuts)
-    cuts.num_marked_files += is_marked
-    if not is_marked and num_cuts + len(last) > 1:
+    if not is_marked and not num_cuts and len(last) > 1:
         cuts.files_cut.append(path)
+    yield from _checked(last, path, offset, cuts)
 
 
 def _checked(texts: Iterable[bytes], path: str, offset: int, cuts: Cuts) -> Iterator[bytes]:

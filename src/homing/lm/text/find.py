@@ -20,6 +20,7 @@ __all__ = ["PACKINGS", "PARQUET_ENDING", "TEXT_ENDINGS", "Found", "Source", "fin
 PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 JSONL_ENDINGS = (".jsonl", ".ndjson")
 PARQUET_ENDING = ".parquet"
+_TOLD = 5  # names in an error
 TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS, PARQUET_ENDING)
 
 
@@ -43,20 +44,22 @@ class Found:
     warnings: list[str] = field(default_factory=list)
 
 
-def find_sources(patterns: Sequence[str], *, key: str) -> Found:
-    """Every file behind `patterns`, each once. `key` names the setting in errors."""
+def find_sources(patterns: Sequence[str], *, key: str, otherwise: str = "") -> Found:
+    """Every file behind `patterns`, each once. `key` names the setting in errors, `otherwise` how to name another file
+    where that is no option of the verb."""
     found = Found([])
     seen: set[str] = set()
     for pattern in patterns:
-        for path in _expand(pattern, key, found.warnings):
+        for path in _expand(pattern, key, otherwise or f"--{key} PATH", found.warnings):
             real = os.path.realpath(path)
             if real not in seen:
                 seen.add(real)
                 found.sources.append(_source(path, key))
+    _refuse_empty([source.path for source in found.sources if source.num_bytes == 0], key)
     return found
 
 
-def _expand(pattern: str, key: str, warnings: list[str]) -> list[str]:
+def _expand(pattern: str, key: str, otherwise: str, warnings: list[str]) -> list[str]:
     named = os.path.expanduser(pattern)
     if os.path.isdir(named):
         return _folder(named, key, warnings)
@@ -73,12 +76,12 @@ def _expand(pattern: str, key: str, warnings: list[str]) -> list[str]:
         raise DataError(
             what=f"{key}: no file matches {pattern!r}.",
             why=f"Looked from {os.getcwd()}.",
-            fix=f"Mend the pattern, or name the file: --{key} PATH",
+            fix=f"Mend the pattern, or name the file: {otherwise}",
         )
     raise DataError(
         what=f"{key}: {pattern} does not exist.",
         why=f"Looked from {os.getcwd()}.{_neighbours(named)}",
-        fix=f"Mend the path, or name another: --{key} PATH",
+        fix=f"Mend the path, or name another: {otherwise}",
     )
 
 
@@ -107,7 +110,28 @@ def _folder(folder: str, key: str, warnings: list[str]) -> list[str]:
     return taken
 
 
+def _refuse_empty(paths: list[str], key: str) -> None:
+    """All of them at once: who has a folder of thousands mends it in one go."""
+    if len(paths) == 1:
+        raise DataError(f"{key}: {paths[0]} is empty.", why="It has 0 bytes.", fix="Fill it, or leave it out.")
+    if paths:
+        more = f" and {len(paths) - _TOLD:,} more" if len(paths) > _TOLD else ""
+        raise DataError(
+            what=f"{key}: {len(paths):,} files are empty.",
+            why=f"{', '.join(paths[:_TOLD])}{more} have 0 bytes.",
+            fix="Fill them, or leave them out.",
+        )
+
+
 def _source(path: str, key: str) -> Source:
+    try:
+        path.encode()
+    except UnicodeEncodeError as exc:  # now, for the manifest at the end of prep could not name it
+        raise DataError(
+            what=f"{key}: the name {path!a} is not UTF-8.",
+            why="It is in another encoding, such as Latin-1, and no run file or manifest could hold it.",
+            fix="Rename the file, or leave it out.",
+        ) from exc
     try:
         stat = os.stat(path)
         with open(path, "rb"):
@@ -120,8 +144,6 @@ def _source(path: str, key: str) -> Source:
         raise DataError(
             f"{key}: {path} is not a plain file.", why="prep reads its text twice.", fix="Save it to a file first."
         )
-    if stat.st_size == 0:
-        raise DataError(f"{key}: {path} is empty.", why="It has 0 bytes.", fix="Fill it, or leave it out.")
     name, form = os.path.basename(path).lower(), _form(path)
     packing = PACKINGS.get(os.path.splitext(name)[1], "")
     if form == "parquet":

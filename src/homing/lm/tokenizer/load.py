@@ -103,7 +103,7 @@ def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise DataError(
             what=f"There is no tokenizer at {os.fspath(path)}.",
             why="Tokens mean nothing without the tokenizer that made them.",
-            fix="homing prep makes one; a fetched checkpoint carries its own.",
+            fix="homing prep RUN makes one; a fetched checkpoint carries its own.",
         ) from exc
     except (OSError, ValueError, RecursionError) as exc:
         raise _unusable(path, str(exc)) from exc

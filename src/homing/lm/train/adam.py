@@ -48,7 +48,7 @@ class AdamBase(ABC):
         found = [parameter.grad for parameter in self.parameters]
         missing = [self.names[span.index] for span in part if found[span.index] is None]
         assert not missing, f"no gradient for {missing}; backward before step"
-        return [span.of(found) for span in part]  # type: ignore[arg-type]
+        return [span.of(found) for span in part]  # type: ignore[arg-type]  # those of this part are there
 
 
 class AdamGroup(AdamBase):

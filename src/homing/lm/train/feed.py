@@ -82,7 +82,7 @@ class Feed:
                 host = torch.empty(shape, dtype=torch.int32, pin_memory=is_pinned)
                 self._put((host, self._source.read_into(row, host)))
                 row += self._rows_per_step
-        except BaseException as error:
+        except BaseException as error:  # carried to the thread that takes
             self._put(error)
 
     def _put(self, item: tuple[Tensor, int] | BaseException) -> None:

@@ -39,7 +39,7 @@ from homing.lm.train.landing import Pace
 from homing.lm.train.metrics import Journal, SilentJournal, finite
 from homing.lm.train.optim import clip_gradients, state_bytes
 from homing.lm.train.ranks import Ranks, joined_ranks
-from homing.lm.train.run_dir import locked, read_run, write_outcome
+from homing.lm.train.run_dir import called, locked, read_run, write_outcome
 from homing.lm.train.schedule import lr_scale
 from homing.lm.train.session import Session, open_session, quiet_gc
 from homing.lm.train.shelf import Shelf
@@ -80,6 +80,7 @@ def train(run_dir: Path, *, say: Callable[[str], None], wishes: Wishes | None = 
                 previous = work.final
             outcome = _ended(work, stop)
         except HomingError as error:
+            error.name_run(called(run_dir))
             outcome = _failed(work, str(error), is_final=isinstance(error, Hopeless))
             journal.event("run_failed", str(error), phase=outcome.phase, step=outcome.step)
             raise
@@ -121,6 +122,7 @@ class _Phase:
         self.scale = 0.0  # of the last step's rate, as a part of the peak
         self.begun_at = 0.0  # when the current step began
         self.is_told_plain = False  # that samples of a chat are no answers
+        self.is_told_slow = False  # that CUDA graphs failed in samples
         self.unread: deque[Figures] = deque()  # of steps that the device may still compute
         self.figures = Figures.none()  # of the last step that was read
 
@@ -419,7 +421,9 @@ class _Phase:
         try:
             with self.s.journal.still("sampling", "sampling", phase=self.phase.kind):
                 asked, seed = self._sampling(), self.s.run.seed + step
-                texts = sample_texts(self.model, self.s.tokenizer, asked, seed=seed, is_chat=is_chat)
+                texts = sample_texts(
+                    self.model, self.s.tokenizer, asked, seed=seed, is_chat=is_chat, tell=self._sampling_is_slow
+                )
             path = write_samples(self.s.run_dir, self.phase.kind, step, texts)
         except (HomingError, OSError, RuntimeError) as error:
             self._event("sample_failed", f"warning: no sample at step {step:,}: {error}", aloud=True)
@@ -428,6 +432,11 @@ class _Phase:
         self.pace.sampled(seconds)
         where = str(path.relative_to(self.s.run_dir))
         self._event("sampled", texts[0][0] + texts[0][1], path=where, seconds=round(seconds, 3))
+
+    def _sampling_is_slow(self, text: str) -> None:
+        if not self.is_told_slow:
+            self.is_told_slow = True
+            self._event("graphs_failed", text, aloud=True)
 
     def _sampling(self) -> Sampling:
         sampling = self.s.run.sampling

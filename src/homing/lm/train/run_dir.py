@@ -21,7 +21,7 @@ from homing.wire import codec, names
 from homing.wire.event import Outcome
 from homing.wire.run import Run
 
-__all__ = ["check_count", "check_data", "locked", "read_papers", "read_run", "write_outcome"]
+__all__ = ["called", "check_count", "check_data", "locked", "read_papers", "read_run", "write_outcome"]
 
 
 @contextlib.contextmanager
@@ -50,6 +50,18 @@ def read_run(run_dir: Path) -> Run:
         raise UsageError(
             what=f"{path} cannot be read.", why=str(exc), fix="`homing train RUN` writes it from the run file."
         ) from exc
+
+
+def called(run_dir: Path) -> str:
+    """What a person calls the run: as they typed it, where they are here, else its name; RUN where that is not known,
+    as of a smoke profile on a rented machine, whose name no file has."""
+    if typed := os.environ.get(names.TYPED_ENV):
+        return typed
+    try:
+        run = codec.loads(Run, (run_dir / names.RUN).read_bytes())
+    except (OSError, ValueError):
+        return "RUN"
+    return "RUN" if "smoke" in run.origin.get("name", "") else run.name
 
 
 def check_data(run: Run, run_dir: Path) -> tuple[Path, Tokenizer]:

@@ -51,7 +51,7 @@ class Saving:
     def _run(self) -> None:
         try:
             self.folder = self._write()
-        except BaseException as error:
+        except BaseException as error:  # carried to the thread that joins
             self.error = error
         self.took_s = time.monotonic() - self._begun
 

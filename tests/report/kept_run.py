@@ -1,0 +1,100 @@
+"""A run directory as a trainer leaves it, with two phases, made without training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from decimal import Decimal
+from pathlib import Path
+
+from tests.cloud.rig import make_run
+
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import AT_MOST, LedgerLine, RunRow
+from homing.cloud.mark import make_mark
+from homing.report import Subject
+from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest, FileHash, Pointer
+from homing.wire.event import Event, Metric, Outcome
+from homing.wire.run import Run
+
+RUN_ID = "moss-20260101-120000-abcd"
+WEIGHTS_SHA256 = "a" * 64
+
+
+def two_phases(tmp_path: Path) -> Run:
+    run = make_run(tmp_path)
+    mid = dataclasses.replace(run.phases[0], kind="mid", num_steps=10)
+    return dataclasses.replace(run, id=RUN_ID, seed=7, code_version="0.1.0", phases=[run.phases[0], mid])
+
+
+def write_run_dir(folder: Path, run: Run) -> None:
+    """Twenty steps of pretrain and ten of mid, done."""
+    (folder / names.SAMPLES).mkdir(parents=True)
+    (folder / names.RUN).write_text(codec.dumps(run))
+    add(folder, names.METRICS, *(_metric("pretrain", step, 20) for step in range(1, 21)))
+    add(folder, names.METRICS, *(_metric("mid", step, 10) for step in range(1, 11)))
+    began = Event(100.0, "trainer", "run_started", "homing 0.1.0 trains moss on cuda (NVIDIA H200), torch 2.9.")
+    lowered = Event(102.0, "trainer", "micro_batch_lowered", "Out of memory: 8 rows instead of 16.", "pretrain", 2)
+    add(folder, names.EVENTS, began, began, lowered, Event(103.0, "trainer", "evaluated", "Evaluated.", "pretrain", 3))
+    for step in (5, 10, 15, 20):
+        (folder / names.SAMPLES / f"pretrain-{step:08d}.txt").write_text(f"once at {step}")
+    outcome = Outcome("done", "Every phase is trained.", 0, "mid", 10, 160.0, True)
+    (folder / names.OUTCOME).write_text(codec.dumps(outcome))
+    write_checkpoint(folder, "mid", 10)
+
+
+def write_checkpoint(folder: Path, phase: str, step: int) -> None:
+    there = folder / names.CHECKPOINTS / phase / names.step_dir(step)
+    there.mkdir(parents=True)
+    files = [FileHash(names.WEIGHTS, 400, WEIGHTS_SHA256), FileHash(names.STATE, 2, "b" * 64)]
+    manifest = CheckpointManifest(
+        "moss", RUN_ID, phase, step, 640, True, "", 7, files, val_loss=2.5, choices={"precision": "bf16"}
+    )
+    (there / names.MANIFEST).write_text(codec.dumps(manifest))
+    (there.parent / names.BEST).write_text(codec.dumps(Pointer(step)))
+
+
+def add(folder: Path, name: str, *documents: object) -> None:
+    with open(folder / name, "a", encoding="utf-8") as file:
+        file.writelines(codec.dumps(each) + "\n" for each in documents)
+
+
+def _metric(phase: str, step: int, num_steps: int) -> Metric:
+    told = {"val_loss": 3.0 - step / 10, "val_bits_per_byte": 1.0} if step % 5 == 0 else {}
+    return Metric(
+        100.0 + step,
+        phase,
+        step,
+        num_steps,
+        64 * step,
+        loss=5.0 / step,
+        tokens_per_s=100.0 * step,
+        mfu=0.4,
+        step_s=0.5,
+        **told,
+    )
+
+
+def trained(state: str = "done") -> Subject:
+    return Subject(RUN_ID, "moss", state, "", None)
+
+
+def launched(home: Home, store: str, state: str = "done") -> Subject:
+    """Two attempts, the second of which nobody saw end."""
+    first, second = (make_mark(home.owner, RUN_ID, number) for number in (1, 2))
+    row = RunRow(RUN_ID, "moss", "running", 90.0, store, "f" * 64, "12")
+    line = LedgerLine(first, RUN_ID, "moss", 1, "fake", "1x H200", "3.6", "12", 90.0, created_at=90.0)
+    home.ledger.intend(row, line)
+    home.ledger.close(first, at=990.0, spend_usd=Decimal("0.90"), note="preempted by the provider")
+    home.ledger.set_run(RUN_ID, state="stopped", reason="preempted: taken away")
+    again = dataclasses.replace(line, mark=second, attempt=2, intent_at=1000.0, created_at=1000.0)
+    home.ledger.intend(row, again, home.ledger.run(RUN_ID))
+    home.ledger.close(second, at=1900.0, spend_usd=Decimal("1.10"), note=f"{AT_MOST}nobody saw it end")
+    home.ledger.set_run(RUN_ID, state=state, reason="Every phase is trained.", ended_at=1900.0)
+    offer = {"provider": "fake", "name": "1x H200", "device": "NVIDIA H200", "num_gpus": 1, "region": "eu"}
+    home.world.mkdir(home.run_dir(RUN_ID))
+    home.world.write(home.run_dir(RUN_ID) / LAUNCH_NOTE, json.dumps({"offer": offer}).encode())
+    found = home.ledger.run(RUN_ID)
+    assert found is not None
+    return Subject(RUN_ID, "moss", found.state, found.reason, found)
