@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ from tests.doubles.fake_world import KEY, FakeWorld
 from homing.cli.control import usd
 from homing.cli.destroy import _by_thing, _destroy_made, _destroy_named, _show
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.ledger import PREEMPTED, LedgerLine, RunRow
 from homing.cloud.providers.base import Resource
 from homing.cloud.providers.fake_cloud import KEY_HEADER
 from homing.cloud.providers.local import Local
@@ -104,6 +107,35 @@ def test_all_ends_everything_also_what_no_run_knows(cli: Homing, homing_home: Pa
     assert said.code == 0, said.err
     assert [line["mark"] for line in said.json["receipts"]] == [forgotten[0]["mark"]]
     assert cli("runs", "--json").json["billing"] == []
+
+
+def test_all_also_ends_the_wait_for_a_next_machine(cli: Homing, homing_home: Path) -> None:
+    # "Nothing was running", it said, and a guard rented the next one.
+    started = cli("launch", "moss", "--spend-limit", "1", "--yes", "--json").json
+    assert cli("destroy", "moss", "--yes").code == 0
+    ledger = Home(homing_home, World()).ledger
+    ledger.set_run(started["run"], state="stopped", reason=f"{PREEMPTED}its owner took it", exit_code=1)
+    assert cli("destroy", "--all", "--yes").code == 0
+    row = ledger.run(started["run"])
+    assert row is not None
+    assert row.reason == "destroyed by hand"
+
+
+@pytest.mark.parametrize("stream", ["pipe", "full"])
+def test_nobody_has_to_hear_it(cli: Homing, homing_home: Path, stream: str) -> None:
+    # `homing destroy moss --yes 2>&1 | head -1`: a word before the end found the pipe closed, and nothing was ended.
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    reader, writer = os.pipe()
+    os.close(reader)
+    broken = writer if stream == "pipe" else os.open("/dev/full", os.O_WRONLY)
+    argv = [sys.executable, "-m", "homing.cli", "destroy", "moss", "--yes", "--json"]
+    try:
+        done = subprocess.run(argv, stdout=broken, stderr=broken, check=False)
+    finally:
+        for each in {writer, broken}:
+            os.close(each)
+    assert done.returncode == 0
+    assert Home(homing_home, World()).provider("local").list_owned() == []
 
 
 def test_an_end_that_is_not_confirmed_exits_6_and_every_later_verb_says_so(

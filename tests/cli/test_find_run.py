@@ -13,8 +13,10 @@ from tests.cloud.rig import make_data, trainer_argv
 
 from homing.cli.train import _newest_unfinished as newest_unfinished
 from homing.cloud.home import Home
+from homing.cloud.ledger import PREEMPTED
 from homing.config.projects import PROJECT_NOTE, project_note
-from homing.wire import names
+from homing.wire import codec, names
+from homing.wire.event import Outcome
 from homing.world import World
 
 
@@ -249,3 +251,38 @@ def test_a_run_that_was_trained_here_is_named_with_its_folder_and_its_log(cli: H
         assert f"was trained on this computer and not launched: {folder.name}, unfinished." in said.err
         assert f"there is no machine. It lies in {folder}\n" in said.err
     assert "moss has not been launched yet" in cli("status", "moss").err
+
+
+def trained(homing_home: Path, folder: Path, state: str) -> str:
+    """What `homing train moss` left behind, begun in `folder`, later than all that was launched."""
+    run_id = "moss-20990101-120000-abcd"
+    run_dir = homing_home / "runs" / run_id
+    run_dir.mkdir(parents=True)
+    (run_dir / names.TRAINER_LOCK).touch()
+    (run_dir / PROJECT_NOTE).write_bytes(project_note(str(folder)))
+    given = next(path for path in (homing_home / "runs").glob(f"moss-*/{names.RUN}"))
+    (run_dir / names.RUN).write_text(given.read_text())
+    outcome = Outcome(state, "Every phase is trained.", 0, phase="pretrain", step=6, t=1.0, is_final=True)
+    (run_dir / names.OUTCOME).write_text(codec.dumps(outcome))
+    return run_id
+
+
+def test_a_launched_run_that_waits_for_its_next_machine_comes_before_what_was_trained_here(
+    cli: Homing, w: Path, homing_home: Path
+) -> None:
+    # `stop` would have left it to a guard, who rents.
+    run, here = launched(cli), trained(homing_home, w, "done")
+    assert cli("status", "moss", "--json").json["run"] == here
+    Home(homing_home, World()).ledger.set_run(run, state="stopped", reason=f"{PREEMPTED}its owner took it")
+    assert cli("stop", "moss", "--no-wait").code == 0
+    row = Home(homing_home, World()).ledger.run(run)
+    assert row is not None
+    assert not row.may_go_on
+
+
+def test_a_name_means_this_folders_launched_run_and_not_one_that_another_folder_trained(
+    cli: Homing, homing_home: Path, tmp_path: Path
+) -> None:
+    run = launched(cli)
+    trained(homing_home, another_folder(tmp_path), "done")
+    assert cli("status", "moss", "--json").json["run"] == run

@@ -182,6 +182,21 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(project: Path) -> None:
 
 
 @pytest.mark.slow
+def test_under_nohup_a_terminal_that_closes_ends_nothing(project: Path) -> None:
+    make_data(project / "data/tiny")
+    write_run_file(project, steps=60)
+    argv = ["bash", "-c", 'trap "" HUP; exec "$0" -m homing.cli train tiny', sys.executable]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("step 5/"):
+                child.send_signal(signal.SIGHUP)
+                break
+        child.communicate(timeout=120)
+    assert child.returncode == 0
+
+
+@pytest.mark.slow
 def test_a_stop_from_another_terminal_saves_and_says_how_to_go_on(project: Path) -> None:
     make_data(project / "data/tiny")
     write_run_file(project, steps=100_000)

@@ -783,6 +783,64 @@ def test_a_run_that_a_guard_launches_again_while_a_person_destroys_it_is_destroy
     assert guard_pass(home).done == []
 
 
+def test_a_launch_that_fails_puts_nothing_over_what_a_person_said_meanwhile(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What stood before the launch was put back, over "destroyed by hand", and the next round rented.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = launching.preflight
+
+    def hang(*given: Any, **settings: Any) -> Any:
+        monkeypatch.setattr(launching, "preflight", real)
+        destroying.destroy_run(Home(home.path, World()), row(home))
+        raise StoreError("It did not answer.")
+
+    monkeypatch.setattr(launching, "preflight", hang)
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed by hand"
+    assert guard_pass(home).done == []
+    assert [line.attempt for line in home.ledger.lines()] == [1]
+
+
+def test_what_was_read_of_an_attempt_is_not_noted_of_the_next_one(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # While another run's store was waited for, a second guard went on with this one: its machine counted as preempted.
+    begin_and_lose(home, tmp_path, monkeypatch)
+    real = reconciling._note_run
+
+    def late(*given: Any) -> None:
+        monkeypatch.setattr(reconciling, "_note_run", real)
+        assert len(guard_pass(Home(home.path, World())).done) == 1
+        real(*given)
+
+    monkeypatch.setattr(reconciling, "_note_run", late)
+    refresh(home)
+    assert row(home).is_live
+    assert [line.attempt for line in home.ledger.lines()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "where", ["homing.cloud.guard.destroy_lines", "homing.cloud.providers.local.Local.list_resources"]
+)
+def test_an_end_or_a_volume_in_words_that_nobody_knows_ends_no_guard(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    begin(home, tmp_path)
+    mark = f"homing-{home.owner}-heather-1"
+    now = home.world.now()
+    home.ledger.adopt(LedgerLine(mark, "", "heather", 1, "runpod", "o", "2.49", "1", now, "p-1", now))
+    home.ledger.ask_destroy(mark, now)
+
+    def odd(*given: Any, **settings: Any) -> Any:
+        raise TypeError("no such word")
+
+    monkeypatch.setattr(where, odd)
+    made = guard_pass(home)
+    assert any("TypeError: no such word" in text for text in [*made.may_bill, *made.problems])
+    assert made.next_at < float("inf"), "its limit is known all the same"
+
+
 def test_a_list_in_words_that_nobody_knows_ends_no_guard(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

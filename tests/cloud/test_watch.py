@@ -380,6 +380,11 @@ class TestTail:
         store.put_bytes("log", b"a much longer file\nwith other lines\n")
         assert tail.lines() == ["a much longer file", "with other lines"]
 
+    def test_a_letter_that_ends_a_line_elsewhere_ends_no_document(self, store: FileStore) -> None:
+        event = Event(1.0, "trainer", "sampled", "one\u2028two\x85three")
+        store.put_bytes("events", codec.dumps(event).encode() + b"\n")
+        assert Tail(store, "events").documents(Event) == [event]
+
     def test_a_line_that_is_no_document_is_passed_over(self, store: FileStore) -> None:
         tail = Tail(store, "events")
         good = json.dumps({"t": 1.0, "source": "agent", "kind": "k", "text": "t"})

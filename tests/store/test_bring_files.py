@@ -17,7 +17,7 @@ import pytest
 from tests.doubles import hub as hub_double
 from tests.doubles.hub import LFS_FROM, Hub
 
-from homing.cli.bring_files import bring_file, bring_files
+from homing.cli.bring_files import bring_file, bring_files, part_of, say_if_less
 from homing.cli.main import main
 from homing.errors import DataError, IntegrityError, StoreError, UsageError
 from homing.install import pip_install
@@ -332,3 +332,17 @@ def test_for_a_part_of_the_text_only_so_many_files_are_brought_and_they_are_of_t
     assert bytes_asked_for(hub) == []
     assert len([path for path in tmp_path.rglob("*.jsonl")]) == 8, "what was brought for all of it stays"
     assert len(bring_files([pattern], here, take_bytes=10**6)) == 1, "all of them, as the pattern"
+
+
+def test_a_part_is_brought_only_where_it_cannot_change_the_mix(capsys: pytest.CaptureFixture[str]) -> None:
+    # What is taken of each file goes by its share of all that is here.
+    pattern = "hf:datasets/me/corpus/*.jsonl"
+    assert part_of(100, [pattern], []) == 100
+    assert part_of(100, [pattern, "book.txt"], []) == 0
+    assert part_of(100, [pattern], ["held-out.txt"]) == 0
+    manifest = SimpleNamespace(splits={"train": SimpleNamespace(num_text_bytes=80)})
+    say_if_less(100, ["book.txt"], manifest)  # type: ignore[arg-type]
+    say_if_less(80, [pattern], manifest)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    say_if_less(100, [pattern], manifest)  # type: ignore[arg-type]
+    assert "data.take asks for 100 B of text, and what was brought holds 80 B" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from homing.hub_token import NAMES
 from homing.store.credentials import secrets
 
 
@@ -43,11 +44,11 @@ def test_a_profile_is_handed_over_as_the_keys_in_it(
 
 
 def test_the_hub_needs_the_token_also_the_saved_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert secrets("hf:me/x", {"HF_TOKEN": "hf_1", "AWS_ACCESS_KEY_ID": "a"}) == {"HF_TOKEN": "hf_1"}
+    assert secrets("hf:me/x", {"HF_TOKEN": "hf_1", "AWS_ACCESS_KEY_ID": "a"}) == dict.fromkeys(NAMES, "hf_1")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     (tmp_path / "token").write_text("hf_saved")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-    assert secrets("hf:me/x", {}) == {"HF_TOKEN": "hf_saved"}
-    # What it is called at home matters to nobody there.
+    assert secrets("hf:me/x", {}) == dict.fromkeys(NAMES, "hf_saved")
+    # What it is called at home matters to nobody there; by both names, for a host may have another under one of them.
     both = {"HUGGINGFACEHUB_API_TOKEN": "hf_2", "HF_TOKEN": "hf_1"}
-    assert secrets("hf:me/x", both) == {"HF_TOKEN": "hf_2"}
+    assert secrets("hf:me/x", both) == dict.fromkeys(NAMES, "hf_2")

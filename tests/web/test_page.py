@@ -78,6 +78,11 @@ def browse(client: httpx.Client, words: list[str], token: str | None = None) -> 
     return dict(json.loads(done.stdout))
 
 
+def test_what_is_hidden_is_not_shown_by_another_rule() -> None:
+    # A rule of the page's own beats the browser's for `hidden`, unless it says so itself.
+    assert "[hidden] { display: none !important; }" in HTML
+
+
 def test_its_own_script_and_style_are_all_that_may_run(chat: httpx.Client) -> None:
     response = chat.get("/", headers={"Authorization": ""})
     assert response.text == HTML

@@ -125,6 +125,19 @@ def test_a_stream_is_the_same_text_in_chunks(chat: httpx.Client, script: Script)
     assert not any("usage" in chunk for chunk in without[:-1])
 
 
+def test_a_chunk_is_one_line_to_every_client(chat: httpx.Client, script: Script) -> None:
+    script.says = "one\u2028two\x85three"
+    with chat.stream("POST", CHAT, json={"messages": HELLO, "stream": True}) as response:
+        lines = [line for line in response.iter_lines() if line]  # as httpx splits them
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == script.says
+
+
+def test_a_temperature_of_nearly_nothing_takes_the_likeliest(chat: httpx.Client, script: Script) -> None:
+    assert chat.post(CHAT, json={"messages": HELLO, "temperature": 1e-39}).status_code == 200
+    assert script.asked[-1]["temperature"] == 0.0
+
+
 def test_settings_reach_the_sampler_and_have_the_defaults_of_homing_chat(chat: httpx.Client, script: Script) -> None:
     given = {"max_completion_tokens": 7, "temperature": 0, "top_k": 3, "seed": 11}
     chat.post(CHAT, json={"messages": HELLO, **given, "top_p": 1.0, "n": 1, "logprobs": False}).raise_for_status()
@@ -185,9 +198,9 @@ def test_an_answer_ends_where_the_context_is_full(chat: httpx.Client, script: Sc
 
 def test_a_prompt_that_is_too_long_is_refused(chat: httpx.Client, base_body: dict[str, Any]) -> None:
     found = chat.post(CHAT, json={"messages": [{"role": "user", "content": "x" * CONTEXT}]})
-    assert (found.status_code, error(found)["code"]) == (413, "context_length_exceeded")
+    assert (found.status_code, error(found)["code"]) == (400, "context_length_exceeded")
     found = chat.post(TEXT, json={**base_body, "prompt": "x" * (CONTEXT - 1)})
-    assert found.status_code == 413
+    assert found.status_code == 400
     assert chat.post(TEXT, json={**base_body, "prompt": "x" * (CONTEXT - 2)}).status_code == 200
 
 
@@ -258,6 +271,7 @@ def test_the_same_text_as_homing_generate(base: httpx.Client, models: Path) -> N
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "", "tool_calls": [1]}]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        ({"\ud800": 1}, "\\ud800"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(

@@ -4,10 +4,10 @@
     hf:datasets/OWNER/NAME/folder/*.parquet                 every file that the pattern meets; ** is any folders
     hf:datasets/OWNER/NAME@REVISION/folder/train.jsonl      of one commit, tag or branch; without it, of the newest
 
-Where only a part of the text is wanted (data.take, --smoke), of a pattern only so many files come as hold it, spread
-over all of them. Each comes whole, one of the Hub checked by the Hub's hash; one that cannot be had stops the run, and
-nothing takes its place. What is here already is not brought again. On the Hub all files of a pattern are of one commit,
-which is said.
+Where only a part of the text is wanted (data.take, --smoke), of a pattern that is all there is only so many files come
+as hold it, spread over all of them. Each comes whole, one of the Hub checked by the Hub's hash; one that cannot be had
+stops the run, and nothing takes its place. What is here already is not brought again. On the Hub all files of a pattern
+are of one commit, which is said.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import glob
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,11 +29,13 @@ from homing.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from homing.store import Entry, Store
+    from homing.wire.data import DataManifest
 
-__all__ = ["bring_file", "bring_files"]
+__all__ = ["bring_file", "bring_files", "part_of", "say_if_less"]
 
 _TELL_EVERY_S = 10.0
 _ENOUGH = 2  # times what is to be taken: a line of JSON holds less text than it has bytes
+_NEARLY = 0.9  # of what is to be taken
 _IN_STORE = re.compile(r"(?P<path>(s3|hf|modal|file):[^?]*/[^/?]+)(?P<query>\?.*)?")
 _REPO = re.compile(r"hf:/*((datasets|models)/)?[^/*]+/[^/*]+")
 _MAGIC = re.compile(r"[*\[]")
@@ -46,6 +48,22 @@ def bring_files(paths: Iterable[str], into: Path, take_bytes: int = 0) -> list[s
     but for a pattern of which only a part was brought: `take_bytes` of text are wanted, 0: all."""
     places = [(path, into.with_name(f"{into.name}-{number}")) for number, path in enumerate(paths)]
     return [brought for path, place in places for brought in _brought(path, place, take_bytes)]
+
+
+def part_of(take_bytes: int, text: Sequence[str], validation: Sequence[str]) -> int:
+    """Of `take_bytes`, for `bring_files`. What is taken of each file goes by its share of all that is here: a pattern
+    of which only a part came would count too little beside other text, or beside text that is held out."""
+    return take_bytes if len(text) == 1 and not validation else 0
+
+
+def say_if_less(take_bytes: int, text: Sequence[str], manifest: DataManifest) -> None:
+    """`take_bytes` as `bring_files` was given them."""
+    got = sum(split.num_text_bytes for split in manifest.splits.values())
+    if any(is_in_store(path) for path in text) and got < _NEARLY * take_bytes:
+        talk.say(
+            f"warning: data.take asks for {format_bytes(take_bytes)} of text, and what was brought holds"
+            f" {format_bytes(got)}. A larger data.take brings more files, where there are more."
+        )
 
 
 def bring_file(path: str, into: Path) -> str:

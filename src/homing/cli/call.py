@@ -184,6 +184,7 @@ def _run_in(arguments: list[str]) -> str | None:
     """The run that was typed, and what was changed of its file; None where the verb takes none, or a folder was."""
     from homing.cli.options import as_typed
     from homing.config.paths import RUN_SUFFIXES
+    from homing.config.sets import safe
 
     verb, named = [*arguments, "", ""][:2]
     command = LazyVerbs().get_command(None, verb) if verb in VERBS else None
@@ -191,7 +192,7 @@ def _run_in(arguments: list[str]) -> str | None:
     if not takes_run or ("/" in named and not named.endswith(RUN_SUFFIXES)):
         return None
     name = "" if not named or named.startswith("-") else shlex.quote(named)
-    sets = [following for word, following in itertools.pairwise(arguments) if word == "--set"]
+    sets = [safe(following) for word, following in itertools.pairwise(arguments) if word == "--set"]
     return f"{name}{as_typed(sets, is_smoke='--smoke' in arguments)}"
 
 
@@ -225,9 +226,10 @@ def _after_the_reader_left() -> tuple[int, str]:
 def _show(error: HomingError) -> tuple[int, str]:
     try:
         talk.show_error(error)
-    except BrokenPipeError:  # `homing plan nope --json | head -c 9`: the talk goes elsewhere, and is read
+    except OSError:  # `homing plan nope --json | head -c 9`: the talk goes elsewhere, and may be read there
         _after_the_reader_left()
-        talk.show_error(error)
+        with contextlib.suppress(OSError):  # the exit code tells it all the same
+            talk.show_error(error)
     return error.exit_code, error.what
 
 
@@ -249,7 +251,8 @@ def _check_billing(code: int, shown: str) -> int:
         return code
     if error is None or error.what == shown:
         return code
-    talk.show_error(error)
+    with contextlib.suppress(OSError):
+        talk.show_error(error)
     return error.exit_code if isinstance(error, StillBilling) else code or error.exit_code
 
 

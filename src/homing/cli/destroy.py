@@ -51,6 +51,7 @@ def command(
     json_: Json = False,
 ) -> None:
     """End billing, confirmed by the provider; what is gone already is success."""
+    talk.go_on_unheard()
     if (run is None) == (not is_all):
         raise UsageError(
             what="Say which run to destroy." if run is None else "RUN and --all exclude each other.",
@@ -212,7 +213,8 @@ def _rows(home: Home, run: str | None, only: list[LedgerLine], *, is_all: bool) 
 
 def _runs_with_instances(home: Home) -> list[RunRow]:
     with_lines = {line.run_id for line in open_lines(home, None)}
-    return [row for row in home.ledger.runs() if row.id in with_lines]
+    # One that waits for its next machine has none now, and a guard would rent it.
+    return [row for row in home.ledger.runs() if row.id in with_lines or row.may_go_on]
 
 
 def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:

@@ -28,7 +28,7 @@ __all__ = ["find_any", "find_run", "is_stranger", "name_here"]
 
 def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Trained:
     """Also a run that `homing train` trained here: where it is at work, or newer than what was launched by its name. A
-    launched one that lives comes first, for it costs money."""
+    launched one that lives, bills or may go on comes first, for it costs money."""
     rows = home.ledger.runs()
     is_id = typed is not None and home.ledger.run(typed) is not None
     trained = None if is_id else _trained_called(home, typed, _name(typed, _file(typed), rows), rows)
@@ -37,10 +37,13 @@ def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Tr
     if trained.run == typed:
         return trained
     theirs = begun_elsewhere(trained.run) if typed is not None else None
+    if theirs is not None and any(row.name == trained.name and begun_elsewhere(row.id) is None for row in rows):
+        return find_run(home, typed, changes=changes)  # a name means a run of this folder
     called = [row for row in rows if row.name == trained.name and (theirs or begun_elsewhere(row.id) is None)]
     launched = rows[:1] if typed is None else called
     is_later = not trained.is_live and any(row.created_at >= trained.began_at for row in launched)
-    if is_later or any(row.is_live for row in launched):
+    billing = {line.run_id for line in home.ledger.lines() if line.destroyed_at is None}
+    if is_later or any(row.is_live or row.may_go_on or row.id in billing for row in launched):
         row = find_run(home, typed, changes=changes)
         if trained.is_live:
             talk.say(f"{row.id} is meant. {trained.run} is being trained on this computer: its id names it.")

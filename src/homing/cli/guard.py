@@ -31,6 +31,7 @@ def command(
 
     Exit code 6 when something may still bill that should not.
     """
+    talk.go_on_unheard()
     try:
         every_s = parse_duration(every)
     except ValueError as exc:

@@ -216,13 +216,15 @@ def _check_command(loaded: Loaded, sets: list[str], is_smoke: bool) -> str:
 
 
 def _prepare_run_text(order: PrepOrder) -> dict[str, Any]:
-    from homing.cli.bring_files import bring_files
+    from homing.cli.bring_files import bring_files, part_of, say_if_less
     from homing.lm.prep import prepare
 
-    text = bring_files(order.text, order.dir / "from-store", order.take_bytes)
+    named, part = order.text, part_of(order.take_bytes, order.text, order.validation)
+    text = bring_files(named, order.dir / "from-store", part)
     order = replace(order, text=text, validation=bring_files(order.validation, order.dir / "held-out"))
     with Meter() as meter:
         manifest = prepare(order, meter.show)
+    say_if_less(part, named, manifest)
     return document(order, manifest, meter)
 
 

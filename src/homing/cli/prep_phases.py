@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.cli import talk
-from homing.cli.bring_files import bring_files
+from homing.cli.bring_files import bring_files, part_of, say_if_less
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
 from homing.wire import names
@@ -164,9 +164,10 @@ def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
     from homing.lm.prep import PrepOrder, prepare
 
     whole = PrepOrder(**{**vars(loaded.prep), "is_forced": is_forced})
+    part = part_of(whole.take_bytes, prep.text, prep.validation)
     order: PrepOrder = replace(
         whole,
-        text=bring_files(prep.text, prep.dir / "from-store", whole.take_bytes),
+        text=bring_files(prep.text, prep.dir / "from-store", part),
         validation=bring_files(prep.validation, prep.dir / "held-out"),
         val_fraction=prep.val_fraction,
         tokenizer=str(loaded.prep.dir / names.TOKENIZER),
@@ -174,6 +175,7 @@ def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
     )
     with Meter() as meter:
         manifest = prepare(order, meter.show)
+    say_if_less(part, prep.text, manifest)
     return _told(prep, manifest, is_reused=meter.is_reused)
 
 

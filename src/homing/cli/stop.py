@@ -30,6 +30,7 @@ def command(
     json_: Json = False,
 ) -> None:
     """End training at the next step, with a checkpoint; the instance then ends its own billing."""
+    talk.go_on_unheard()
     try:
         timeout_s = parse_duration(timeout)
     except ValueError as exc:

@@ -10,28 +10,43 @@ ask(question)    yes or no; refuses where there is nobody to answer
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from homing.errors import HomingError, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["ask", "configure", "emit", "emit_all", "is_json", "is_quiet", "is_verbose", "say", "show_error", "table"]
+__all__ = [
+    "ask",
+    "configure",
+    "emit",
+    "emit_all",
+    "go_on_unheard",
+    "is_json",
+    "is_quiet",
+    "is_verbose",
+    "say",
+    "show_error",
+    "table",
+]
 
 _UNBOUND = 10_000  # columns
 _loudness = 0
 _is_json = False
 _is_all_said = False
+_goes_on_unheard = False
 
 
 def configure(*, loudness: int, is_json: bool) -> None:
-    global _loudness, _is_json, _is_all_said
-    _loudness, _is_json, _is_all_said = loudness, is_json, False
+    global _loudness, _is_json, _is_all_said, _goes_on_unheard
+    _loudness, _is_json, _is_all_said, _goes_on_unheard = loudness, is_json, False, False
     # A letter that the terminal's encoding lacks, or a file's name that is no UTF-8, must not cost the whole answer.
     # stderr is so from the start.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -50,11 +65,28 @@ def is_verbose() -> bool:
     return _loudness > 0
 
 
+def go_on_unheard() -> None:
+    """By a verb that ends what bills: a reader who left (`| head`), or a log on a full disk, keeps nobody from that."""
+    global _goes_on_unheard
+    _goes_on_unheard = True
+
+
 def say(text: str = "", *, end: str = "\n") -> None:
     if not is_quiet():
         # Data that was said before comes before, also where both streams end in one file.
-        sys.stdout.flush()
-        print(text, end=end, file=sys.stderr, flush=True)
+        _print("", "", sys.stdout)
+        _print(text, end, sys.stderr)
+
+
+def _print(text: str, end: str, stream: TextIO) -> None:
+    try:
+        print(text, end=end, file=stream, flush=True)
+    except OSError:
+        if not _goes_on_unheard:
+            raise
+        # Pointed at nothing, so that neither the next word nor the interpreter's own last flush fails.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def emit(schema: str, document: dict[str, Any]) -> None:
@@ -63,7 +95,7 @@ def emit(schema: str, document: dict[str, Any]) -> None:
         line = {"schema": f"homing.{schema}", **document}
         # Beyond UTF-8 a letter's number would be no JSON, unless JSON itself writes it.
         is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
-        print(json.dumps(line, ensure_ascii=not is_utf8, default=str, allow_nan=False), flush=True)
+        _print(json.dumps(line, ensure_ascii=not is_utf8, default=str, allow_nan=False), "\n", sys.stdout)
 
 
 def emit_all(schema: str, document: dict[str, Any], error: HomingError | None) -> None:
@@ -98,7 +130,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
         if title:
             console.print(Text(title, style="table.title"))
         console.print(drawn)
-    print("\n".join(line.rstrip() for line in said.get().splitlines()), flush=True)
+    _print("\n".join(line.rstrip() for line in said.get().splitlines()), "\n", sys.stdout)
 
 
 def _drawn(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

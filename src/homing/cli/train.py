@@ -32,7 +32,7 @@ from homing.cli.harmless import harmless
 from homing.cli.keep_log import printing
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb, as_typed, with_phases
 from homing.cli.tracking import begin, following, wanted
-from homing.cli.trained_here import hold, is_limit
+from homing.cli.trained_here import ENDING_S, hold, is_limit
 from homing.cloud.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke, newest_run
 from homing.config.memory import training_memory
@@ -177,13 +177,18 @@ def _bytes_to_come(run: Run, run_dir: Path) -> int:
 
 def _refuse_if_busy(run_dir: Path) -> None:
     """Before run.json is written: a trainer at work there must not find another run's under its feet."""
-    try:
-        with open(run_dir / names.TRAINER_LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        raise _busy(run_dir) from exc
-    except OSError:
-        return  # no lock: no trainer was ever there
+    deadline = time.monotonic() + ENDING_S * (run_dir / names.OUTCOME).exists()
+    while True:
+        try:
+            with open(run_dir / names.TRAINER_LOCK) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as exc:
+            if time.monotonic() >= deadline:
+                raise _busy(run_dir) from exc
+            time.sleep(0.1)
+        except OSError:
+            return  # no lock: no trainer was ever there
 
 
 def _busy(run_dir: Path) -> UsageError:
@@ -243,15 +248,21 @@ def _run_trainer(run_dir: Path, typed: str) -> tuple[int, int]:
     # In a session of its own: Ctrl-C at the terminal reaches this process alone and is passed on once. Two of them
     # would mean "now, without a checkpoint".
     env, pipe = {**os.environ, names.TYPED_ENV: typed}, subprocess.PIPE
-    child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, env=env, start_new_session=True)
+    child: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal caught
         caught = number
-        child.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        if child is not None:
+            child.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
-    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+    # A hang-up that was ignored when we were started stays so: `nohup homing train`.
+    heard = [each for each in _PASSED_ON if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heard}  # first: nobody else would end the trainer
     try:
+        child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, env=env, start_new_session=True)
+        if caught:
+            pass_on(caught, None)
         with printing(child, run_dir, out=out, err=sys.stderr):
             code = child.wait()
     finally:

@@ -26,7 +26,8 @@ T = TypeVar("T")
 
 # Written and held by `homing train` for as long as it lives: the trainer takes its own lock only once torch is loaded.
 STARTED = "train.json"
-_TRIES, _PAUSE_S = 20, 0.05
+ENDING_S = 10.0  # so long a trainer may take from its last word to its end
+_LOOK_S, _PAUSE_S = 1.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,11 @@ def store_here(home: Home) -> FileStore:
 
 def hold(run_dir: Path, again: str, world: World) -> bool:
     """By `homing train`, until it ends: the run is at work, and `again` goes on with it. False: another began it."""
-    path, tries = run_dir / STARTED, _TRIES
-    while not world.lock(path):  # whoever only looks takes it for a moment
-        tries -= 1
-        if not tries:
+    # Whoever only looks takes it for a moment; and the one before may have ended but for its last lines.
+    path, patience_s = run_dir / STARTED, ENDING_S if world.exists(run_dir / names.OUTCOME) else _LOOK_S
+    deadline = world.monotonic() + patience_s
+    while not world.lock(path):
+        if world.monotonic() >= deadline:
             return False
         world.sleep(_PAUSE_S)
     # Of the attempt before this one: how it ended, and the stop that may have ended it. What comes from now on is meant

@@ -153,8 +153,8 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
         except StillBilling as exc:
             if not any(line.mark in said for said in made.may_bill):
                 made.may_bill.append(f"{line.mark}: {exc.why}")
-        except (HomingError, OSError) as exc:
-            made.may_bill.append(f"{line.mark}: {(str(exc) or type(exc).__name__).splitlines()[0]}")
+        except _TROUBLE as exc:
+            made.may_bill.append(f"{line.mark}: {_told(exc)}")
 
 
 class _Round:
@@ -223,8 +223,8 @@ class _Round:
         for line in {line.provider: line for line in self.billing}.values():
             try:
                 owned = [each for each in self.home.provider_of(line).list_resources() if each.mark in marks]
-            except (HomingError, OSError) as exc:
-                self.made.problems.append(f"{self.run.id}: its volumes could not be listed: {str(exc).splitlines()[0]}")
+            except _TROUBLE as exc:
+                self.made.problems.append(f"{self.run.id}: its volumes could not be listed: {_told(exc)}")
                 continue
             rate += sum((each.rate_usd_per_hour for each in owned), Decimal(0))
             ages = [(each, self.now - (each.created_at or self.now)) for each in owned]

@@ -27,7 +27,7 @@ from homing.cloud.from_hub import check_hub, tell_way
 from homing.cloud.guards import LEAST, check_armed, count_alive, guards
 from homing.cloud.home import Home
 from homing.cloud.inputs import told_inputs
-from homing.cloud.ledger import ADOPTED, REFUSED, RunRow
+from homing.cloud.ledger import ADOPTED, REFUSED, UNDONE, RunRow
 from homing.cloud.papers import inputs_of, line_of, push_code, push_papers, request_of, row_of, write_home
 from homing.cloud.plan import relay_of
 from homing.cloud.providers.base import Instance, Preparing, Request, wait_until
@@ -397,7 +397,7 @@ def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], No
         with contextlib.suppress(HomingError, OSError):  # the error that brought us here is the one to tell
             state = ADOPTED if isinstance(exc, NotOwner) else "failed"
             home.ledger.set_run(
-                draft.run.id, state=state, reason=f"launch: {reason}", exit_code=1, ended_at=home.world.now()
+                draft.run.id, state=state, reason=f"{UNDONE}{reason}", exit_code=1, ended_at=home.world.now()
             )
         with contextlib.suppress(HomingError, OSError):
             # Also where that could not be written: a guard lives on, and while it holds this no look closes the line.

@@ -33,6 +33,7 @@ __all__ = [
     "PREEMPTED",
     "REFUSED",
     "SILENT",
+    "UNDONE",
     "Adopted",
     "Ledger",
     "LedgerLine",
@@ -43,6 +44,7 @@ LIVE_STATES = ("launching", "running", "landing")
 # How the reason of a run begins whose machine went before its work was done.
 SILENT, PREEMPTED, LOST = "its instance ended without saying how", "preempted: ", "lost: "
 CUT_SHORT = "its launch was cut short"
+UNDONE = "launch: "  # and why it failed: what it had begun was undone
 REFUSED = "refused"  # state of a line whose create call the provider answered with no: nothing was made
 # How the note of a receipt begins that is the most a machine can have cost: nobody knows when it ended, or that it was.
 AT_MOST = "at most: "

@@ -335,6 +335,8 @@ def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | Signs
 
 
 def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | Signs | None) -> None:
+    if [line.mark for line in home.ledger.lines(run.id)] != [line.mark for line in lines]:
+        return  # another attempt has followed, while a store was waited for: it has signs of its own
     last, now = lines[-1] if lines else None, home.world.now()
     if isinstance(found, Lease):
         home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(found)}")

@@ -17,7 +17,7 @@ from homing.cloud import diary, meter
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.launch import Draft, LaunchOrder, draft, launch
 from homing.cloud.lease import require_owner
-from homing.cloud.ledger import CUT_SHORT, LedgerLine, RunRow
+from homing.cloud.ledger import CUT_SHORT, UNDONE, LedgerLine, RunRow
 from homing.cloud.offers import is_dear
 from homing.cloud.plan import make_plan
 from homing.cloud.providers.base import Offer
@@ -172,7 +172,8 @@ def _launch(ready: Draft, home: Home, run: RunRow, tell: Callable[[str], None]) 
     except HomingError as exc:
         # Ours to try again, under the reason it was interrupted for; not so if another launch was first.
         after = home.ledger.run(run.id)
-        if after is not None and not after.is_live:
+        # Only over what its own undo has written: a person may have ended the run in the meantime.
+        if after is not None and not after.is_live and after.reason.startswith(UNDONE):
             diary.note(home, run.id, f"unlaunched-{ready.mark}", "not_relaunched", exc.what)
             home.ledger.set_run(run.id, state=run.state, reason=run.reason, exit_code=run.exit_code)
         raise

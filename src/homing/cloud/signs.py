@@ -83,10 +83,13 @@ class Tail:
         self._last = b""  # the last line that was given out
 
     def lines(self) -> list[str]:
+        return self._fresh().splitlines()
+
+    def _fresh(self) -> str:
         try:
             data = self._store.read(self._key)
         except NotInStore:
-            return []
+            return ""
         if data[self._offset - len(self._last) : self._offset] != self._last:
             self._offset = 0
         end = data.rfind(b"\n") + 1
@@ -94,12 +97,12 @@ class Tail:
         if fresh:
             self._offset = end
             self._last = fresh.splitlines(keepends=True)[-1]
-        return fresh.decode("utf-8", "replace").splitlines()
+        return fresh.decode("utf-8", "replace")
 
     def documents(self, cls: type[T]) -> list[T]:
         """The lines as `cls`. One that cannot be read was cut by a crash of its writer and says nothing."""
         found = []
-        for text in self.lines():
+        for text in self._fresh().split("\n")[:-1]:  # a text in a document may hold what splitlines takes for an end
             try:
                 found.append(codec.loads(cls, text))
             except codec.WireError:

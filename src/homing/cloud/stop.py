@@ -32,7 +32,8 @@ def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was asked for fro
         raise UsageError(
             what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
         )
-    if run.may_go_on:  # no machine will hear of it, and a guard would rent the next one
+    now = home.ledger.run(run.id) or run  # its store may have taken a while, and a guard may have been at it
+    if now.may_go_on:  # no machine will hear of it, and a guard would rent the next one
         home.ledger.set_run(run.id, state="stopped", reason=reason, exit_code=0)
     store = home.store_of(run)
     last = read_document(store, run_key(run.id, names.REQUEST), Request)

@@ -66,7 +66,7 @@ class Data(Section):
     )
     take: Bytes = key(
         "How much of the text is prepared, for a trial on little of it: from every file its share, and the rest is not"
-        " read; of a pattern in a store only so many files are brought as hold it. 0: all of it.",
+        " read; of a pattern in a store that is all the text only so many files are brought as hold it. 0: all.",
         default=0,
         example="100MB",
         ge=0,

@@ -20,7 +20,7 @@ from homing.config.source import KeyPath, Source, dotted, yaml_value
 from homing.errors import HomingError, Mistake
 from homing.units import parse_count
 
-__all__ = ["LENGTHS", "SHAPE", "apply_sets"]
+__all__ = ["LENGTHS", "SHAPE", "apply_sets", "safe"]
 
 LENGTHS = ("tokens", "epochs", "steps")
 SHAPE = ("layers", "width", "heads", "kv_heads", "head_size", "ffn_width")
@@ -118,11 +118,11 @@ def _set_aside(source: Source, given: set[KeyPath], winner: KeyPath, losers: Seq
 
 def _shown(text: str) -> str:
     """As a person types it: `--phase` is short for one of the keys, and what is asked for by it nearly always."""
-    name, _, value = _safe(text).partition("=")
-    return f"--phase {value}" if name == "train.only" else f"--set {_safe(text)}"
+    name, _, value = safe(text).partition("=")
+    return f"--phase {value}" if name == "train.only" else f"--set {safe(text)}"
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Never print a secret that somebody put on a command line."""
     name, equals, value = text.partition("=")
     return f"{name}{equals}***" if looks_like_secret_value(value) else text[:120]

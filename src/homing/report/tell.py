@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from homing.cloud.ledger import ADOPTED
 from homing.cloud.meter import AT_MOST_WORDS, MARGIN_WORDS, show_spend, show_usd
 from homing.report.draw import draw
 from homing.report.facts import Attempt, Data, Phase, Report, Validation
@@ -301,9 +302,9 @@ def _cost(report: Report) -> Iterator[Block]:
     limit = None if report.spend_limit_usd is None else Decimal(report.spend_limit_usd)
     total = show_spend(Decimal(report.spend_usd), limit)
     so_far = " so far" if any(attempt.ended_at is None for attempt in report.attempts) else ""
-    yield Words(
-        f"In all {'at most ' if report.is_at_most else ''}{total}{so_far}{'' if limit is None else ' (its limit)'}."
-    )
+    known = "; what the home that owns it by now has spent is not in it" if report.state == ADOPTED else ""
+    of = "" if limit is None else " (its limit)"
+    yield Words(f"In all {'at most ' if report.is_at_most else ''}{total}{so_far}{of}{known}.")
     if Decimal(report.spend_usd):
         yield Words(MARGIN_WORDS)
     if report.is_at_most:

@@ -1,7 +1,7 @@
 """What an instance needs to reach the store: names and values for its environment, never for a file, argv or log.
 
 s3   AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), region and endpoint
-hf   HF_TOKEN, whatever it is called here, and HF_ENDPOINT where it is set
+hf   the token by both of its names, whatever it is called here, and HF_ENDPOINT where it is set
 file nothing
 modal  the account's token, for a machine that is this one; a rented one never gets it (a sandbox has the Volume
        mounted, any other cloud cannot use this store)
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from homing.hub_token import token_in
+from homing.hub_token import NAMES, token_in
 from homing.store.address import parse_modal, parse_s3, scheme_of
 
 __all__ = ["secrets"]
@@ -73,4 +73,4 @@ def _hub_token(environment: Mapping[str, str]) -> dict[str, str]:
         except ImportError:
             return {}  # opening the store says which extra is missing
         token = get_token() or ""
-    return {"HF_TOKEN": token} if token else {}
+    return dict.fromkeys(NAMES, token) if token else {}  # where it goes, too, the first of them is used

@@ -116,7 +116,8 @@ class _Routes:
     async def _answer(self, request: Request, wanted: Wanted, ids: list[int]) -> Response:
         if len(ids) >= self._voice.context:
             message = f"The prompt has {len(ids):,} tokens; this model reads {self._voice.context:,}, answer included."
-            raise Refusal(message, status=413, code="context_length_exceeded")
+            field = "prompt" if wanted.messages is None else "messages"
+            raise Refusal(message, param=field, code="context_length_exceeded")  # 400, as clients that cut look for
         spoken, in_turns = Spoken(len(ids)), wanted.messages is not None
 
         def work(is_wanted: Callable[[], bool]) -> Iterator[str]:

@@ -43,6 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_COLDEST = 1e-6  # below it the likeliest id is picked anyway, and far below logits over it are no numbers any more
 _MAX_STOPS = 4
 _MAX_STOP_LETTERS = 1_000
 
@@ -56,6 +57,8 @@ class Refusal(Exception):
         super().__init__(message)
         self.status = status
         kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+        # A half character in a field's name can be read and not be sent.
+        message, param = _sendable(message), param and _sendable(param)
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -175,7 +178,7 @@ def _temperature(body: Body, default: float) -> float:
     value = body.get("temperature", default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 100:
         raise Refusal("temperature must be a number from 0 to 100.", param="temperature")
-    return float(value)
+    return 0.0 if value < _COLDEST else float(value)
 
 
 def _stops(given: Any) -> tuple[str, ...]:
@@ -198,6 +201,10 @@ def _stream(body: Body) -> tuple[bool, bool]:
         if not isinstance(value, bool) or (name != "include_usage" and value):
             raise Refusal("stream_options may hold include_usage: true or false.", param=f"stream_options.{name}")
     return is_stream, options.get("include_usage", False)
+
+
+def _sendable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _text(text: str, where: str) -> str:
@@ -254,6 +261,7 @@ class Answer:
 
 
 def event(document: dict[str, Any] | str) -> bytes:
-    """One server-sent event. JSON has no line breaks of its own, so one line is one event."""
-    data = document if isinstance(document, str) else json.dumps(document, ensure_ascii=False)
+    """One server-sent event. JSON in ASCII has no line breaks of its own, nor letters that clients take for one, so one
+    line is one event."""
+    data = document if isinstance(document, str) else json.dumps(document)
     return f"data: {data}\n\n".encode()
