@@ -19,7 +19,7 @@ demo: $(VENV)/.ready-lm
 	$(BIN)/homing quickstart --yes
 
 test: check
-	@echo "== tests (under 25 minutes on 2 cores; 'pytest -m \"not slow\"' is the quick part)"
+	@echo "== tests (half an hour on 2 cores; 'pytest -m \"not slow\"' is the quick part)"
 	@# Three at a time: who really waits (for a heartbeat, an end, a landing) leaves its core to another.
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 

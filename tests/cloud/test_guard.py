@@ -820,25 +820,26 @@ def test_what_was_read_of_an_attempt_is_not_noted_of_the_next_one(
     assert [line.attempt for line in home.ledger.lines()] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "where", ["homing.cloud.guard.destroy_lines", "homing.cloud.providers.local.Local.list_resources"]
-)
-def test_an_end_or_a_volume_in_words_that_nobody_knows_ends_no_guard(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+def unknown_word(*given: Any, **settings: Any) -> Any:
+    raise TypeError("no such word")
+
+
+def test_a_volume_in_words_that_nobody_knows_leaves_no_limit_unknown(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(home, tmp_path)
-    mark = f"homing-{home.owner}-heather-1"
-    now = home.world.now()
+    monkeypatch.setattr(Local, "list_resources", unknown_word)
+    made = guard_pass(home)
+    assert any("its volumes could not be listed: TypeError: no such word" in text for text in made.problems)
+    assert made.next_at < float("inf")
+
+
+def test_an_end_in_words_that_nobody_knows_ends_no_guard(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark, now = f"homing-{home.owner}-heather-1", home.world.now()
     home.ledger.adopt(LedgerLine(mark, "", "heather", 1, "runpod", "o", "2.49", "1", now, "p-1", now))
     home.ledger.ask_destroy(mark, now)
-
-    def odd(*given: Any, **settings: Any) -> Any:
-        raise TypeError("no such word")
-
-    monkeypatch.setattr(where, odd)
-    made = guard_pass(home)
-    assert any("TypeError: no such word" in text for text in [*made.may_bill, *made.problems])
-    assert made.next_at < float("inf"), "its limit is known all the same"
+    monkeypatch.setattr("homing.cloud.guard.destroy_lines", unknown_word)
+    assert f"{mark}: TypeError: no such word" in guard_pass(home).may_bill
 
 
 def test_a_list_in_words_that_nobody_knows_ends_no_guard(
