@@ -1,10 +1,11 @@
-"""Dollars, durations, bytes and counts: parsed once, printed once.
+"""Dollars, durations, moments, bytes and counts: parsed once, printed once.
 
 A person writes `$12.00`, `30m`, `100MB`, `2B`; the code holds Decimal dollars, seconds, bytes, ints.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from decimal import ROUND_UP, Decimal, InvalidOperation
@@ -14,6 +15,7 @@ __all__ = [
     "format_bytes",
     "format_count",
     "format_duration",
+    "format_moment",
     "format_rate",
     "format_usd",
     "parse_bytes",
@@ -103,6 +105,11 @@ def format_usd(amount: Decimal | float) -> str:
     amount = Decimal(str(amount))
     is_fine = abs(amount) <= Decimal("0.9999") and amount != amount.quantize(_CENT)
     return f"${amount.quantize(_CENT / 100 if is_fine else _CENT, rounding=ROUND_UP):,}"
+
+
+def format_moment(t: float | None) -> str:
+    """In UTC, to the second; "" where there is none."""
+    return "" if t is None else datetime.datetime.fromtimestamp(t, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def format_duration(seconds: float) -> str:

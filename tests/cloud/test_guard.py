@@ -671,13 +671,11 @@ def test_a_run_whose_machine_died_goes_on_elsewhere_from_its_checkpoint(
 def test_a_preempted_run_is_launched_again_and_one_destroyed_by_hand_is_not(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homing.cloud.destroy import destroy_run
-
     begin_and_lose(home, tmp_path, monkeypatch)
     made = guard_pass(home)
     assert "Attempt 2 is launched" in made.done[0]
     assert row(home).state == "running"
-    destroy_run(home, row(home))
+    destroying.destroy_run(home, row(home))
     assert guard_pass(home).done == []
     assert row(home).reason == "destroyed by hand"
     assert home.provider("local").list_owned() == []
@@ -692,16 +690,20 @@ def begin_and_lose(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     wait_until(lambda: not home.provider("local").list_owned())
 
 
+def expect_it_stays_destroyed(home: Home) -> None:
+    assert guard_pass(home).done == []
+    assert row(home).reason == "destroyed by hand"
+    assert [line.attempt for line in home.ledger.lines()] == [1]
+
+
 def test_a_run_that_a_person_destroys_while_a_guard_launches_it_again_stays_destroyed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homing.cloud.destroy import destroy_run
-
     begin_and_lose(home, tmp_path, monkeypatch)
     real = Local.create
 
     def create(local: Local, request: Any) -> Any:
-        destroy_run(Home(home.path, World()), row(home))
+        destroying.destroy_run(Home(home.path, World()), row(home))
         return real(local, request)
 
     monkeypatch.setattr(Local, "create", create)
@@ -715,13 +717,11 @@ def test_a_run_that_a_person_destroys_while_a_guard_launches_it_again_stays_dest
 def test_a_run_that_a_person_destroys_while_a_guard_looks_for_offers_is_not_launched_again(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homing.cloud.destroy import destroy_run
-
     begin_and_lose(home, tmp_path, monkeypatch)
     real = relaunch.make_plan
 
     def slow(run: Any, at_home: Home) -> Any:
-        destroy_run(Home(home.path, World()), row(home))
+        destroying.destroy_run(Home(home.path, World()), row(home))
         return real(run, at_home)
 
     monkeypatch.setattr(relaunch, "make_plan", slow)
@@ -733,33 +733,25 @@ def test_a_run_that_a_person_destroys_while_a_guard_looks_for_offers_is_not_laun
 def test_a_run_that_a_person_destroys_while_a_guard_looks_at_its_store_is_not_launched_again(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homing.cloud.destroy import destroy_run
-
     begin_and_lose(home, tmp_path, monkeypatch)
     monkeypatch.setattr(
-        "homing.cloud.launch.check_hub", lambda run, world: destroy_run(Home(home.path, World()), row(home))
+        "homing.cloud.launch.check_hub", lambda run, world: destroying.destroy_run(Home(home.path, World()), row(home))
     )
-    assert guard_pass(home).done == []
-    assert row(home).reason == "destroyed by hand"
-    assert [line.attempt for line in home.ledger.lines()] == [1]
+    expect_it_stays_destroyed(home)
 
 
 def test_a_run_that_a_person_destroys_in_the_last_moment_before_the_intent_is_not_launched_again(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from homing.cloud.destroy import destroy_run
-
     begin_and_lose(home, tmp_path, monkeypatch)
     real = launching._hold_lock
 
     def hold(draft: Any, at_home: Home) -> None:
         real(draft, at_home)
-        destroy_run(Home(home.path, World()), row(home))
+        destroying.destroy_run(Home(home.path, World()), row(home))
 
     monkeypatch.setattr(launching, "_hold_lock", hold)
-    assert guard_pass(home).done == []
-    assert row(home).reason == "destroyed by hand"
-    assert [line.attempt for line in home.ledger.lines()] == [1]
+    expect_it_stays_destroyed(home)
 
 
 def test_a_run_that_a_guard_launches_again_while_a_person_destroys_it_is_destroyed(

@@ -218,8 +218,7 @@ def _print_help(context: Any) -> tuple[int, str]:
 
 
 def _after_the_reader_left() -> tuple[int, str]:
-    """stdout is pointed at nothing, so that the interpreter's own flush stays quiet."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    talk.silence(sys.stdout)
     return 0, ""
 
 

@@ -8,13 +8,13 @@ Neither a terminal that is gone nor a disk that is full may hold the trainer up:
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TextIO
 
+from homing.cli import talk
 from homing.wire import names
 
 __all__ = ["log_path", "printing"]
@@ -79,8 +79,6 @@ def _show(line: bytes, terminal: TextIO | None) -> TextIO | None:
         terminal.buffer.write(line)
         terminal.buffer.flush()
     except OSError:
-        # Pointed at nothing, so that the interpreter's own last flush stays quiet.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.fileno())
+        talk.silence(terminal)
         return None
     return terminal

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +13,7 @@ from homing.cloud.ledger import LedgerLine
 from homing.cloud.meter import Bill, compare
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import dump_line
+from homing.units import format_moment
 
 __all__ = ["command"]
 
@@ -54,8 +54,8 @@ def command(run: RunName = None, json_: Json = False) -> None:
                 line.provider,
                 line.offer,
                 f"{usd(line.rate_usd_per_hour)}/h",
-                _time(line.created_at or line.intent_at),
-                _time(line.destroyed_at),
+                format_moment(line.created_at or line.intent_at),
+                format_moment(line.destroyed_at),
                 line.state,
                 line.billing,
                 meter.at_most(line) + usd(spends[line.mark]),
@@ -102,10 +102,6 @@ def _say_bills(bills: list[Bill]) -> None:
 def _say_at_most(lines: list[LedgerLine]) -> None:
     if any(line.is_at_most for line in lines):
         talk.say(meter.AT_MOST_WORDS)
-
-
-def _time(t: float | None) -> str:
-    return datetime.datetime.fromtimestamp(t, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ") if t else ""
 
 
 def _say_margin(total: Decimal) -> None:

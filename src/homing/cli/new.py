@@ -18,7 +18,7 @@ import typer
 from homing.cli import talk
 from homing.cli.new_file import tidy_name, written_aside, yaml_list, yaml_name
 from homing.cli.new_open import is_open_weights, new_open
-from homing.cli.options import Json
+from homing.cli.options import HeldOutPaths, Json, TextPaths
 from homing.errors import HomingError, UsageError
 from homing.units import format_count
 
@@ -42,12 +42,8 @@ def command(
             "--from", metavar="PRESET", help="The preset to start from; or open weights: hf:OWNER/NAME, ./FOLDER."
         ),
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; may repeat.")
-    ] = None,
-    validation: Annotated[
-        list[str] | None, typer.Option("--validation", metavar="PATH", help="Held-out text; may repeat.")
-    ] = None,
+    text: TextPaths = None,
+    validation: HeldOutPaths = None,
     chat: Annotated[
         list[str] | None,
         typer.Option("--chat", metavar="PATH", help="Conversations to fine-tune open weights on; may repeat."),

@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "HeldOutPaths",
     "Json",
     "Phases",
     "RunName",
     "RunRequired",
     "Sets",
+    "TextPaths",
     "TrackerName",
     "Trackers",
     "Wandb",
@@ -31,6 +33,12 @@ Sets = Annotated[
 Phases = Annotated[
     str | None,
     typer.Option("--phase", metavar="NAMES", help="Only these phases, such as mid+sft; short for train.only."),
+]
+TextPaths = Annotated[
+    list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; may repeat.")
+]
+HeldOutPaths = Annotated[
+    list[str] | None, typer.Option("--validation", metavar="PATH", help="Held-out text; may repeat.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Trackers = Annotated[

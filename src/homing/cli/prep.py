@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli import talk
-from homing.cli.options import Json, RunName, Sets, as_typed
+from homing.cli.options import HeldOutPaths, Json, RunName, Sets, TextPaths, as_typed
 from homing.cli.prep_report import Meter, document, print_report
 from homing.errors import DataError, UsageError
 
@@ -31,12 +31,8 @@ __all__ = ["command"]
 
 def command(
     run: RunName = None,
-    text: Annotated[
-        list[str] | None, typer.Option("--text", metavar="PATH", help="Text file, glob or directory; may repeat.")
-    ] = None,
-    validation: Annotated[
-        list[str] | None, typer.Option("--validation", metavar="PATH", help="Held-out text; may repeat.")
-    ] = None,
+    text: TextPaths = None,
+    validation: HeldOutPaths = None,
     out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Where shards and tokenizer go.")] = None,
     vocab_size: Annotated[
         str | None, typer.Option("--vocab-size", metavar="N", help="Entries, such as 10000 or 32k.")

@@ -34,6 +34,7 @@ __all__ = [
     "is_verbose",
     "say",
     "show_error",
+    "silence",
     "table",
 ]
 
@@ -84,9 +85,13 @@ def _print(text: str, end: str, stream: TextIO) -> None:
     except OSError:
         if not _goes_on_unheard:
             raise
-        # Pointed at nothing, so that neither the next word nor the interpreter's own last flush fails.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Points it at nothing, so that neither the next word nor the interpreter's own last flush fails."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
 
 
 def emit(schema: str, document: dict[str, Any]) -> None:

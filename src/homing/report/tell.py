@@ -5,7 +5,6 @@ Everything here is plain text, much of it written by others (samples, logs, name
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from homing.cloud.ledger import ADOPTED
 from homing.cloud.meter import AT_MOST_WORDS, MARGIN_WORDS, show_spend, show_usd
 from homing.report.draw import draw
 from homing.report.facts import Attempt, Data, Phase, Report, Validation
-from homing.units import counted, format_bytes, format_count, format_duration, format_rate
+from homing.units import counted, format_bytes, format_count, format_duration, format_moment, format_rate
 from homing.wire.checkpoint import MISSING_REWARD, figure_of
 
 __all__ = ["Block", "Picture", "Section", "Table", "Verbatim", "Words", "headline", "tell"]
@@ -60,7 +59,7 @@ def headline(report: Report) -> str:
     reason = f": {report.reason}" if report.reason else "."
     if report.is_finished:
         return f"The run is done{reason}"
-    return f"NOT FINISHED. The run is {report.state}{reason} All that follows is as of {_time(report.made_at)}."
+    return f"NOT FINISHED. The run is {report.state}{reason} All that follows is as of {format_moment(report.made_at)}."
 
 
 def tell(report: Report) -> list[Section]:
@@ -186,7 +185,7 @@ def _went(report: Report) -> Iterator[Block]:
         yield Table(("phase", "step", "held out", "bits per byte"), rows)
     if report.began_at is not None and report.ended_at is not None:
         took = format_duration(report.ended_at - report.began_at)
-        yield Words(f"From {_time(report.began_at)} to {_time(report.ended_at)}, {took} by the clock.")
+        yield Words(f"From {format_moment(report.began_at)} to {format_moment(report.ended_at)}, {took} by the clock.")
 
 
 def _course(phase: Phase) -> tuple[str, ...]:
@@ -234,7 +233,7 @@ def _happened(report: Report) -> Iterator[Block]:
     for each in report.happenings:
         at = f"{each.phase} {each.step:,}".strip() if each.step is not None else each.phase
         more = f" (and {each.num_alike:,} more like it)" if each.num_alike else ""
-        rows.append((_time(each.t), at, each.source, each.kind, each.text + more))
+        rows.append((format_moment(each.t), at, each.source, each.kind, each.text + more))
     yield Table(("when", "step", "who", "what", "in words"), rows)
 
 
@@ -271,7 +270,7 @@ def _where(report: Report) -> Iterator[Block]:
     if report.attempts:
         headers = ("attempt", "provider", "offer", "from", "until", "state", "note")
         rows = [
-            (str(a.number), a.provider, a.offer, _time(a.began_at), _time(a.ended_at), a.state, a.note)
+            (str(a.number), a.provider, a.offer, format_moment(a.began_at), format_moment(a.ended_at), a.state, a.note)
             for a in report.attempts
         ]
         yield Table(headers, rows)
@@ -332,7 +331,3 @@ def _model(report: Report) -> Iterator[Block]:
         )
     yield Table(("where", "step", "", "size", "sha256 of the weights"), rows)
     yield Words("The manifest.json beside the weights has the sha256 of every file.")
-
-
-def _time(t: float | None) -> str:
-    return "" if t is None else datetime.datetime.fromtimestamp(t, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
