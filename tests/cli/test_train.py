@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -160,17 +162,22 @@ def test_json_prints_one_document_and_smoke_leaves_its_note(project: Path) -> No
     assert has_smoke_passed(project / "runs/tiny.yaml")
 
 
-@pytest.mark.slow
-def test_ctrl_c_saves_and_the_same_command_goes_on(project: Path) -> None:
+@contextmanager
+def in_training(project: Path, *, steps: int, before: str = "") -> Iterator[subprocess.Popen[str]]:
+    """`homing train tiny`, at its fifth step; `before` is done by the shell that starts it."""
     make_data(project / "data/tiny")
-    write_run_file(project, steps=400)
-    argv = [sys.executable, "-m", "homing.cli", "train", "tiny"]
+    write_run_file(project, steps=steps)
+    argv = ["bash", "-c", f'{before or ":"}; exec "$0" -m homing.cli train tiny', sys.executable]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        for line in child.stdout:
-            if line.startswith("step 5/"):
-                child.send_signal(signal.SIGINT)
-                break
+        next(line for line in child.stdout if line.startswith("step 5/"))
+        yield child
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_same_command_goes_on(project: Path) -> None:
+    with in_training(project, steps=400) as child:
+        child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=120)
     assert child.returncode == 130
     assert "Go on: homing train tiny" in err
@@ -183,27 +190,15 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(project: Path) -> None:
 
 @pytest.mark.slow
 def test_under_nohup_a_terminal_that_closes_ends_nothing(project: Path) -> None:
-    make_data(project / "data/tiny")
-    write_run_file(project, steps=60)
-    argv = ["bash", "-c", 'trap "" HUP; exec "$0" -m homing.cli train tiny', sys.executable]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            if line.startswith("step 5/"):
-                child.send_signal(signal.SIGHUP)
-                break
+    with in_training(project, steps=60, before='trap "" HUP') as child:
+        child.send_signal(signal.SIGHUP)
         child.communicate(timeout=120)
     assert child.returncode == 0
 
 
 @pytest.mark.slow
 def test_a_stop_from_another_terminal_saves_and_says_how_to_go_on(project: Path) -> None:
-    make_data(project / "data/tiny")
-    write_run_file(project, steps=100_000)
-    argv = [sys.executable, "-m", "homing.cli", "train", "tiny"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        next(line for line in child.stdout if line.startswith("step 5/"))
+    with in_training(project, steps=100_000) as child:
         assert json.loads(homing("status", "tiny", "--json").stdout)["state"] == "training"
         stopped = homing("stop", "tiny", "--json")
         assert stopped.returncode == 0, stopped.stderr

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems, usd
-from homing.cli.options import Json, RunName
+from homing.cli.options import Json
 from homing.cloud import meter
 from homing.cloud.ledger import LedgerLine
 from homing.cloud.meter import Bill, compare
@@ -18,7 +20,10 @@ from homing.units import format_moment
 __all__ = ["command"]
 
 
-def command(run: RunName = None, json_: Json = False) -> None:
+def command(
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Only this run; all of them when left out.")] = None,
+    json_: Json = False,
+) -> None:
     """Every instance ever asked for, from the intent to the receipt; rows are never deleted."""
     with open_home() as home:
         problems = refresh(home)

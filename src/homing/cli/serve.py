@@ -33,7 +33,7 @@ _MIN_LETTERS = 16
 def command(
     run: Model = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Another one if it is taken; 0 for any.")] = 8000,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; others want --network.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Any other needs --network.")] = "127.0.0.1",
     network: Annotated[bool, typer.Option("--network", help="Let other computers ask, unencrypted.")] = False,
     tokens: Tokens = 200,
     temperature: Temperature = 0.8,
@@ -135,5 +135,5 @@ def _tell(voice: Voice, url: str, token: str, *, is_made: bool, is_open: bool) -
         path, body = ("chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}')
     print(f"{url}/{f'#token={token}' if is_made else ''}")
     print(f"export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={shown}")
-    print(f"curl {url}/v1/{path} -H \"Authorization: Bearer {shown}\" -d '{body}'", flush=True)
+    print(f"curl -sS {url}/v1/{path} -H \"Authorization: Bearer {shown}\" -d '{body}'", flush=True)
     talk.say(f"The model is called {voice.name}. Ctrl-C ends it.")

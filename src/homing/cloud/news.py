@@ -87,6 +87,8 @@ class News:
             if event.kind == "sampled":
                 self._times[str(event.data.get("path"))] = event.t
                 continue  # the sample itself is shown
+            if event.kind == "evaluated":
+                continue  # what came of it is shown
             if event.kind == _EVALUATING and self._is_passed(event, events[place + 1 :]):
                 continue
             where = f"step {event.step:,} | " if event.step is not None else ""

@@ -247,9 +247,8 @@ def _samples(report: Report) -> Iterator[Block]:
 
 def _evals(report: Report) -> Iterator[Block]:
     if not report.evals:
-        yield Words(
-            "None was given. To keep one: homing eval --out evals.md   To show it here: homing report --eval evals.json"
-        )
+        yield Words(f"None was given. To keep one, as evals.md and evals.json: homing eval {report.run} --out evals.md")
+        yield Words(f"To show it here: homing report {report.run} --eval evals.json")
         return
     rows = []
     for each in report.evals:
