@@ -47,11 +47,13 @@ def _tensors_in(result: Any) -> list[Tensor]:
 
 
 class StreamsOnly:
-    """With torch's manner of leaving the stream of a failed capture in place. A graph does again what was computed
-    while it was captured, on the same memory."""
+    """With torch's manner of leaving the stream of a failed capture in place, and its generator capturing. A graph does
+    again what was computed while it was captured, on the same memory. `is_failing`: all that share a pool."""
 
     def __init__(self, *, is_failing: bool = False) -> None:
         self.is_failing, self.current, self.log = is_failing, "main", list[str]()
+        self.pool: object = None
+        self.can_draw = True
 
     def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         doubled = ("current_stream", "Stream", "stream", "set_stream", "graph_pool_handle", "CUDAGraph", "graph")
@@ -92,14 +94,15 @@ class StreamsOnly:
         return types.SimpleNamespace(recorder=recorder, replay=replay)
 
     @contextlib.contextmanager
-    def graph(self, graph: Any, *, pool: object, stream: Any, capture_error_mode: str) -> Iterator[None]:
+    def graph(self, graph: Any, *, pool: object = None, stream: Any, capture_error_mode: str) -> Iterator[None]:
         self.log.append(f"captured on {stream.name}, {capture_error_mode}")
-        self.pool, before, self.current = pool, self.current, stream.name
+        before, self.current, self.can_draw = self.current, stream.name, False
+        self.pool = self.pool if pool is None else pool
         with graph.recorder:
             yield
-        if self.is_failing:
+        if self.is_failing and pool is not None:
             raise RuntimeError("operation failed due to a previous error during capture")
-        self.current = before
+        self.current, self.can_draw = before, True
 
     def empty_cache(self) -> None:
         self.log.append("emptied")

@@ -93,6 +93,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamsOnly]:
     monkeypatch.setattr(reader, "is_stepped", lambda device: True)
     yield cuda
     assert cuda.current == "main"
+    assert cuda.can_draw
 
 
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN], ids=["greedy", "drawn"])

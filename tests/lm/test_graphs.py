@@ -32,6 +32,7 @@ def test_after_a_capture_that_failed_the_stream_and_the_pool_are_not_its_own(mon
     with pytest.raises(RuntimeError, match="during capture"):
         graphs.capture(lambda: None)
     assert cuda.current == "main"
+    assert cuda.can_draw
     first, cuda.is_failing = cuda.pool, False
     graphs.forget()
     assert cuda.log[-1] == "emptied"

@@ -7,6 +7,7 @@ computed: a pass of training (`train.passes`), or a token of every row (`lm.deco
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -42,10 +43,20 @@ class Graphs:
             # Only what this thread does is policed: others read rows into pinned memory, or copy a checkpoint.
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 compute()
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError):  # what failed first is what is raised
+                self._capture_nothing(stream)
+            raise
         finally:
             # torch leaves the stream of a capture that failed as the current one.
             torch.cuda.set_stream(before)
         return graph.replay
+
+    def _capture_nothing(self, stream: torch.cuda.Stream) -> None:
+        """After a capture that failed torch goes on counting random numbers as if it were capturing, and refuses to draw
+        any outside, until a capture ends well."""
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+            torch.zeros(1, device=self._device)
 
     def forget(self) -> None:
         """Called when no graph is left."""

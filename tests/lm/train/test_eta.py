@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from steady import Clock
@@ -40,7 +41,7 @@ def measured(phase: Phase, **settings: Any) -> Pace:
     pace = Pace(phase, checkpoint_bytes=0, **settings)
     for _ in range(3):
         pace.step(STEP)
-    for _ in range(2):  # one alone is half believed
+    for _ in range(2):  # one alone is not wholly believed
         pace.evaluated(EVAL)
         pace.saved(SAVE)
         pace.held(HELD)
@@ -130,8 +131,9 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seconds", [120.0, 3600.0])
 @pytest.mark.parametrize("disk", [200e6, 400e6, 1.5e9])
+@pytest.mark.parametrize(("device", "layer_s"), [("cpu", 1e-3), ("cuda", 0.24e-3)])
 def test_before_anything_was_saved_or_evaluated_the_likely_cost_of_all_that_comes_is_told(
-    shape: str, seconds: float, disk: float
+    shape: str, seconds: float, disk: float, device: str, layer_s: float
 ) -> None:
     num_layers, step_s, eval_s, num_bytes = SHAPES[shape]
     num_steps = int(seconds / step_s)
@@ -140,8 +142,9 @@ def test_before_anything_was_saved_or_evaluated_the_likely_cost_of_all_that_come
         save_every=max(25, num_steps // 10), save_every_s=900.0,
     )  # fmt: skip
     layers = 100 * num_layers
-    pace = Pace(phase, checkpoint_bytes=num_bytes, sampled_layers=layers)
-    machine = Machine(eval_s, save_s=num_bytes / disk, held_s=num_bytes / 10e9, sample_s=layers * 1e-3)
+    rates = Rates.usual_on(torch.device(device))
+    pace = Pace(phase, checkpoint_bytes=num_bytes, sampled_layers=layers, rates=rates)
+    machine = Machine(eval_s, save_s=num_bytes / disk, held_s=num_bytes / 10e9, sample_s=layers * layer_s)
     told_s, took_s = told_and_took(phase, pace, itertools.repeat(step_s), machine)
     # In minutes the one save that is waited for weighs much, and nobody knows this disk yet.
     assert told_s == pytest.approx(took_s, rel=0.2 if seconds < 600 else 0.1)
@@ -202,6 +205,19 @@ def test_a_later_phase_knows_what_the_one_before_it_has_measured() -> None:
     assert second.to_go_s(1, 201) == pytest.approx(200 + 2 * (0.2 + 10.0) + 2.0 + 10.0)
 
 
+def test_a_first_evaluation_that_sets_everything_up_does_not_count_for_all_that_come() -> None:
+    """As on an H200: 0.89 s the first time, 0.08 s then."""
+    phase = make_phase(num_steps=723, batch_tokens=65536, eval_tokens=500_000, eval_every=36, save_every=0)
+    pace = Pace(phase, checkpoint_bytes=0)
+    for _ in range(15):
+        pace.step(0.031)
+    before_s = pace.to_go_s(35, 723) or 0.0
+    pace.evaluated(0.89)
+    assert pace.to_go_s(36, 723) == pytest.approx(before_s, rel=0.2)
+    pace.evaluated(0.08)
+    assert pace.to_go_s(36, 723) == pytest.approx(before_s, rel=0.05)
+
+
 def test_a_first_save_that_sets_everything_up_does_not_count_for_all_that_come() -> None:
     phase = make_phase(num_steps=1000, eval_every=0, save_every=100, save_every_s=0.0, sample_every=0)
     pace = Pace(phase, checkpoint_bytes=4 * 10**9, can_evaluate=False)
@@ -209,7 +225,7 @@ def test_a_first_save_that_sets_everything_up_does_not_count_for_all_that_come()
     before_s = pace.to_go_s(100, 1000) or 0.0  # nine saves that take a second each, and the last
     pace.held(9.0)
     after_first_s = pace.to_go_s(100, 1000) or 0.0
-    assert after_first_s == pytest.approx(before_s + 9 * 4.0)
+    assert after_first_s == pytest.approx(before_s + 9 * 2.0)  # three seconds: as far from one as from nine
     pace.held(1.0)
     assert pace.to_go_s(200, 1000) == pytest.approx(before_s - 101.0)
     for _ in range(2):  # a disk that became slow is believed

@@ -25,8 +25,8 @@ from homing.lm.model.row_cache import RowCache
 __all__ = ["WORTH", "Reader"]
 
 # Ids that a graph must have before it: capturing computes a step a few times, with the card waited for and its unused
-# memory given back before, so a handful of ids comes sooner without.
-WORTH = 16
+# memory given back before, so a few ids come sooner without. As measured: `pays` of benchmarks/gpu/decode.py.
+WORTH = 5
 
 
 class Reader:

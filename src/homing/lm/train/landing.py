@@ -18,6 +18,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
+import torch
+
 from homing.lm.train.schedule import Landing, lr_scale
 from homing.units import format_duration
 from homing.wire.run import Phase
@@ -47,6 +49,11 @@ class Rates:
     copy_bytes_per_s: float = 4e9  # of it to host memory, which is all that training waits for
     layer_s: float = 1.5e-3  # of one sampled token in one layer, kernel by kernel (benchmarks/results/rl.json)
 
+    @classmethod
+    def usual_on(cls, device: torch.device) -> Rates:
+        """On CUDA a sampled token is one captured graph (benchmarks/results/decode.json), with the capture of it."""
+        return cls(layer_s=2e-4) if device.type == "cuda" else cls()
+
 
 class _Seen:
     """How long one kind of work took, each time."""
@@ -58,8 +65,10 @@ class _Seen:
         self._seconds.append(seconds)
 
     def likely_s(self, guess: float) -> float:
-        """The first of its kind also sets up what stays (buffers, kernels), so it is half believed, and where others
-        followed it no longer counts."""
+        """The first of its kind also sets up what stays (buffers, kernels) and may take ten times as long, so what is
+        likely is then between it and the guess, by factors; and where others followed it no longer counts."""
+        if len(self._seconds) == 1 and guess > 0:
+            return math.sqrt(guess * self._seconds[0])
         return statistics.median([guess, *self._seconds])
 
 

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -39,7 +39,7 @@ class Session:
     journal: Journal
     wishes: Wishes
     ranks: Ranks
-    rates: Rates = field(default_factory=Rates)  # as far as phases measured them
+    rates: Rates  # as far as phases measured them
 
 
 def open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes, ranks: Ranks = ALONE) -> Session:
@@ -54,7 +54,7 @@ def open_session(run: Run, run_dir: Path, journal: Journal, wishes: Wishes, rank
     journal.aloud("run_started", f"homing {homing.__version__} trains {run.name} on {where}.", device=str(device))
     data_dir, tokenizer = check_data(run, run_dir)
     papers = read_papers(run, run_dir, data_dir, tokenizer)
-    return Session(run, run_dir, data_dir, tokenizer, papers, device, journal, wishes, ranks)
+    return Session(run, run_dir, data_dir, tokenizer, papers, device, journal, wishes, ranks, Rates.usual_on(device))
 
 
 @contextlib.contextmanager
