@@ -126,6 +126,33 @@ def test_what_the_family_gives_up_is_one_row_and_without_a_measurement_it_has_no
     assert said.endswith("0.570 bits per byte after 5m00s of one H200, with stock 0.612 (seeds: 2 and 3)")
 
 
+@pytest.mark.parametrize(
+    ("card", "sets", "is_told"),
+    [
+        ("H100", {}, True),
+        ("A100", {}, False),  # which has none
+        ("H100", {"model.depth": "12"}, False),  # smaller than any that gained
+        ("H100", {"train.precision": "bf16"}, False),  # somebody chose
+    ],
+)
+def test_fp8_is_named_with_what_was_measured_where_it_would_gain(
+    cli: Homing, monkeypatch: pytest.MonkeyPatch, card: str, sets: dict[str, str], is_told: bool
+) -> None:
+    open_shops(monkeypatch, local=Shop([offer(card, rate="3.00")]))
+    Path("runs/moss.yaml").write_text(
+        "name: moss\nmodel: {depth: 26}\ndata: {dir: data/moss}\n"
+        "cloud: {providers: [local]}\nphases: [{kind: pretrain, steps: 100}]\n"
+    )
+    changed = [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    said = cli("plan", "moss", "--json", *changed).json["precision"]
+    wanted = ", ".join(
+        f"{row.shape.num_layers} x {row.shape.width} {gain:.2f}x as fast on {row.card}"
+        for row, gain in load_table().gains_of_fp8()
+    )
+    assert wanted
+    assert said == (f"bf16; with train.precision=fp8 {wanted}" if is_told else None)
+
+
 def test_the_limit_it_names_is_not_below_its_own_worst_case(cli: Homing) -> None:
     said = cli("plan", "moss", "--json")
     worst = Decimal(said.json["offers"][0]["worst_usd"])

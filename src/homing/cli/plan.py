@@ -21,7 +21,9 @@ from homing.cloud.measured import load_table
 from homing.cloud.plan import OfferPlan, Plan, make_plan
 from homing.cloud.providers.base import Offer
 from homing.config import Loaded, load_run, newest_run, typed_name
+from homing.config.derive import sizes
 from homing.errors import HomingError
+from homing.gpus import find_gpu
 from homing.units import format_bytes, format_count, format_duration, format_rate
 from homing.wire import codec
 from homing.wire.run import Run
@@ -98,6 +100,7 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
         ("of it", plan.offers[0].timing.text),
         *_bought(plan),
         *_family(run),
+        *_precision(plan),
         ("prepared", "yes" if loaded.is_prepared else f"no: homing prep {typed}"),
     ]
     talk.table(["", ""], rows, title=f"Plan of {run.name}")
@@ -190,6 +193,21 @@ def _family(run: Run) -> list[tuple[str, str]]:
     return [("family", f"{family}: {said}")]
 
 
+def _precision(plan: Plan) -> list[tuple[str, str]]:
+    """Whether to think of FP8: only where the card has it and the model is as large as the smallest that gained."""
+    run, gains = plan.run, load_table().gains_of_fp8()
+    gpu = find_gpu(plan.best.offer.device)
+    is_asked = run.train.precision == "auto" and gpu is not None and gpu.has_fp8
+    if not is_asked or not gains or any(phase.method != "full" for phase in run.phases):
+        return []
+    if run.sizes.num_matmul_params < sizes(gains[0][0].shape).num_matmul_params:
+        return []
+    measured = ", ".join(
+        f"{row.shape.num_layers} x {row.shape.width} {gain:.2f}x as fast on {row.card}" for row, gain in gains
+    )
+    return [("precision", f"bf16; with train.precision=fp8 {measured}")]
+
+
 def _row(plan: Plan, row: OfferPlan, now: float) -> list[str]:
     offer = row.offer
     more = plan.more_usd(row)
@@ -224,6 +242,7 @@ def _document(plan: Plan, loaded: Loaded, now: float) -> dict[str, Any]:
         "checkpoint_bytes": plan.checkpoint_bytes,
         "minimum_spend_usd": str(plan.offers[0].minimum_usd),
         "family": dict(_family(plan.run)).get("family"),
+        "precision": dict(_precision(plan)).get("precision"),
         "is_prepared": loaded.is_prepared,
         "offers": [
             {

@@ -109,6 +109,16 @@ class Table:
         ]
         return max(found, key=lambda pair: (pair[0].seconds, pair[0].num_seeds), default=None)
 
+    def gains_of_fp8(self) -> list[tuple[StepRow, float]]:
+        """Rows in FP8, and how much faster each was than the same in bf16, the smallest model first."""
+        found = [
+            (row, row.tokens_per_s / beside.tokens_per_s)
+            for row in self.steps
+            for beside in self.steps
+            if row.precision == "fp8" and _in_bf16(row) == _in_bf16(beside) and beside.precision == "bf16"
+        ]
+        return sorted(found, key=lambda pair: sizes_of(pair[0].shape).num_matmul_params)
+
     @property
     def cards(self) -> list[str]:
         return sorted({row.card for row in self.steps})
@@ -127,6 +137,11 @@ def load_table() -> Table:
 
 def _conditions(row: LearnedRow) -> tuple[str, float, int]:
     return row.card, row.seconds, row.text_tokens
+
+
+def _in_bf16(row: StepRow) -> StepRow:
+    """What was measured, without how fast it was."""
+    return replace(row, source="", tokens_per_s=0.0, precision="bf16")
 
 
 def find_row(table: Table, card: str, run: Run, phase: Phase) -> StepRow | None:

@@ -53,8 +53,8 @@ class Graphs:
         return graph.replay
 
     def _capture_nothing(self, stream: torch.cuda.Stream) -> None:
-        """After a capture that failed torch goes on counting random numbers as if it were capturing, and refuses to draw
-        any outside, until a capture ends well."""
+        """After a capture that failed torch goes on counting random numbers as if it were capturing, and refuses to
+        draw any outside, until a capture ends well."""
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
             torch.zeros(1, device=self._device)
 
