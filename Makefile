@@ -19,9 +19,9 @@ demo: $(VENV)/.ready-lm
 	$(BIN)/homing quickstart --yes
 
 test: check
-	@echo "== tests (half an hour on 2 cores; 'pytest -m \"not slow\"' is the quick part)"
-	@# Three at a time: who really waits (for a heartbeat, an end, a landing) leaves its core to another.
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	@echo "== tests (under 25 minutes on 2 cores; 'pytest -m \"not slow\"' is the quick part)"
+	@# How many at a time, and in which order: tests/conftest.py.
+	$(BIN)/python -m pytest
 
 check: $(VENV)/.ready-test
 	@echo "== format, lint, types, import contracts"

@@ -141,8 +141,8 @@ MUTANTS = [
     Mutant(
         "errors-mean-gone",
         f"{_CLOUD}/destroy.py",
-        '            problem = str(exc).replace("\\n", " ") or type(exc).__name__\n',
-        '            problem = ""\n',
+        '        problem = str(exc).replace("\\n", " ") or type(exc).__name__\n',
+        '        problem = ""\n',
         (
             "tests/cloud/test_reconcile.py::test_destroy_is_retried_until_the_provider_shows_it_absent",
             "tests/cloud/test_reconcile.py::test_a_destroy_that_is_not_confirmed_in_time_is_still_billing_and_remembered",

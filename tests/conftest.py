@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from homing.wire import names
-from homing.world import World
+from homing.world import World, machine
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # With the person's own accounts a command would ask their clouds: each test names those it wants.
@@ -45,6 +46,19 @@ if "PYTEST_DEBUG_TEMPROOT" not in os.environ and _is_fit_for_tests(_MEMORY):
 _real_connect = socket.socket.connect
 
 
+# More than two cores would ask for: who really waits (for a heartbeat, an end, a landing) leaves its core to another.
+_WORKERS = max(4, os.cpu_count() or 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """All tests, or one tier of them, share the machine out; a part that was asked for by its path runs right here."""
+    told = config.option
+    is_free = getattr(told, "numprocesses", 0) is None and not (told.usepdb or told.collectonly)
+    if is_free and config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
+        told.numprocesses, told.dist = _WORKERS, "loadfile"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """xdist would deal out the files with the most tests first, and so leave the trips of minutes, which are alone in
     theirs, for the end: one worker at several of them, and the other with nothing to do."""
@@ -54,9 +68,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first. The quick ones that are left for the end are small change for every worker."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Long files come first: those that were given the most time, then those with the most slow tests. The quick ones
+    that are left for the end are small change for every worker."""
+    given_s: dict[Path, float] = collections.defaultdict(float)
+    num_slow: dict[Path, int] = collections.defaultdict(int)
+    for item in items:
+        if item.get_closest_marker("slow"):
+            limit = item.get_closest_marker("timeout")
+            given_s[item.path] = max(given_s[item.path], limit.args[0] if limit else 0.0)
+            num_slow[item.path] += 1
+    items.sort(key=lambda item: (-given_s[item.path], -num_slow[item.path]))
 
 
 def _loopback_only(self: socket.socket, address: object) -> None:
@@ -90,6 +111,15 @@ def _left_below(folder: Path) -> dict[int, str]:
         if f"{folder}{os.sep}" in words:
             found[process.pid] = f"{mark}: {words.replace(chr(0), ' ')[:200]}"
     return found
+
+
+@pytest.fixture(autouse=True)
+def _the_dead_are_buried() -> Iterator[None]:
+    """What a test started by the World is a child of this process, and nobody waits for a machine once it is gone.
+    Unburied they would be thousands by the end, and who looks for processes looks at every one of them."""
+    yield
+    for child in list(machine._children.values()):
+        child.poll()
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from homing import bootstrap
-from homing.cloud.bundle import TORCH_RANGE, WHEEL, wheel_bytes
+from homing.cloud.bundle import TORCH_CUDA, TORCH_RANGE, WHEEL, wheel_bytes
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Bootstrap, EndBilling
 from homing.wire.event import Event
-from homing.world import Completed, World
+from homing.world import Completed, HttpRequest, HttpResponse, NetworkError, World
 
 SMI = "NVIDIA H100 80GB HBM3, 570.86.15\n"
 
@@ -78,14 +78,16 @@ def wheel(folder: Path, *names_: str) -> tuple[str, str]:
 def test_every_stage_is_told_with_its_name_and_seconds(boot: Boot) -> None:
     assert bootstrap.run(with_(boot), World()) == 0
     told = [(event.kind, event.data["stage"]) for event in events(boot)]
-    assert told == [("stage_done", stage) for stage in ("directories", "disk", "gpu", "code", "environment", "probe")]
+    assert told == [
+        ("stage_done", stage) for stage in ("directories", "disk", "gpu", "code", "environment", "compiler", "probe")
+    ]
     assert all(event.data["seconds"] >= 0 for event in events(boot))
 
 
 def test_what_came_to_an_end_is_not_done_again_by_a_later_agent(boot: Boot) -> None:
     assert bootstrap.run(with_(boot), World()) == 0
     assert bootstrap.run(with_(boot), World()) == 0
-    assert len(events(boot)) == 6
+    assert len(events(boot)) == 7
 
 
 def test_a_stage_that_failed_is_not_tried_again(boot: Boot) -> None:
@@ -176,7 +178,7 @@ def test_an_environment_is_made_from_the_lock_once_and_found_again_by_its_finger
     again = Machine()
     assert bootstrap.run(told, again) == 0
     assert not [argv for argv in again.asked if "venv" in argv or "install" in argv]
-    assert "made before" in events(boot)[-2].text
+    assert "made before" in [event for event in events(boot) if event.data["stage"] == "environment"][-1].text
     other = dataclasses.replace(told, work_dir=str(tmp_path / "other"))
     (tmp_path / "other" / "run").mkdir(parents=True)
     assert bootstrap.run(other, Machine()) == 0
@@ -251,10 +253,194 @@ def test_while_another_launch_makes_the_environment_it_is_waited_for_and_not_for
     assert not any("venv" in argv for argv in taken.asked)
 
 
-def test_a_python_that_is_too_old_is_refused(boot: Boot, tmp_path: Path) -> None:
-    told = with_(boot, lock=["x==1"], python="python3", env_dir=str(tmp_path / "env-"))
-    assert bootstrap.run(told, Machine(importlib="3 8\n")) == 1
-    assert "Python 3.8" in problem(boot)
+def uv_wheel() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("uv-0.13.7.data/scripts/uv", "#!/bin/sh\n")
+        archive.writestr("uv-0.13.7.data/scripts/uvx", "#!/bin/sh\n")
+    return buffer.getvalue()
+
+
+class Index(Machine):
+    """A machine without uv that asks an index of packages."""
+
+    def __init__(self, wheel: bytes, **answers: str | int) -> None:
+        quiet: dict[str, str | int] = {"uname": "x86_64\n", "venv": "", "install": "", "ln": "", "uv --version": 1}
+        super().__init__(**{**quiet, **answers})
+        self.makes_folders, self.wheel, self.num_silent, self.pythons_dir = True, wheel, 0, ""
+        self.waited: list[float] = []
+
+    def run(
+        self, argv: Sequence[str], timeout_s: float, env: dict[str, str] | None = None, stdin: str = ""
+    ) -> Completed:
+        self.pythons_dir = (env or {}).get("UV_PYTHON_INSTALL_DIR", self.pythons_dir)
+        return super().run(argv, timeout_s, env, stdin)
+
+    def sleep(self, seconds: float) -> None:
+        self.waited.append(seconds)
+
+    def http(self, request: HttpRequest) -> HttpResponse:
+        if len(self.waited) < self.num_silent:
+            raise NetworkError("nobody answers")
+        if request.url != bootstrap.INDEX:
+            assert request.url == "https://files.example/uv-0.13.7", "the newest for this machine that nobody took back"
+            return HttpResponse(200, {}, self.wheel)
+        return HttpResponse(200, {}, self.page().encode())
+
+    def page(self) -> str:
+        tail, sha256 = "py3-none-manylinux_2_17_{}.manylinux2014_{}.whl", hashlib.sha256(uv_wheel()).hexdigest()
+        return "<!DOCTYPE html>\n<a href='x'>uv-9.9.9.tar.gz</a>\n" + "<br>\n".join(
+            f'<a href="https://files.example/uv-{version}#sha256={sha256}" data-requires-python="&gt;=3.8"'
+            f"{' data-yanked=oh' * (version == '0.14.0')}>uv-{version}-{tail.format(machine, machine)}</a>"
+            for version in ("0.9.30", "0.13.7", "0.14.0")
+            for machine in ("aarch64", "x86_64")
+        )
+
+
+def bare(boot: Boot, tmp_path: Path, **more: object) -> Boot:
+    return with_(
+        boot, lock=["numpy==2.0"], torch="torch==2.13.0", torch_range=list(TORCH_RANGE), cuda=TORCH_CUDA,
+        python="python3", env_dir=str(tmp_path / "env-"), **more,
+    )  # fmt: skip
+
+
+def installs(machine: Machine) -> list[list[str]]:
+    return [argv for argv in machine.asked if "install" in argv]
+
+
+def test_a_python_that_is_too_old_gets_one_by_uv_which_comes_from_the_index(boot: Boot, tmp_path: Path) -> None:
+    machine = Index(uv_wheel(), importlib="3 10\n2.12.0\n/opt/x\n")
+    assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
+    uv = tmp_path / "uv"
+    assert uv.stat().st_mode & 0o777 == 0o755
+    (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
+    assert [str(uv), "venv", "--python", bootstrap.PYTHON, str(env)] in machine.asked
+    assert machine.pythons_dir == str(tmp_path / "python"), "with the environments, wherever those lie"
+    assert installs(machine) == [
+        [str(uv), "pip", "install", "--python", f"{env}/bin/python", "-r", f"{env}/lock.txt"]
+    ], "no pip is in what uv makes"
+    assert (env / "lock.txt").read_text() == "numpy==2.0\ntorch==2.13.0\n", "the torch of an old Python is of no use"
+    assert f"a Python {bootstrap.PYTHON} by uv, for python3 is 3.10" in events(boot)[4].text
+
+
+def test_a_python_that_makes_no_environments_has_them_made_by_uv(boot: Boot, tmp_path: Path) -> None:
+    """Ubuntu's own, without the package that brings ensurepip."""
+    machine = Index(uv_wheel(), importlib="3 12\n\n")
+    machine.answers = {"python3 -m venv": 1, **machine.answers}
+    assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
+    made = [argv[:4] for argv in machine.asked if "venv" in argv]
+    assert made == [["python3", "-m", "venv", made[0][3]], [str(tmp_path / "uv"), "venv", "--python", "python3"]]
+    assert installs(machine)[0][0] == str(tmp_path / "uv")
+
+
+@pytest.mark.parametrize(("said", "is_theirs"), [("uv 0.8.0\n", True), ("uv 0.7.22\n", False)])
+def test_the_machines_own_uv_is_taken_if_it_is_new_enough(
+    boot: Boot, tmp_path: Path, said: str, is_theirs: bool
+) -> None:
+    machine = Index(uv_wheel(), **{"importlib": "3 10\n\n", "uv --version": said})
+    assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
+    assert installs(machine)[0][0] == ("uv" if is_theirs else str(tmp_path / "uv"))
+
+
+def test_another_uv_than_the_index_names_is_never_run(boot: Boot, tmp_path: Path) -> None:
+    machine = Index(uv_wheel() + b"\0", importlib="3 10\n")
+    assert bootstrap.run(bare(boot, tmp_path), machine) == 1
+    assert "its sha256 is another" in problem(boot)
+    assert not (tmp_path / "uv").exists()
+
+
+@pytest.mark.parametrize(("num_silent", "code"), [(1, 0), (2, 0), (3, 1)])
+def test_an_index_that_is_silent_for_a_while_is_asked_again_and_not_for_ever(
+    boot: Boot, tmp_path: Path, num_silent: int, code: int
+) -> None:
+    machine = Index(uv_wheel(), importlib="3 10\n")
+    machine.num_silent = num_silent
+    assert bootstrap.run(bare(boot, tmp_path), machine) == code
+    assert machine.waited == list(bootstrap.PAUSES_S)[:num_silent]
+    assert not code or "nobody answers" in problem(boot)
+
+
+@pytest.mark.parametrize("old", ["#sha256", "manylinux", "<a"])
+def test_an_index_that_says_something_else_is_told_as_such(boot: Boot, tmp_path: Path, old: str) -> None:
+    class Odd(Index):
+        def page(self) -> str:
+            return super().page().replace(old, "?")
+
+    assert bootstrap.run(bare(boot, tmp_path), Odd(uv_wheel(), importlib="3 10\n")) == 1
+    assert f"{bootstrap.INDEX} names no" in problem(boot)
+
+
+@pytest.mark.parametrize(
+    ("smi", "said", "is_older"),
+    [
+        ("| Driver Version: 550.54.15  CUDA Version: 12.4 |", "3 12\n\n", True),
+        ("| Driver Version: 550.54.15  CUDA Version: 12.4 |", "3 10\n\n", True),
+        (f"| Driver Version: 580.95.05  CUDA Version: {TORCH_CUDA} |", "3 12\n\n", False),
+        ("| Driver Version: 590.44.01  CUDA Version: 13.1 |", "3 12\n\n", False),
+        ("nothing that anybody can read", "3 12\n\n", False),
+        ("| Driver Version: 550.54.15  CUDA Version: 12.4 |", "3 12\n2.11.0+cu126\n/opt/x\n", False),
+    ],
+)
+def test_a_driver_that_is_older_than_our_torch_gets_the_wheel_for_it(
+    boot: Boot, tmp_path: Path, smi: str, said: str, is_older: bool
+) -> None:
+    machine = Index(uv_wheel(), **{"importlib": said, "--query-gpu": SMI, "nvidia-smi": smi})
+    assert bootstrap.run(bare(boot, tmp_path, num_gpus=1), machine) == 0, problem(boot)
+    (install,) = installs(machine)
+    (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
+    lock = (env / "lock.txt").read_text().splitlines()
+    assert ("--torch-backend" in install, "torch>=2.11,<2.14" in lock) == (is_older, is_older)
+    assert not is_older or (install[0] == str(tmp_path / "uv") and "CUDA 12.4" in events(boot)[4].text)
+
+
+def test_a_machine_without_a_card_asks_no_driver(boot: Boot, tmp_path: Path) -> None:
+    machine = Index(uv_wheel(), importlib="3 12\n\n")
+    assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
+    assert not any("nvidia-smi" in argv for argv in machine.asked)
+
+
+def test_a_torch_that_sees_no_card_where_one_was_rented_is_told_as_such(boot: Boot) -> None:
+    told = with_(boot, num_gpus=1, probe_argv=["probe-it"], probe_floor={"matmul_tflops": 300.0})
+    answers: dict[str, str | int] = {"nvidia-smi": SMI, "probe-it": '{"device": "cpu", "torch": "2.13.0+cu130"}'}
+    assert bootstrap.run(told, Machine(**answers)) == 1
+    assert "torch 2.13.0+cu130 sees no card" in problem(boot)
+
+
+@pytest.mark.parametrize(
+    ("may_add", "before", "after", "said"),
+    [
+        (True, "", "", "are there"),
+        (True, "a C compiler and Python.h", "", "came by apt-get"),
+        (True, "Python.h", "Python.h", "Python.h is missing"),
+        (False, "a C compiler", "", "a C compiler is missing"),
+    ],
+)
+def test_a_rented_machine_gets_the_compiler_that_triton_needs_and_a_persons_own_is_left_as_it_is(
+    boot: Boot, may_add: bool, before: str, after: str, said: str
+) -> None:
+    class Apt(Machine):
+        def run(
+            self, argv: Sequence[str], timeout_s: float, env: dict[str, str] | None = None, stdin: str = ""
+        ) -> Completed:
+            done = super().run(argv, timeout_s, env, stdin)
+            if "install" in argv:
+                self.answers["Python.h"] = after
+            return done
+
+    machine = Apt(**{"--query-gpu": SMI, "Python.h": before, "apt-get": "", "probe-it": "{}"})
+    told = with_(boot, num_gpus=1, may_add=may_add, probe_argv=["probe-it"])
+    assert bootstrap.run(told, machine) == 0, problem(boot)
+    assert said in events(boot)[5].text
+    assert any("apt-get" in argv for argv in machine.asked) is (may_add and bool(before))
+
+
+def test_what_a_python_lacks_to_build_is_told_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "gcc").write_text("")
+    (tmp_path / "gcc").chmod(0o755)
+    for path, lacks in ((str(tmp_path), False), ("/nowhere", True)):
+        said = World().run([sys.executable, "-c", bootstrap.LACKS], 60.0, {"PATH": path})
+        assert said.code == 0, said.err
+        assert ("a C compiler" in said.out) is lacks
 
 
 def test_a_card_far_slower_than_it_should_be_goes_back_and_its_figures_are_told(boot: Boot) -> None:

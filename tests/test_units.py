@@ -91,6 +91,31 @@ def test_printing_never_turns_a_cost_into_nothing() -> None:
     assert units.format_usd(Decimal(0)) == "$0.00"
 
 
+def test_a_column_of_dollars_adds_up_as_it_is_read_and_never_says_less() -> None:
+    amounts = [Decimal("12.341244"), Decimal("0.00231"), Decimal("0.5")]
+    column = units.UsdColumn.of(amounts)
+    assert [column.show(amount) for amount in amounts] == ["$12.3413", "$0.0024", "$0.5000"]
+    assert column.show(column.total(amounts)) == "$12.8437"
+    cents = units.UsdColumn.of([Decimal("1234.5"), Decimal("0.90")])
+    assert [cents.show(Decimal("1234.5")), cents.show(cents.total([]))] == ["$1,234.50", "$0.00"]
+
+
+def test_a_difference_that_is_too_small_to_be_shown_is_said_as_that() -> None:
+    column = units.UsdColumn.of([Decimal("0.049401")])
+    assert column.show_difference(Decimal("0.049401"), Decimal("0.0494")) == "under $0.0001"
+    assert column.show_difference(Decimal("0.0494"), Decimal("0.0494")) == "+$0.0000"
+    assert column.show_difference(Decimal("0.0204"), Decimal("0.0301")) == "-$0.0097"
+
+
+@given(st.lists(st.decimals(0, 10_000, places=7), max_size=20))
+def test_the_total_of_a_column_is_the_sum_of_what_is_shown_and_not_below_the_real_one(amounts: list[Decimal]) -> None:
+    column = units.UsdColumn.of(amounts)
+    shown = [units.parse_usd(column.show(amount).replace(",", "")) for amount in amounts]
+    total = units.parse_usd(column.show(column.total(amounts)).replace(",", ""))
+    assert total == sum(shown)
+    assert 0 <= total - sum(amounts) <= column.grain * len(amounts)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.26, "0.3s"), (59.6, "1m00s"), (61, "1m01s"), (7830, "2h10m"), (200000, "2d07h")]
 )

@@ -174,6 +174,16 @@ def test_marked_finds_live_processes_by_a_variable_and_never_the_dead(world: Wor
     assert not world.signal(pid, signal.SIGTERM)
 
 
+def test_a_mark_is_found_among_words_that_are_no_text(world: World, tmp_path: Path) -> None:
+    mark = f"test-{world.random_hex(12)}"
+    env = {**os.environ, "ODD": os.fsdecode(b"\xff"), "HOMING_MARK": mark}
+    pid = world.spawn([sys.executable, "-c", "import time; time.sleep(60)"], env, tmp_path, tmp_path / "l")
+    wait_for(lambda: [(process.pid, value) for process, value in world.marked("HOMING_MARK", mark)] == [(pid, mark)])
+    assert world.marked("HOMING_MARK", os.fsdecode(b"\xff")) == []
+    assert world.signal(pid, signal.SIGKILL)
+    wait_for(lambda: world.poll(pid) is not None)
+
+
 def test_run_says_why_a_program_gave_no_answer(world: World) -> None:
     assert world.run([sys.executable, "-c", "print('a'); exit(3)"], timeout_s=30).code == 3
     assert world.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.2).code == 124

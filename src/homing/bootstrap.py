@@ -1,17 +1,19 @@
 """Before training: is this the machine that was rented, and does it have what the trainer needs?
 
-    directories -> disk -> gpu -> code -> environment -> probe        then the agent fetches the inputs
+    directories -> disk -> gpu -> code -> environment -> compiler -> probe        then the agent fetches the inputs
 
 `python -m homing.bootstrap boot.json`, a process of its own, straight from the wheel that travelled: what it runs may
 hang or fill the memory, and the agent's limits go on. Each stage is told by name and seconds; one that failed ends the
 run and is not tried again, and one that takes this process down is begun only a few times. Standard library only, and
-Python 3.8: it says itself that a machine's Python is too old.
+Python 3.8: where the machine's own is too old to train, makes no environments, or has a driver that is older than the
+index's torch, uv is brought, which finds or brings what fits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import html
 import io
 import json
 import os
@@ -19,12 +21,13 @@ import re
 import sys
 import zipfile
 from typing import Any, Dict, List, Tuple
+from urllib.parse import urljoin
 
 from homing.agent.folder import Folder
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Bootstrap
 from homing.wire.event import Outcome
-from homing.world import HttpRequest, NetworkError, World
+from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
 __all__ = ["StageFailed", "main", "run"]
 
@@ -33,11 +36,18 @@ MAX_TRIES = 3
 INSTALL_S, PROBE_S = 1800.0, 60.0
 PAUSES_S = (10.0, 30.0)  # before packages are asked for again
 MIN_PYTHON = [3, 11]
+PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # what uv finds or brings where python3 is too old; it knows --torch-backend
+INDEX = "https://pypi.org/simple/uv/"
 CHECK_BYTES = 1 << 20
 ASK = """import sys, importlib.metadata as m
 print(*sys.version_info[:2])
 found = [d for d in m.distributions() if d.metadata["Name"] == "torch"]
 print(*(found and [found[0].version, found[0].locate_file("")]), sep="\\n")"""
+LACKS = """import os, shutil, sysconfig
+compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+headers = os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
+print(*(["a C compiler"] if not compiler else []), *(["Python.h"] if not headers else []), sep=" and ")"""
+APT = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120")
 
 
 class StageFailed(Exception):
@@ -55,7 +65,7 @@ def run(boot: Boot, world: World) -> int:
     note: Dict[str, Any] = json.loads(world.read(path)) if world.exists(path) else {"tries": {}}
     if note.get("is_whole") or note.get("problem"):  # an earlier agent here came to the end of it, one way or the other
         return 0 if note.get("is_whole") else 1
-    for stage in (_directories, _disk, _gpu, _code, _environment, _probe):
+    for stage in (_directories, _disk, _gpu, _code, _environment, _compiler, _probe):
         name, began = stage.__name__[1:], world.monotonic()
         note["stage"], note["tries"][name] = name, note["tries"].get(name, 0) + 1
         try:
@@ -138,12 +148,14 @@ def _environment(boot: Boot, told: Bootstrap, world: World) -> str:
         return f"as it is: {boot.trainer_argv[0]}"
     first, torch, folder = (*_run(world, [told.python, "-c", ASK], 60.0).splitlines(), "", "")[:3]
     version = first.split()
-    if [int(part) for part in version] < MIN_PYTHON:
-        raise StageFailed(f"{told.python} is Python {'.'.join(version)}, and homing needs 3.11")
+    is_old = [int(part) for part in version] < MIN_PYTHON
     least, below = told.torch_range or ("", "")
-    is_theirs = bool(torch) and _parts(least) <= _parts(torch) < _parts(below)
-    wanted = "\n".join([*told.lock, *([told.torch] if told.torch and not is_theirs else [])]) + "\n"
-    image = f"{torch} in {folder}" if is_theirs else ""
+    is_theirs = not is_old and bool(torch) and _parts(least) <= _parts(torch) < _parts(below)
+    # Wheels for an older driver lag behind: any of the range, instead of the one that is at home.
+    older = "" if is_theirs else _older_cuda(told, world)
+    ours = f"torch>={least},<{below}" if older else told.torch
+    wanted = "\n".join([*told.lock, *([ours] if told.torch and not is_theirs else [])]) + "\n"
+    image = f"{torch} in {folder}" if is_theirs else older
     print_ = hashlib.sha256(f"{told.python} {version} {image}\n{wanted}".encode()).hexdigest()[:16]
     env, is_new = f"{told.env_dir}{print_}", False
     whole = os.path.join(env, ".whole")
@@ -152,20 +164,85 @@ def _environment(boot: Boot, told: Bootstrap, world: World) -> str:
         _take_turn(env + ".lock", world)
     if not world.exists(whole):  # nobody made it while we waited
         is_new = True
-        world.rmtree(env)
-        _run(world, [told.python, "-m", "venv", env], INSTALL_S)
+        uv = _make_env(told, env, world, is_old=is_old, needs_uv=bool(older))
         if is_theirs:  # by its folder, after our own: an image may keep it in an environment of its own
             site = os.path.join(env, "lib", f"python{'.'.join(version)}", "site-packages", "image.pth")
             world.write(site, f"import site; site.addsitedir({folder!r})\n".encode())
         world.write(os.path.join(env, "lock.txt"), wanted.encode())
         python, lock = os.path.join(env, "bin", "python"), os.path.join(env, "lock.txt")
-        has_uv = world.run(["uv", "--version"], 20.0).code == 0
-        pip = ["uv", "pip", "install", "--python", python] if has_uv else [python, "-m", "pip", "install", "--no-input"]
-        _install(world, [*pip, "-r", lock])
+        pip = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install", "--no-input"]
+        # By `auto` every index counts whose CUDA the driver can run, the newest first, and last the one without any: a
+        # torch from there sees no card, and the probe says so.
+        _install(world, [*pip, *(["--torch-backend", "auto"] if older else []), "-r", lock])
         world.write(whole, b"")
     _run(world, ["ln", "-sfn", env, os.path.join(boot.work_dir, "env")], 20.0)
-    whose = f"the image's torch {torch}" if is_theirs else told.torch
-    return f"{'made' if is_new else 'made before'}, {print_}, {whose}"
+    whose = f"the image's torch {torch}" if is_theirs else ours + (f" for a driver of CUDA {older}" if older else "")
+    found = f"; a Python {PYTHON} by uv, for {told.python} is {'.'.join(version)}" if is_old else ""
+    return f"{'made' if is_new else 'made before'}, {print_}, {whose}{found}"
+
+
+def _older_cuda(told: Bootstrap, world: World) -> str:
+    """What the driver knows, where the index's torch is built for a newer CUDA and would see no card; else ""."""
+    if not (told.num_gpus and told.cuda):
+        return ""
+    found = re.search(r"CUDA Version:\s*(\d+\.\d+)", world.run(["nvidia-smi"], 30.0).out)
+    return found.group(1) if found and _parts(found.group(1)) < _parts(told.cuda) else ""
+
+
+def _make_env(told: Bootstrap, env: str, world: World, *, is_old: bool, needs_uv: bool) -> str:
+    """Returns the uv to install with, or "" for pip. Ubuntu has a Python that makes no environments: then uv does."""
+    world.rmtree(env)
+    if not is_old and not needs_uv:
+        if world.run([told.python, "-m", "venv", env], INSTALL_S).code == 0:
+            return "uv" if world.run(["uv", "--version"], 20.0).code == 0 else ""
+        world.rmtree(env)
+    uv = _uv(told, world)
+    # A Python that it brings lies beside the environments: on a volume they outlive this machine, and need it.
+    beside = {**world.environment(), "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(told.env_dir), "python")}
+    _run(world, [uv, "venv", "--python", PYTHON if is_old else told.python, env], INSTALL_S, beside)
+    return uv
+
+
+def _uv(told: Bootstrap, world: World) -> str:
+    """The machine's own, where it is new enough, else the index's newest, checked by the hash that it names."""
+    if _parts(world.run(["uv", "--version"], 20.0).out) >= MIN_UV:
+        return "uv"
+    path = os.path.join(os.path.dirname(told.env_dir), "uv")
+    if world.exists(path):
+        return path
+    machine = world.run(["uname", "-m"], 20.0).out.strip()
+    page = _get(world, INDEX).decode("utf-8", "replace")
+    fitting = re.compile(rf"uv-(\d+)\.(\d+)\.(\d+)-py3-none-manylinux[\w.]*_{machine}\.[\w.]*whl")
+    links = [(fitting.fullmatch(name.strip()), words) for words, name in re.findall(r"<a\s([^>]*)>([^<]*)</a>", page)]
+    found = [(match, words) for match, words in links if match and "data-yanked" not in words]
+    if not found:
+        raise StageFailed(f"{INDEX} names no uv for {machine}, and {told.python} alone does not do")
+    newest, words = max(found, key=lambda each: [int(part) for part in each[0].groups()])
+    href = re.search(r"""href=["']([^"'#]+)#sha256=([0-9a-f]{64})["']""", words)
+    if href is None:
+        raise StageFailed(f"{INDEX} names no sha256 of {newest.group()}, so nobody can tell whether it is the one")
+    wheel = _get(world, urljoin(INDEX, html.unescape(href.group(1))))
+    if hashlib.sha256(wheel).hexdigest() != href.group(2):
+        raise StageFailed(f"{newest.group()} is not the file that {INDEX} names: its sha256 is another")
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        (program,) = (name for name in archive.namelist() if name.endswith(".data/scripts/uv"))
+        world.write(path, archive.read(program), mode=0o755)
+    return path
+
+
+def _get(world: World, url: str) -> bytes:
+    request = HttpRequest("GET", url, timeout_s=300.0)
+    for pause_s in PAUSES_S:
+        with contextlib.suppress(NetworkError):
+            return _body(world.http(request), url)
+        world.sleep(pause_s)
+    return _body(world.http(request), url)
+
+
+def _body(reply: HttpResponse, url: str) -> bytes:
+    if reply.status != 200:
+        raise StageFailed(f"{url} answered with {reply.status}")
+    return reply.body
 
 
 def _install(world: World, argv: List[str]) -> None:
@@ -189,12 +266,33 @@ def _take_turn(lock: str, world: World) -> None:
         world.sleep(1.0)
 
 
+def _compiler(boot: Boot, told: Bootstrap, world: World) -> str:
+    """Triton builds a little C against Python's headers before its first kernel: without them a card makes no step.
+    What is missing ends nothing here, for a later Triton may do without."""
+    if not (told.num_gpus and told.probe_argv):
+        return "none is needed"
+    ask = [told.probe_argv[0], "-c", LACKS]
+    lacks = _run(world, ask, 60.0).strip()
+    if not lacks:
+        return "a C compiler and Python.h are there"
+    if told.may_add:
+        world.run([*APT, "update"], 300.0)
+        world.run([*APT, "install", "-y", "--no-install-recommends", "gcc", "libc6-dev", "python3-dev"], 600.0)
+        if not _run(world, ask, 60.0).strip():
+            return f"{lacks} came by apt-get"
+    return (
+        f"{lacks} is missing. If training fails at its first step: install gcc and python3-dev, or take another image"
+    )
+
+
 def _probe(boot: Boot, told: Bootstrap, world: World) -> str:
     if not told.probe_argv:
         return "not asked for"
     env = {**world.environment(), **boot.env}
     said = _run(world, told.probe_argv, PROBE_S, env).splitlines()
     figures: Dict[str, Any] = json.loads(said[-1] if said else "")
+    if told.num_gpus and figures.get("device") == "cpu":
+        raise StageFailed(f"torch {figures.get('torch')} sees no card here: its driver is too old for it, or ill")
     slow = [f"{name} {figures.get(name, 0):g} of {least:g}" for name, least in told.probe_floor.items()
             if not figures.get(name, 0) >= least]  # fmt: skip
     if slow:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import datetime
 import math
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from decimal import ROUND_UP, Decimal, InvalidOperation
 
 __all__ = [
+    "UsdColumn",
     "counted",
     "format_bytes",
     "format_count",
@@ -105,6 +108,34 @@ def format_usd(amount: Decimal | float) -> str:
     amount = Decimal(str(amount))
     is_fine = abs(amount) <= Decimal("0.9999") and amount != amount.quantize(_CENT)
     return f"${amount.quantize(_CENT / 100 if is_fine else _CENT, rounding=ROUND_UP):,}"
+
+
+@dataclass(frozen=True)
+class UsdColumn:
+    """Dollars under each other, that add up as they are read: each up to the same digit, a sum of what is shown."""
+
+    grain: Decimal
+
+    @classmethod
+    def of(cls, amounts: Iterable[Decimal]) -> UsdColumn:
+        """By the cent where all are whole cents, else by a hundredth of it."""
+        return cls(_CENT if all(amount == amount.quantize(_CENT) for amount in amounts) else _CENT / 100)
+
+    def up(self, amount: Decimal) -> Decimal:
+        return amount.quantize(self.grain, rounding=ROUND_UP)
+
+    def total(self, amounts: Iterable[Decimal]) -> Decimal:
+        return sum((self.up(amount) for amount in amounts), Decimal(0).quantize(self.grain))
+
+    def show(self, amount: Decimal) -> str:
+        return f"${self.up(amount):,}"
+
+    def show_difference(self, ours: Decimal, theirs: Decimal) -> str:
+        """Of what is shown of both; less than can be shown is said as that, and not as a whole digit of it."""
+        if ours != theirs and abs(ours - theirs) < self.grain:
+            return f"under {self.show(self.grain)}"
+        difference = self.up(ours) - self.up(theirs)
+        return f"{'-' if difference < 0 else '+'}{self.show(abs(difference))}"
 
 
 def format_moment(t: float | None) -> str:

@@ -24,7 +24,7 @@ def test_the_agent_trains_after_the_last_stage(instance: Instance) -> None:
     bring(instance)
     assert instance.run() == 0
     kinds = instance.kinds()
-    assert kinds.count("stage_done") == 6
+    assert kinds.count("stage_done") == 7
     assert kinds.index("stage_done") < kinds.index("phase_started")
     assert instance.has_ended_billing()
 

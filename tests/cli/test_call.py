@@ -20,6 +20,7 @@ def test_what_to_do_names_the_run_that_was_typed_with_its_changes(cli: Homing) -
     assert "prepare the data again: homing prep --set seed=3\n" in cli("plan", "--set", "seed=3").err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "verb", "code", "said"),
     [

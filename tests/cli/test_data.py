@@ -98,6 +98,28 @@ def test_what_prep_would_do_with_the_faults_is_said_of_these_files(homing: Homin
     assert '{"messages": [' in err
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "fix"),
+    [
+        ("chats.csv", b"question,answer\nHi,Hello\n", "is a table"),
+        (
+            "chats.jsonl",
+            '{"prompt": "Gr\u00fc\u00df", "completion": "a"}\n'.encode("latin1"),
+            "iconv -f latin1 -t utf-8",
+        ),
+        ("chats.jsonl", '{"prompt": "a", "completion": "b"}\n'.encode("utf-16"), "iconv -f utf-16 -t utf-8"),
+        ("chats.jsonl", b'{"prompt": "a", "chosen": "b"}\n', "in no form that is known"),
+    ],
+)
+def test_a_file_in_no_form_is_answered_by_what_it_is(
+    homing: Homing, tmp_path: Path, name: str, content: bytes, fix: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    code, _, err = homing("data", "check", name)
+    assert code == 2
+    assert fix in err
+
+
 def test_a_missing_file_is_mended_on_this_verb_and_what_needs_a_tokenizer_is_said(homing: Homing, run: Path) -> None:
     _, _, err = homing("data", "check", "absent.jsonl")
     assert "error: absent.jsonl does not exist." in err

@@ -121,6 +121,7 @@ def test_all_also_ends_the_wait_for_a_next_machine(cli: Homing, homing_home: Pat
     assert row.reason == "destroyed by hand"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["pipe", "full"])
 def test_nobody_has_to_hear_it(cli: Homing, homing_home: Path, stream: str) -> None:
     # `homing destroy moss --yes 2>&1 | head -1`: a word before the end found the pipe closed, and nothing was ended.

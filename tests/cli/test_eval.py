@@ -14,8 +14,9 @@ from tests.cli.trained import make_checkpoint
 from tests.cli.typed import Homing
 from tests.lm.tiny import make_data, make_run
 
+from homing.errors import DataError
 from homing.lm.tokenizer.specials import SPECIALS
-from homing.wire.run import Rl, RlTask
+from homing.wire.run import Base, Rl, RlTask
 
 CHOICES = [{"question": f"the cat {n}", "choices": ["sat", "ran home"], "gold": n % 2} for n in range(6)]
 
@@ -56,6 +57,39 @@ def test_without_a_set_it_is_the_text_that_the_run_held_out(homing: Homing, mode
     assert [score["name"] for score in measured["scores"]] == ["bits_per_byte", "perplexity", "nats_per_token"]
     assert len(document["models"][0]["sha256"]) == len(measured["data_sha256"]) == 64
     assert "homing eval --compare" in err
+
+
+def test_where_no_text_was_held_out_it_is_said_and_nothing_is_called_damaged(homing: Homing, tmp_path: Path) -> None:
+    data = tmp_path / "data" / "tiny"
+    make_data(data, num_documents=20)
+    made = make_run(data)
+    none = dataclasses.replace(made, data=dataclasses.replace(made.data, num_val_tokens=0))
+    make_checkpoint(tmp_path / "models" / "tiny", data, run=none)
+    code, _, err = homing("tiny")
+    assert code == 2
+    assert "tiny held out no text" in err
+    assert "--text FILE" in err
+
+
+def test_an_adapter_of_weights_on_the_hub_is_measured_with_them_as_it_is_talked_to(
+    homing: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data" / "tiny"
+    make_data(data, num_documents=20)
+    made = make_run(data)
+    phase = dataclasses.replace(made.phases[0], method="lora")
+    base = Base("hf:some/base", dir="")
+    make_checkpoint(tmp_path / "models" / "tiny", data, run=dataclasses.replace(made, phases=[phase], base=base))
+    asked: list[str] = []
+
+    def bring(address: str) -> Path:
+        asked.append(address)
+        raise DataError(f"{address} was asked for.")
+
+    monkeypatch.setattr("homing.cli.find_base._bring", bring)
+    assert "hf:some/base was asked for." in homing("tiny")[2]
+    assert "hf:other/base was asked for." in homing("tiny", "--base", "hf:other/base")[2]
+    assert asked == ["hf:some/base", "hf:other/base"]
 
 
 def test_data_under_another_name_is_known_by_its_hash(homing: Homing, tmp_path: Path) -> None:

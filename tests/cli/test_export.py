@@ -24,6 +24,7 @@ def homing(homing: Homing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> H
     return homing
 
 
+@pytest.mark.slow
 def test_a_run_by_its_name_becomes_a_folder_that_generate_and_chat_open(homing: Homing, tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "models" / "tiny", "llama")
     code, out, err = homing("export", "tiny", "--licence", "mit")

@@ -17,6 +17,7 @@ from homing.world import World
 cli = cli_with(steps=12)
 
 
+@pytest.mark.slow
 def test_the_model_comes_home_and_the_next_verbs_are_named(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")
@@ -82,6 +83,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_way_round_it(
     assert cli("fetch", "moss", "--to", "elsewhere").code == 0
 
 
+@pytest.mark.slow
 def test_the_next_run_of_a_chain_goes_beside_the_one_before_and_every_advice_works(cli: Homing) -> None:
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
     assert "then: homing chat moss\n" in cli("watch", "moss").err
@@ -110,6 +112,7 @@ def test_the_next_run_of_a_chain_goes_beside_the_one_before_and_every_advice_wor
     assert json.loads(manifest.read_text())["run_id"] != before["run_id"]
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_is_fetched_and_a_better_one_is_named(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     cli("watch", "moss")

@@ -44,6 +44,20 @@ def test_a_checkpoint_folder_is_itself(tmp_path: Path) -> None:
     assert find_model(str(folder)) == folder
 
 
+def test_what_was_exported_for_other_programs_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/moss-F16.gguf").write_bytes(b"GGUF")
+    for typed in ("./out", "out/moss-F16.gguf"):
+        with pytest.raises(DataError, match="is a GGUF, which homing writes and does not open"):
+            find_model(typed)
+    (weights(tmp_path / "adapter") / "adapter_config.json").write_text("{}")
+    with pytest.raises(DataError, match="an adapter alone, for peft") as raised:
+        find_model("./adapter")
+    assert "homing export RUN --to merged" in raised.value.fix
+    (tmp_path / "adapter" / names.RUN).write_text("{}")
+    assert find_model("./adapter") == Path("adapter"), "a checkpoint of ours has its run beside it"
+
+
 @pytest.mark.parametrize("asked", [{"checkpoint": "4"}, {"phase": "pretrain"}])
 def test_in_one_checkpoint_there_is_none_to_choose(tmp_path: Path, asked: dict[str, str]) -> None:
     folder = weights(tmp_path / "some" / "step-00000008")

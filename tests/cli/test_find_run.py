@@ -52,6 +52,7 @@ def launched(cli: Homing) -> str:
     return str(said.json["run"])
 
 
+@pytest.mark.slow
 def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_folders_own(
     cli: Homing, w: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +88,7 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
     assert "models/moss is for the run moss of this folder" in by_id.err
     assert f"homing destroy {theirs}" in by_id.err
     assert "--phase sft" not in by_id.err, "moss means another run here"
-    assert f"Fetch it: homing fetch {theirs}" in cli("watch", theirs).err
+    assert f"The model is in models/{theirs} (pretrain step 6)" in cli("watch", theirs).err
 
     own = launched(cli)
     assert own != theirs
@@ -97,6 +98,7 @@ def test_a_run_of_another_folder_is_not_brought_here_under_the_name_of_this_fold
     assert cli("fetch", "moss").out == "models/moss\n"
 
 
+@pytest.mark.slow
 def test_a_phase_does_not_start_from_another_folders_model_of_the_same_name(
     cli: Homing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_phase_does_not_start_from_another_folders_model_of_the_same_name(
     assert theirs
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_moved_stays_its_own_and_one_without_a_run_file_has_no_other(
     cli: Homing, w: Path, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +142,7 @@ def test_a_folder_that_was_moved_stays_its_own_and_one_without_a_run_file_has_no
     assert cli("fetch", "moss").code == 0, "of an older run nobody knows where it was begun"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_run_file", [True, False], ids=["run file", "bare"])
 def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_from_anywhere(
     w: Path,
@@ -189,6 +193,7 @@ def test_what_changes_or_ends_a_run_of_another_folder_wants_its_id_which_works_f
         clear(homing_home)
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_folder_may_use_its_run_and_each_has_its_own_from_then_on(
     cli: Homing, w: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +236,34 @@ def test_a_copied_run_file_that_kept_the_name_is_refused_and_a_renamed_one_means
     Path("runs/moss.yaml").unlink()
     assert cli("status", "gg", "--json").json["name"] == "moss"
     assert "warning: runs/gg.yaml is the run moss, as its name: says." in cli("plan", "gg").err
+
+
+def test_a_run_under_another_name_is_begun_again_from_the_file_that_it_was_begun_from(
+    cli: Homing, w: Path, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = cli("launch", "moss", "--name", "walk", "--spend-limit", "1", "--yes", "--json")
+    assert cli("watch", "walk").code == 0
+    assert "afresh: homing launch moss --name walk" in cli("launch", "walk", "--resume").err
+    unnamed = cli("plan", "walk")
+    assert unnamed.code == 2
+    assert "begun from runs/moss.yaml" in unnamed.err
+    assert "Name its file in the place of walk: moss" in unnamed.err
+    (w / "runs/moss.yaml").write_text(RUN_FILE.replace("0.01", "0.02"))
+    copy = homing_home / "runs" / said.json["run"] / names.RUN_FILE
+    assert f"afresh: homing launch {copy} --name walk" in cli("launch", "walk", "--resume").err
+    assert f"in the place of walk: {copy}" in cli("plan", "walk").err
+    monkeypatch.chdir(tmp_path)
+    elsewhere = cli("plan", "walk")
+    assert "only a run" in elsewhere.err
+    assert f"fix cd {w}   and type it there" in elsewhere.err
+
+
+def test_a_name_that_another_file_has_is_refused_with_both_files(cli: Homing, w: Path) -> None:
+    (w / "runs/fern.yaml").write_text(RUN_FILE.replace("moss", "fern"))
+    said = cli("launch", "moss", "--name", "fern", "--spend-limit", "1", "--yes")
+    assert said.code == 2
+    assert "that is the run of runs/fern.yaml, and runs/moss.yaml is another file" in said.err
+    assert "homing launch moss --name fern-2   That file: homing launch fern" in said.err
 
 
 def test_a_run_that_was_trained_here_is_named_with_its_folder_and_its_log(cli: Homing, homing_home: Path) -> None:

@@ -70,6 +70,16 @@ def test_while_a_verb_is_loaded(folder: Path, moment: str, verb: str) -> None:
     assert pressed_at(moment, verb) == Said(130, "", "Interrupted.\n")
 
 
+def test_in_prep_it_is_said_that_the_same_command_goes_on(folder: Path) -> None:
+    (folder / "a.txt").write_text("moss grows on stones\n" * 50)
+    said = pressed_at("homing.cli.bring_files", "prep", "--text", "a.txt", "--out", "data/a")
+    assert said.code == 130
+    assert said.err.splitlines()[-2:] == [
+        "What is done so far is kept: the same command goes on where it was.",
+        "Interrupted.",
+    ]
+
+
 def test_where_it_is_ignored_it_stays_ignored(folder: Path) -> None:
     """As under nohup, and wherever a shell starts a program in the background."""
     said = pressed_at("homing.cli.call", "explain", "seed", before="signal.SIG_IGN")

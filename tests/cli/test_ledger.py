@@ -50,6 +50,30 @@ def test_dollars_that_are_an_upper_bound_are_told_as_one_by_every_verb_that_show
     assert run["is_at_most"]
 
 
+def test_columns_add_up_and_a_difference_of_a_millionth_is_no_leak(cli: Homing, homing_home: Path) -> None:
+    home = Home(homing_home, World())
+    spends = {1: Decimal("0.0123401"), 2: Decimal("0.0100003")}
+    home.ledger.intend(RunRow("moss-1", "moss", "done", 1.0, "file:/nowhere", "f" * 64, "12"), _line(home, 1))
+    home.ledger.intend(RunRow("moss-1", "moss", "done", 1.0, "file:/nowhere", "f" * 64, "12"), _line(home, 2))
+    for attempt, spend in spends.items():
+        mark = _line(home, attempt).mark
+        home.ledger.begin_create(mark, 1.0)
+        home.ledger.close(mark, at=1.0 + float(spend) * 1000, spend_usd=spend, note="")
+        home.ledger.note_bill(mark, spend - Decimal("0.000001"), 0.0)
+    said = cli("ledger", "moss-1")
+    first, second, total = said.out.strip().splitlines()[1:]
+    assert first.split()[-4:] == ["$0.0124", "$0.0124", "under", "$0.0001"]
+    assert second.split()[-4:] == ["$0.0101", "$0.0100", "under", "$0.0001"]
+    assert total.split()[-1] == "$0.0225"
+    assert "By our count $0.0225, by the providers' own $0.0224" in said.err
+    assert cli("ledger", "--json").json["total_usd"] == "0.0223404", "to the last digit, for programs"
+
+
+def _line(home: Home, attempt: int) -> LedgerLine:
+    mark = make_mark(home.owner, "moss-1", attempt)
+    return LedgerLine(mark, "moss-1", "moss", attempt, "local", "this-computer", "3.6", "12", 1.0)
+
+
 @pytest.mark.slow
 def test_our_count_and_the_providers_stand_side_by_side_with_the_difference(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")

@@ -125,6 +125,8 @@ def test_a_run_without_a_verb_is_told_from_a_typing_error(say: Say) -> None:
         ("train --config runs/moss.yaml", "homing train runs/moss.yaml"),
         ("launch --config-path=runs/moss.yaml --yes", "homing launch runs/moss.yaml --yes"),
         ("train moss --provider runpod", "homing launch --help"),
+        ("new moss --from tiny --set model.depth=2", "homing prep --help"),  # and not --list, which is spelled like it
+        ("eval moss --set seed=1", "homing prep --help"),
         ("watch --follow", "homing logs --help"),
         ("plan --frobnicate", "homing plan --help"),
         ("--verbos", "homing --verbose"),
@@ -156,7 +158,7 @@ def test_an_option_that_is_not_there_is_answered_with_the_one_that_was_meant(say
             "data.shard_tokens (in tokens, not lines)",
             "homing launch moss --set data.shard_tokens=VALUE",
         ),
-        ("eval --compare moss", "--compare", "", "homing eval --help"),
+        ("eval --compare moss", "--compare", "", "homing eval --compare A B"),
     ],
 )
 def test_what_is_missing_too_much_or_out_of_range_is_said_in_plain_words(
@@ -248,3 +250,15 @@ def test_whoever_asks_for_a_server_by_another_word_is_told_ours(say: Say) -> Non
     said = say("openai moss")
     assert "Here it is called serve." in said.err
     assert fix_of(said) == "homing serve moss"
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("eval moss fern", "homing eval --compare moss fern"),
+        ("eval moss fern --chat 'my chats.jsonl'", "homing eval --compare moss fern --chat 'my chats.jsonl'"),
+        ("eval --at-most 9 moss fern", "homing eval --compare A B"),
+    ],
+)
+def test_two_models_to_measure_are_answered_with_the_option_that_compares_them(say: Say, line: str, fix: str) -> None:
+    assert fix_of(say(line)) == fix

@@ -160,7 +160,8 @@ def test_text_without_a_single_byte_is_refused(
     [
         (["--from", "tiny", "--text", "a b.txt"], "homing new first --from tiny --text 'a b.txt'"),
         (["My Book", "--from", "cs336", "--text", "a b.txt"], "homing new my-book --from cs336 --text 'a b.txt'"),
-        (["Ä", "--from", "./w", "--chat", "c.jsonl"], "homing new first --from ./w --chat c.jsonl"),
+        (["Ä", "--from", "./w", "--chat", "c.jsonl"], "homing new ae --from ./w --chat c.jsonl"),
+        (["\u6f22", "--from", "./w", "--chat", "c.jsonl"], "homing new first --from ./w --chat c.jsonl"),
         ([], "homing new first --from tiny"),
     ],
 )

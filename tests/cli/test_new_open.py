@@ -37,6 +37,13 @@ def test_a_folder_of_open_weights_becomes_a_run_that_loads(say: Say, tmp_path: P
     assert run.base.address == str((tmp_path / "some base").resolve())
 
 
+def test_a_folder_that_is_named_without_its_path_is_answered_with_it(say: Say, tmp_path: Path) -> None:
+    write(tmp_path / "base", papers())
+    said = say("new tune --from base --chat 'my chats.jsonl'")
+    assert said.code == 2
+    assert "homing new tune --from ./base --chat 'my chats.jsonl'" in said.err
+
+
 def test_a_name_that_yaml_would_take_for_something_else_stays_a_name(say: Say, tmp_path: Path) -> None:
     write(tmp_path / "base", papers())
     for name, given in (("12", "./base --chat 'my chats.jsonl'"), ("1e5", "tiny"), ("null", "tiny"), ("on", "tiny")):

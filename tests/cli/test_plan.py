@@ -62,6 +62,7 @@ def test_a_run_file_that_is_not_there_exits_2(cli: Homing) -> None:
     assert "Traceback" not in said.err
 
 
+@pytest.mark.slow
 def test_planning_loads_no_torch(cli: Homing) -> None:
     import subprocess
     import sys
@@ -166,6 +167,19 @@ def test_the_next_command_names_the_run_as_it_was_named(cli: Homing) -> None:
     assert "Next: homing launch fern.yaml --set phases.0.steps=12 --spend-limit" in said.err
     said = cli("plan", "fern.yaml", "--set", "data.dir=data/none")
     assert "homing prep fern.yaml --set data.dir=data/none" in said.out
+
+
+def test_what_would_take_days_on_this_computer_is_sent_on_to_a_rented_one(cli: Homing) -> None:
+    long = ("--set", "phases.0.steps=200000000")
+    said = cli("plan", "moss", *long)
+    assert "long for this computer" in said.err
+    assert "Next: homing plan moss --set phases.0.steps=200000000 --set cloud.providers=runpod" in said.err
+    assert "long for this computer" not in cli("plan", "moss").err
+    large = ("--set", "model.layers=64", "--set", "model.width=16384", "--set", "model.heads=128")
+    said = cli("plan", "moss", *large)
+    assert said.code == 3
+    assert "A rented GPU: homing plan moss" in said.err
+    assert "--set model.heads=128 --set cloud.providers=runpod" in said.err
 
 
 def test_text_that_is_not_there_is_said_and_prep_comes_next(cli: Homing) -> None:

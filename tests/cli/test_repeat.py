@@ -11,6 +11,7 @@ from tests.cli.control_rig import Homing, clear, cli_with, lay_out, typing
 cli = cli_with(steps=12)
 
 
+@pytest.mark.slow
 def test_a_run_is_repeated_from_its_record(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes", "--set", "phases.0.steps=17", "--set", "seed=5")
     cli("watch", "moss")

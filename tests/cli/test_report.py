@@ -97,7 +97,7 @@ def test_figures_of_an_evaluation_stand_in_it(cli: Homing, kept: Path) -> None:
     model = {"phase": "mid", "step": 10, "files": {"model.safetensors": WEIGHTS_SHA256}}
     evals = {"schema": "homing.eval/1", "models": [model], "results": [[{"name": "quiz", "scores": [score]}]]}
     Path("evals.json").write_text(json.dumps(evals))
-    assert "| mid 10 | quiz | acc | 0.5000 | 0.4000 to 0.6000 | 10 |" in cli("report", "--eval", "evals.json").out
+    assert "| mid 10 | quiz |  | acc | 0.5000 | 0.4000 to 0.6000 | 10 |" in cli("report", "--eval", "evals.json").out
     assert cli("report", "moss", "--eval", "moss.txt").code == 2
 
 

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -56,7 +58,11 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def test_what_it_prints_works_until_it_is_ended(folder: Path, ending: signal.Signals) -> None:
     with started("base") as process:
         assert process.stdout is not None
-        page, export, curl = (process.stdout.readline().strip() for _ in range(3))
+        lines = [process.stdout.readline() for _ in range(6)]
+        assert [line for line in lines if not line.startswith("  ")] == [
+            "Page, in a browser:\n", "Programs that speak OpenAI's API:\n", "A first request:\n",
+        ]  # fmt: skip
+        page, export, curl = (line.strip() for line in lines[1::2])
         url, token = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/#token=([\w-]{20,})", page).groups()  # type: ignore[union-attr]
         assert export == f"export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={token}"
         assert httpx.get(url, trust_env=False).status_code == 200
@@ -90,6 +96,17 @@ def test_a_given_token_is_not_repeated_and_json_tells_the_address(
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "")
     assert "only-i-know" not in err
+
+
+def test_with_a_given_token_the_page_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from homing.cli.serve import _tell
+
+    voice: Any = SimpleNamespace(name="mine", is_chat=False)
+    _tell(voice, "http://127.0.0.1:8000", "only-i-know-this-one", is_made=False, is_open=False)
+    page, address, *_, curl = capsys.readouterr().out.splitlines()
+    assert page == "Page, in a browser; it asks for the token of HOMING_SERVE_TOKEN:"
+    assert address == "  http://127.0.0.1:8000/"
+    assert '"Authorization: Bearer $HOMING_SERVE_TOKEN"' in curl
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])

@@ -53,6 +53,7 @@ def cli(silence: str, homing_home: Path, monkeypatch: pytest.MonkeyPatch, capsys
     return typing(capsys, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -14,6 +14,7 @@ from homing.cli import stop
 cli = cli_with(steps=100_000)
 
 
+@pytest.mark.slow
 def test_it_stops_with_a_checkpoint_and_can_be_gone_on_with(cli: Homing) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     said = cli("stop", "moss", "--json")

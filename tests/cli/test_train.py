@@ -10,16 +10,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from homing.cli import train as verb
+from homing.cloud.ledger import Ledger, LedgerLine, RunRow
 from homing.config import has_smoke_passed
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Pointer
 from homing.wire.event import Metric, Outcome
+from homing.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lm"))
 
@@ -63,6 +66,24 @@ def test_unprepared_data_is_answered_with_the_command_that_prepares_it(project: 
         verb.command("tiny")
     assert caught.value.fix == "homing prep tiny"
     assert not Path(os.environ["HOMING_HOME"]).exists()
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_launched_run_of_that_name_that_lives_is_told_of_with_what_it_costs(
+    project: Path, capsys: pytest.CaptureFixture[str], is_over: bool
+) -> None:
+    ledger = Ledger(Path(os.environ["HOMING_HOME"]) / "ledger.sqlite", World())
+    line = LedgerLine("m1", "tiny-1", "tiny", 1, "runpod", "h100", "2.49", "12", 1.0)
+    ledger.intend(RunRow("tiny-1", "tiny", "running", 1.0, "s3://far/away", "f" * 64, "12"), line)
+    ledger.begin_create("m1", 1.0)
+    if is_over:
+        ledger.close("m1", at=2.0, spend_usd=Decimal(1), note="destroyed")
+        ledger.set_run("tiny-1", state="done")
+    with pytest.raises(DataError):
+        verb.command("tiny")
+    said = capsys.readouterr().err
+    assert ("tiny-1 was launched, is running on runpod at $2.49/h, and goes on" in said) is not is_over
+    assert ("homing stop tiny-1" in said) is not is_over
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_first_step(
@@ -134,6 +155,7 @@ def test_only_a_run_that_was_trained_here_and_is_not_done_is_gone_on_with(tmp_pa
     assert verb._newest_unfinished(tmp_path, "tiny") is None
 
 
+@pytest.mark.slow
 def test_a_run_trains_to_its_end_and_says_what_comes_next(project: Path) -> None:
     make_data(project / "data/tiny")
     done = homing("train", "tiny")
@@ -149,6 +171,7 @@ def test_a_run_trains_to_its_end_and_says_what_comes_next(project: Path) -> None
     assert json.loads((run_dir / names.RUN).read_text())["id"] == run_dir.name
 
 
+@pytest.mark.slow
 def test_json_prints_one_document_and_smoke_leaves_its_note(project: Path) -> None:
     make_data(project / "data/tiny-smoke")
     write_run_file(project, steps=4)
@@ -234,6 +257,7 @@ def test_a_time_limit_exits_with_5_and_a_failure_with_1(project: Path) -> None:
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.slow
 def test_a_phase_by_itself_after_one_of_adapters_begins_with_both_put_together(project: Path) -> None:
     make_data(project / "data/tiny")
     adapter = "  - {kind: mid, method: lora, steps: 2, batch_tokens: 128}\n"

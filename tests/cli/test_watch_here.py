@@ -243,6 +243,7 @@ def test_leaving_off_watching_says_that_it_goes_on(
     assert f"moss goes on. Stop it: homing stop {NAME}" in said.err
 
 
+@pytest.mark.slow
 def test_of_a_launched_and_a_trained_run_of_a_name_the_newer_is_meant_and_what_bills_before_all(
     cli: Homing, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,8 @@ def look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homing.cloud.logs._EVERY_S", 0.1)
     monkeypatch.setattr("homing.cloud.hand_over._PAUSE_S", 0.3)
     monkeypatch.setattr("homing.cloud.papers._heartbeat_s", lambda store: 0.2)
+    # Agents hold out against SIGTERM: a machine of processes is gone when its grace is over, and not before.
+    monkeypatch.setattr("homing.cloud.providers.process_tree._TERM_GRACE_S", 0.1)
     # The real probe loads torch; this one says what it would.
     monkeypatch.setattr("homing.cloud.speed._PROBE", "print(2e10)")
 

@@ -136,6 +136,7 @@ def test_the_zip_holds_no_line_beyond_them(tmp_path: Path) -> None:
     assert [name for name in names_in_zip if not name.startswith(allowed)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", interpreters())
 def test_the_zip_starts_bare_and_runs_to_the_end_of_billing(python: str, run: Run, tmp_path: Path) -> None:
     work, ended = tmp_path / "work", tmp_path / "ended"

@@ -196,6 +196,7 @@ def test_that_an_ssh_host_sees_the_store_is_proved_by_a_file_that_is_in_it(
     assert path == f"{tmp_path}/store/objects/{digest}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["wrong bytes", "404"])
 def test_weights_that_cannot_be_had_end_the_machine_and_nothing_is_trained(
     run: Run, hub: Hub, home: Home, tmp_path: Path, how: str

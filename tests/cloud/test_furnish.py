@@ -71,12 +71,19 @@ def test_a_machine_without_the_environment_is_given_the_lock_and_starts_with_its
     assert boot.trainer_argv[0] == "/w/env/bin/python"
 
 
+def test_a_bare_machine_is_told_the_cuda_of_our_torch_and_a_rented_one_may_be_added_to(run: Run) -> None:
+    rented = dataclasses.replace(H100, provider="shadeform")
+    told = furnish(boot_of(run, BARE), BARE, run, rented, World(), is_stand_in=False)[0].bootstrap
+    assert told is not None
+    assert (told.cuda, told.may_add) == (bundle.TORCH_CUDA, True)
+
+
 def test_a_card_is_checked_by_every_name_of_it_and_probed_against_its_own_figures(run: Run) -> None:
     boot, _ = furnish(boot_of(run, READY), READY, run, H100, World(), is_stand_in=False)
     told = boot.bootstrap
     assert told is not None
     assert "h10080gbhbm3" in told.gpu_names
-    assert told.num_gpus == 2
+    assert (told.num_gpus, told.may_add) == (2, False), "a host of one's own is left as it is"
     assert told.probe_argv[:3] == ["/venv/python", "-m", "homing.lm.probe"]
     assert 100 < told.probe_floor["matmul_tflops"] < 500
     stand_in, _ = furnish(boot_of(run, READY), READY, run, H100, World(), is_stand_in=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from homing.cloud import diary, meter, relaunch
 from homing.cloud import launch as launching
 from homing.cloud import reconcile as reconciling
 from homing.cloud.adopt import adopt, propose
+from homing.cloud.ask import ASK_S, HURRY_S
 from homing.cloud.guard import DEAD_S, LAUNCH_S, STALE_S, Pass, guard_pass, wait_for_next
 from homing.cloud.guards import is_on_duty
 from homing.cloud.home import Home
@@ -33,7 +35,8 @@ from homing.cloud.providers.ssh import Ssh
 from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
 from homing.cloud.stop import ask_to_stop, wait_for_stop
-from homing.errors import ProviderRefused, StoreError
+from homing.cloud.watch import watch
+from homing.errors import ProviderRefused, ProviderSilent, StoreError
 from homing.store import FileStore, run_key
 from homing.wire import codec, names
 from homing.wire.control import Heartbeat, Request
@@ -138,7 +141,7 @@ def test_what_its_volumes_cost_so_far_counts_too(home: Home, tmp_path: Path, mon
     monkeypatch.setattr(Local, "destroy_resource", lambda self, each: None)
     ahead(home, 4900)
     assert guard_pass(home).done == []
-    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.guard_round.DESTROY_S", 0.1)
     ahead(home, 90)
     assert "still shows its volume v-1" in guard_pass(home).may_bill[0]
     assert marked_now(home) == []
@@ -217,7 +220,7 @@ def test_a_destroy_that_is_not_confirmed_may_bill_and_is_tried_again(
 ) -> None:
     begin(home, tmp_path)
     ahead(home, 10_000)
-    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.guard_round.DESTROY_S", 0.1)
     with monkeypatch.context() as patch:
         patch.setattr(Local, "destroy", lambda *_: (_ for _ in ()).throw(ProviderRefused("No, says the provider.")))
         made = guard_pass(home)
@@ -256,7 +259,7 @@ def test_one_runs_trouble_does_not_keep_it_from_the_others(
             raise OSError("reset")
         real(self, instance_id)
 
-    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.guard_round.DESTROY_S", 0.1)
     with monkeypatch.context() as patch:
         patch.setattr(Local, "destroy", stubborn)
         made = guard_pass(home)
@@ -497,7 +500,7 @@ def test_a_full_disk_at_home_does_not_keep_it_from_ending_what_reached_its_limit
 ) -> None:
     begin(home, tmp_path)
     ahead(home, 10_000)
-    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.guard_round.DESTROY_S", 0.1)
     real = Database.execute
 
     def full(self: Database, *statements: Any) -> Any:
@@ -585,6 +588,199 @@ def test_a_far_store_that_does_not_answer_keeps_no_limit_waiting(
     assert "in vain" not in waited
 
 
+class Mute(FileStore):
+    """A store far away that says nothing, for as long as `ended` has not come; `waited` tells how each wait was."""
+
+    ended: threading.Event
+    waited: list[str]
+
+    def read(self, key: str) -> bytes:
+        self.waited.append("in vain" if not self.ended.wait(20) else "until its end")
+        raise StoreError("It did not answer.")
+
+    def list(self, prefix: str) -> Any:
+        return self.read(prefix)
+
+    def put_bytes(self, key: str, data: bytes) -> Any:
+        return self.read(key)
+
+
+@pytest.fixture
+def mute(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Mute]:
+    """All stores that are far away are such ones; the end of any machine wakes them."""
+    real, near = Local.destroy, Home.store_of
+    monkeypatch.setattr(Mute, "ended", threading.Event(), raising=False)
+    monkeypatch.setattr(Mute, "waited", [], raising=False)
+    monkeypatch.setattr("homing.cloud.ask.ASK_S", 0.2)
+    monkeypatch.setattr("homing.cloud.ask.HURRY_S", 0.2)
+
+    def destroy(local: Local, instance_id: str) -> None:
+        Mute.ended.set()
+        real(local, instance_id)
+
+    monkeypatch.setattr(Local, "destroy", destroy)
+    far = Mute(str(tmp_path / "store"), World())
+    monkeypatch.setattr(Home, "store_of", lambda self, run: far if run.store.startswith("s3:") else near(self, run))
+    return Mute
+
+
+@pytest.mark.usefixtures("_running")
+def test_a_far_store_that_does_not_answer_keeps_whoever_watches_from_no_limit(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    done = begin(home, tmp_path)
+    home.ledger.set_run(done.run.id, store="s3://far-away/moss")
+    mute = request.getfixturevalue("mute")
+    monkeypatch.setattr("homing.cloud.watch._REFRESH_S", 0.0)
+    reports = watch(home, row(home), every_s=1)
+    assert "did not answer" in next(reports).text
+    ahead(home, 10_000 - 25)
+    assert any("ends it at its limit" in report.text for report in itertools.islice(reports, 4))
+    assert "in vain" not in mute.waited
+
+
+@pytest.mark.usefixtures("_running")
+def test_the_record_of_a_run_that_has_ended_keeps_no_limit_waiting(
+    home: Home, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # Its store hangs, and nobody has asked it anything in this round before it is written to.
+    over = RunRow("fern-1", "fern", "stopped", 1.0, "s3://far-away/fern", "f" * 64, "1.00", ended_at=home.world.now())
+    home.ledger.adopt_run(over, [], [])
+    home.world.mkdir(home.run_dir(over.id))
+    home.world.write(home.run_dir(over.id) / "recorded", b"of an earlier day")
+    begin(home, tmp_path)
+    mute = request.getfixturevalue("mute")
+    ahead(home, 10_000 - 25)
+    made = guard_pass(home)
+    assert "ends it at its limit" in made.done[0]
+    assert any("record of fern-1" in problem for problem in made.problems)
+    assert "in vain" not in mute.waited
+
+
+def test_the_receipt_of_a_machine_that_ended_by_itself_keeps_no_limit_waiting(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    # Where the provider tells no end, its last heartbeat does.
+    first = begin(home, tmp_path, name="fern")
+    begin(home, tmp_path)
+    home.provider("local").destroy(first.instance.id)
+    real = Local.describe
+    without_end = {"ended_at": None, "spend_usd": None}
+    monkeypatch.setattr(Local, "describe", lambda *given: dataclasses.replace(real(*given), **without_end))
+    home.ledger.set_run(first.run.id, store="s3://far-away/fern")
+    mute = request.getfixturevalue("mute")
+    ahead(home, 10_000 - 25)
+    assert "ends it at its limit" in guard_pass(home, only=row(home).id).done[0]
+    assert "in vain" not in mute.waited
+
+
+def test_nobodys_silence_is_waited_for_past_the_moment_at_which_a_limit_needs_the_guard(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Beside a silent provider and a silent store a round took a minute, and the guard's turn is half of that.
+    begin(home, tmp_path)
+    asked, real = list[float](), World.together
+
+    def together(world: World, calls: Any, timeout_s: float) -> Any:
+        asked.append(timeout_s)
+        return real(world, calls, timeout_s)
+
+    monkeypatch.setattr(World, "together", together)
+    made = guard_pass(home)
+    assert set(asked) == {ASK_S}
+    asked.clear()
+    ahead(home, made.next_at - home.world.now() - 12)
+    guard_pass(home)
+    assert asked
+    assert all(HURRY_S <= timeout_s <= 12 for timeout_s in asked)
+    asked.clear()
+    monkeypatch.setattr("homing.cloud.guard._Round.is_within_limit", lambda self: True)
+    ahead(home, 13)
+    guard_pass(home)
+    assert set(asked) == {HURRY_S}
+    asked.clear()
+    ahead(home, 3600)
+    guard_pass(home)
+    assert set(asked) == {ASK_S}, "one that is long past its limit, and stays, makes nobody hurry for ever"
+
+
+def test_of_two_that_reach_their_limits_a_stubborn_one_does_not_keep_the_other_billing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern")
+    ahead(home, 10_000)
+    real, tried = Local.destroy, list[str]()
+
+    def stubborn(self: Local, instance_id: str) -> None:
+        tried.append("fern" if "fern" in instance_id else "moss")
+        if tried[-1] == "fern":
+            raise OSError("reset")
+        real(self, instance_id)
+
+    monkeypatch.setattr("homing.cloud.guard_round.DESTROY_S", 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "destroy", stubborn)
+        made = guard_pass(home)
+    assert sorted(tried[:2]) == ["fern", "moss"]
+    assert tried.count("fern") > 1
+    assert [said.split(":")[0] for said in made.done] == [row(home).id]
+    assert ["fern" in said and "reset" in said for said in made.may_bill[:1]] == [True]
+    assert home.ledger.find("fern").is_live
+
+
+def test_an_end_that_hangs_keeps_the_guard_from_no_limit_that_comes_meanwhile(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern", limit="0.90")
+    ahead(home, guard_pass(home, only=row(home).id).next_at - home.world.now() - 1.0)  # of moss, a moment from now
+    real, answers, waited = Local.destroy, threading.Event(), list[str]()
+
+    def hang(self: Local, instance_id: str) -> None:
+        if "fern" in instance_id:
+            waited.append("in vain" if not answers.wait(20) else "until it was time")
+        real(self, instance_id)
+
+    monkeypatch.setattr("homing.cloud.ask.HURRY_S", 0.2)
+    monkeypatch.setattr(Local, "destroy", hang)
+    before = set(threading.enumerate())
+    made = guard_pass(home)
+    assert waited == []
+    assert any("fern" in said for said in made.may_bill)
+    wait_for_next(home, made, 60.0)
+    assert [said.split(":")[0] for said in guard_pass(home, only=row(home).id).done] == [row(home).id]
+    assert waited == []
+    answers.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+    assert "in vain" not in waited
+    assert all(line.destroyed_at is not None for line in home.ledger.lines())
+
+
+def test_a_provider_that_did_not_answer_is_not_asked_about_each_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each question takes two minutes there, and the limit of a run elsewhere may come meanwhile.
+    begin(home, tmp_path)
+    asked = list[str]()
+
+    def silent(self: Local) -> Any:
+        raise ProviderSilent("local cannot be asked now.")
+
+    def note(*given: Any) -> Any:
+        asked.append("asked")
+        raise ProviderSilent("local cannot be asked now.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "list_owned", silent)
+        for name in ("describe", "list_resources", "destroy"):
+            patch.setattr(Local, name, note)
+        made = guard_pass(home)
+    assert any("local could not be asked" in text for text in made.problems)
+    assert asked == []
+
+
 @pytest.mark.usefixtures("_running")
 def test_a_far_store_that_answers_when_nobody_waits_any_more_changes_nothing(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -668,6 +864,7 @@ def test_a_run_whose_machine_died_goes_on_elsewhere_from_its_checkpoint(
     assert meter.total_spend(home.ledger.lines(), home.world.now()) < 1
 
 
+@pytest.mark.slow
 def test_a_preempted_run_is_launched_again_and_one_destroyed_by_hand_is_not(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -696,6 +893,7 @@ def expect_it_stays_destroyed(home: Home) -> None:
     assert [line.attempt for line in home.ledger.lines()] == [1]
 
 
+@pytest.mark.slow
 def test_a_run_that_a_person_destroys_while_a_guard_launches_it_again_stays_destroyed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -744,16 +942,17 @@ def test_a_run_that_a_person_destroys_in_the_last_moment_before_the_intent_is_no
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_and_lose(home, tmp_path, monkeypatch)
-    real = launching._hold_lock
+    real = launching.hold_lock
 
-    def hold(draft: Any, at_home: Home) -> None:
-        real(draft, at_home)
+    def hold(*given: Any) -> None:
+        real(*given)
         destroying.destroy_run(Home(home.path, World()), row(home))
 
-    monkeypatch.setattr(launching, "_hold_lock", hold)
+    monkeypatch.setattr(launching, "hold_lock", hold)
     expect_it_stays_destroyed(home)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_guard_launches_again_while_a_person_destroys_it_is_destroyed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -775,6 +974,7 @@ def test_a_run_that_a_guard_launches_again_while_a_person_destroys_it_is_destroy
     assert guard_pass(home).done == []
 
 
+@pytest.mark.slow
 def test_a_launch_that_fails_puts_nothing_over_what_a_person_said_meanwhile(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -794,6 +994,7 @@ def test_a_launch_that_fails_puts_nothing_over_what_a_person_said_meanwhile(
     assert [line.attempt for line in home.ledger.lines()] == [1]
 
 
+@pytest.mark.slow
 def test_what_was_read_of_an_attempt_is_not_noted_of_the_next_one(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -830,7 +1031,7 @@ def test_an_end_in_words_that_nobody_knows_ends_no_guard(home: Home, monkeypatch
     mark, now = f"homing-{home.owner}-heather-1", home.world.now()
     home.ledger.adopt(LedgerLine(mark, "", "heather", 1, "runpod", "o", "2.49", "1", now, "p-1", now))
     home.ledger.ask_destroy(mark, now)
-    monkeypatch.setattr("homing.cloud.guard.destroy_lines", unknown_word)
+    monkeypatch.setattr("homing.cloud.guard_round.destroy_lines", unknown_word)
     assert f"{mark}: TypeError: no such word" in guard_pass(home).may_bill
 
 
@@ -851,6 +1052,7 @@ def test_a_list_in_words_that_nobody_knows_ends_no_guard(
     assert home.provider("local").describe(done.instance.id).state == "gone"
 
 
+@pytest.mark.slow
 def test_offers_in_words_that_nobody_knows_end_no_guard(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -879,6 +1081,7 @@ def test_a_run_that_was_asked_to_stop_is_not_launched_again_when_its_machine_is_
     assert len(home.ledger.lines()) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_to_be_launched_again_can_be_stopped_and_destroyed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -893,6 +1096,7 @@ def test_a_run_that_waits_to_be_launched_again_can_be_stopped_and_destroyed(
     assert [line.attempt for line in home.ledger.lines()] == [1]
 
 
+@pytest.mark.slow
 def test_a_stop_that_comes_while_a_guard_launches_it_again_is_obeyed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -911,6 +1115,7 @@ def test_a_stop_that_comes_while_a_guard_launches_it_again_is_obeyed(
     assert guard_pass(home).done == [], "nor later"
 
 
+@pytest.mark.slow
 def test_a_run_whose_next_launch_died_with_its_guard_stays_destroyed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1068,12 +1273,12 @@ def test_ends_that_are_tried_again_keep_no_limit_waiting(
         home.ledger.adopt(line)
         home.ledger.ask_destroy(mark, now)
 
-    def stubborn(at_home: Home, lines: list[LedgerLine], *, deadline_s: float) -> Any:
+    def stubborn(at_home: Home, lines: list[LedgerLine], **given: float) -> Any:
         tried.append(lines[0].mark)
         ahead(home, 200)
         raise destroying.still_billing(at_home, lines)
 
-    monkeypatch.setattr("homing.cloud.guard.destroy_lines", stubborn)
+    monkeypatch.setattr("homing.cloud.guard_round.destroy_lines", stubborn)
     ahead(home, 10_000 - 130)
     made = guard_pass(home)
     assert len(tried) == 1

@@ -29,6 +29,10 @@ def test_the_dockerfile_installs_just_the_versions_that_a_launch_would_send(tmp_
     text = (tmp_path / "image/Dockerfile").read_text()
     assert text.splitlines()[1] == "FROM python:3.11-slim-bookworm"
     assert f"LABEL homing.lock={context.lock_sha256}" in text
+    assert "command -v gcc" in text, (
+        "Triton builds a little C before its first kernel, and slim images have no compiler"
+    )
+    assert " gcc libc6-dev " in text
 
 
 def test_the_environment_is_made_by_the_bootstrap_where_a_launch_looks_for_it(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from homing.wire.run import Limits, PhaseData
 from homing.world import Database, World
 
 
+@pytest.mark.slow
 def test_a_run_trains_ends_its_own_billing_and_leaves_a_receipt(home: Home, tmp_path: Path) -> None:
     done = launch(make_draft(home, tmp_path), home)
     assert done.run.state == "running"
@@ -153,14 +154,17 @@ def test_a_dry_run_touches_nothing(home: Home, tmp_path: Path, homing_home: Path
     assert home.ledger.lines() == []
 
 
-def test_launch_says_which_guards_are_armed_and_that_local_has_none_of_its_own(home: Home, tmp_path: Path) -> None:
-    agent, dead_man, provider, at_home, worst = guards(make_draft(home, tmp_path), home)
+def test_on_this_computer_launch_says_which_guards_are_armed_and_that_nothing_is_rented(
+    home: Home, tmp_path: Path
+) -> None:
+    rented, agent, dead_man, off = guards(make_draft(home, tmp_path), home)
+    assert rented.startswith("Nothing is rented")
+    assert "$0.36/h is made up" in rented
     assert agent.startswith("armed")
     assert "$1.00" in agent
     assert dead_man.startswith("armed: a dead-man process")
-    assert provider.startswith("not armed")
-    assert at_home.startswith("not armed: no guard at home")
-    assert "both die, it bills on at $0.36/h until: homing destroy moss" in worst
+    assert "no money is lost" in off
+    assert off.endswith("homing destroy moss")
     sign_in(home, 60.0)
     assert guards(make_draft(home, tmp_path), home)[3].startswith("armed: the guard at home")
 
@@ -218,6 +222,23 @@ def test_an_agent_that_dies_at_once_is_undone_with_its_last_words(
     assert billing_lines(home.ledger.lines()) == []
     assert home.ledger.find("moss").state == "failed"
     assert marked_now(home) == []
+
+
+@pytest.mark.slow
+def test_one_look_that_sees_no_process_is_not_its_death(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, quiet = home.provider("local"), [True, False, True]
+    describe = provider.describe
+
+    def blinks(instance_id: str) -> Instance:
+        found = describe(instance_id)
+        return dataclasses.replace(found, is_running=False) if quiet and quiet.pop() else found
+
+    monkeypatch.setattr(provider, "describe", blinks)
+    done = launch(make_draft(home, tmp_path), home)
+    assert done.run.state == "running"
+    destroy_run(home, done.run)
 
 
 @pytest.mark.slow
@@ -346,6 +367,7 @@ def test_two_homes_never_touch_each_other(home: Home, tmp_path: Path) -> None:
     make_draft(other, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_from_another_store_than_its_own(home: Home, tmp_path: Path) -> None:
     row = launch(make_draft(home, tmp_path, steps=3), home).run
     list(watch(home, row, every_s=1))

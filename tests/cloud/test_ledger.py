@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sqlite3
 import subprocess
@@ -285,3 +286,29 @@ def test_a_ledger_with_words_that_are_no_text_any_more_is_told_as_damaged(ledger
     Database(ledger._path).execute(("UPDATE lines SET note = CAST(x'ff' AS TEXT)", ()))
     with pytest.raises(IntegrityError, match="cannot be used"):
         ledger.lines()
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_homing_that_was_stopped_in_the_midst_of_a_write_keeps_nobody_from_reading(
+    ledger: Ledger, is_new: bool
+) -> None:
+    # Ctrl-Z in another terminal: it holds the database until it goes on, and a guard must find what bills all the same.
+    ledger.intend(row(), line(row()))
+    reader = Ledger(ledger._path, World()) if is_new else ledger
+    with contextlib.closing(sqlite3.connect(ledger._path, isolation_level=None)) as stopped:
+        stopped.execute("BEGIN IMMEDIATE")
+        stopped.execute("UPDATE lines SET note = 'half'")
+        before = time.monotonic()
+        assert [found.note for found in reader.lines()] == [""]
+        assert reader.find("moss").state == "launching"
+        assert time.monotonic() - before < 20, "it was not waited for"
+
+
+def test_a_ledger_that_lacks_a_table_gets_it(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    with contextlib.closing(sqlite3.connect(ledger._path)) as old:
+        old.execute("DROP TABLE bills")
+        old.commit()
+    again = Ledger(ledger._path, World())
+    again.note_bill("m", Decimal(1), 2.0)
+    assert again.bills() == {"m": Decimal(1)}

@@ -20,7 +20,7 @@ from homing.cloud.mark import make_mark, shown_mark, twin_mark
 from homing.cloud.providers.fake_faults import Faults, Strike
 from homing.cloud.providers.fake_things import Settings
 from homing.cloud.receipt import counted, receipt
-from homing.cloud.reconcile import CREATE_GRACE_S, note_twin, refresh
+from homing.cloud.reconcile import CREATE_GRACE_S, is_absent, note_twin, refresh
 from homing.store import open_store, run_key
 from homing.wire import codec, names
 from homing.wire.control import Heartbeat
@@ -229,3 +229,28 @@ def test_what_an_agent_was_told_of_another_account_is_not_counted_as_its_own() -
         assert counted(second, beat, lines, now=960.0) == Decimal("0.10")
     before = dataclasses.replace(closed, destroyed_at=500.0)
     assert counted(second, beat, [before, second], now=960.0) == Decimal("0.90")
+
+
+def test_a_clock_that_is_set_back_while_an_end_is_confirmed_takes_back_no_dollar(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It had ended by itself, so no look of this process had seen it, and its provider tells no end.
+    instance = rent(home, tmp_path)
+    note_rented(home, instance.id)
+    world.pass_time(3600)
+    home.provider("fake").destroy(instance.id)
+    back_s, real, describe = 0.0, is_absent, type(home.provider("fake")).describe
+
+    def told_no_end(provider: Any, instance_id: str) -> Any:
+        return dataclasses.replace(describe(provider, instance_id), ended_at=None, spend_usd=None)
+
+    def meanwhile(*given: Any) -> bool:
+        nonlocal back_s
+        back_s = 1800.0
+        return real(*given)
+
+    monkeypatch.setattr(type(home.provider("fake")), "describe", told_no_end)
+    monkeypatch.setattr(world, "now", lambda: world.t - back_s)
+    monkeypatch.setattr("homing.cloud.destroy.is_absent", meanwhile)
+    destroy_lines(home, open_lines(home, None))
+    assert meter.cost(RATE, 3600) <= billed(world) <= written(home) <= meter.cost(RATE, 3700)

@@ -93,6 +93,7 @@ def test_a_store_that_cannot_be_read_is_said_and_the_run_stays_as_it_was(home: H
     assert refresh(home) == []
 
 
+@pytest.mark.slow
 def test_an_instance_that_the_ledger_forgot_is_found_and_destroyed(home: Home, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, steps=100_000), home)
     for path in home.path.glob("ledger.sqlite*"):
@@ -153,6 +154,7 @@ def later_without_an_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
     return later
 
 
+@pytest.mark.slow
 def test_a_machine_that_ended_itself_costs_what_its_agent_counted_not_the_days_until_somebody_looked(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_machine_that_was_lost_without_a_last_word_is_counted_until_it_was_see
     assert Decimal(line.spend_usd) >= cost(Decimal(line.rate_usd_per_hour), 3 * 86400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amount", ["soon", "NaN"])
 def test_an_amount_that_is_none_in_a_heartbeat_stops_no_look(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amount: str
@@ -209,6 +212,7 @@ def test_a_goodbye_is_not_believed_of_a_machine_that_was_seen_alive_after_it(
     assert Decimal(line.spend_usd) >= cost(Decimal(line.rate_usd_per_hour), 3 * 86400)
 
 
+@pytest.mark.slow
 def test_a_clock_at_home_that_was_set_back_takes_back_nothing_that_the_agent_has_counted(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +229,7 @@ class AsForgetfulAsAllClouds:
     """No provider is one of these."""
 
 
+@pytest.mark.slow
 def test_a_machine_whose_id_was_never_written_down_costs_what_a_provider_that_keeps_all_remembers(
     home: Home, tmp_path: Path
 ) -> None:
@@ -239,6 +244,7 @@ def test_a_machine_whose_id_was_never_written_down_costs_what_a_provider_that_ke
     assert Decimal(line.spend_usd) >= (kept.spend_usd or 0) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_destroyed", [False, True])
 def test_a_machine_whose_id_was_never_written_down_costs_what_its_agent_counted(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_destroyed: bool

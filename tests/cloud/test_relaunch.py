@@ -36,6 +36,7 @@ def test_a_far_dearer_hour_is_not_taken_by_a_guard_unless_the_person_allowed_it(
     _refuse_dear(offer(rate="3.29"), run, [line("2.49")])
 
 
+@pytest.mark.slow
 def test_a_run_whose_input_is_gone_from_the_store_fails_once_and_its_resume_brings_it_back(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

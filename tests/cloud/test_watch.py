@@ -111,6 +111,28 @@ def test_an_evaluation_of_rl_is_told_by_its_reward_and_its_progress_once(home: H
     assert figures_of(home, watched.run, beat) == more, "what status shows"
 
 
+def test_a_look_that_fails_halfway_loses_no_news(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The metrics are read before the events: a store that failed in between had told of them, and nobody heard it.
+    watched = watching(home)
+    put(watched, names.METRICS, Metric(20.0, "pretrain", 4, 8, 100, 2.0, val_loss=1.5))
+    put(watched, names.EVENTS, Event(10.0, "trainer", "checkpoint_saved", "Saved.", "pretrain", 4))
+    real = FileStore.read
+
+    def ill(store: FileStore, key: str) -> bytes:
+        if key.endswith(names.EVENTS):
+            raise StoreError("It did not answer.")
+        return real(store, key)
+
+    status = look(home, watched.run)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "read", ill)
+        with pytest.raises(StoreError):
+            list(watched._news(status))
+    told = [report.text for report in watched._news(status)]
+    assert told == ["step 4 | trainer: Saved.", "validation at step 4: loss 1.500"]
+    assert list(watched._news(status)) == []
+
+
 def test_what_an_attempt_said_before_it_ended_is_not_said_again_as_if_by_the_next(home: Home) -> None:
     watched = watching(home)
     begun = Event(5.0, "trainer", "started", "It begins.")
@@ -295,7 +317,7 @@ def test_an_end_that_the_provider_does_not_confirm_is_loud(
 ) -> None:
     done = launch(make_draft(home, tmp_path, steps=100_000), home)
     home.ledger.update(home.ledger.lines()[0].mark, spend_usd="99")
-    monkeypatch.setattr("homing.cloud.guard._DESTROY_S", 0.1)
+    monkeypatch.setattr("homing.cloud.guard_round.DESTROY_S", 0.1)
     with monkeypatch.context() as patch:
         patch.setattr(Local, "destroy", lambda *_: (_ for _ in ()).throw(ProviderRefused("No, says the provider.")))
         with pytest.raises(StillBilling, match="may still cost money"):

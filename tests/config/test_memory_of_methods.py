@@ -126,6 +126,7 @@ def test_moments_in_eight_bits_are_counted() -> None:
     assert planned.optimizer == pytest.approx(found["optimizer"], rel=0.15)  # small matrices stay in fp32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "states"), [("muon", "fp32"), ("adamw", "fp32"), ("adamw", "int8")])
 def test_offloaded_state_is_the_hosts_and_what_passes_is_counted(
     kind: str, states: str, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +177,7 @@ def test_a_card_of_24_gb_trains_with_offload_what_it_could_not_and_is_told_so() 
     assert fits(run, gpus=smaller)[0].lower == "phases.0.recompute to all and phases.0.offload to optimizer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "settings"), METHODS)
 def test_activations_are_those_that_a_forward_keeps(method: str, settings: Lora | None) -> None:
     """Counted on the CPU, whose attention keeps a little more than a card's and whose norms keep what a kernel does

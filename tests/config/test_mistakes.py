@@ -28,6 +28,32 @@ def test_all_mistakes_are_listed_in_the_order_of_their_lines(mistakes: Mistakes)
 
 
 @pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        (BASE.replace("steps: 100", "stesp: 100"), "phases.0.stesp"),
+        (BASE.replace("steps: 100", "max_steps: 100"), "phases.0.max_steps"),
+        (BASE.replace("- steps: 100\n   ", "-") + "steps: 100\n", "steps"),
+        (BASE.replace("phases:", "phasse:"), "phasse"),
+        (BASE.replace("layers: 2\n  width: 64\n  heads: 2", "dpeth: 2").replace("steps: 100\n    ", ""), "model.dpeth"),
+        (BASE.replace("steps: 100", "steps: 10\n    kind: sft\n    data: {caht: [a.jsonl]}"), "phases.0.data.caht"),
+        (BASE.replace("steps: 100", "stesp:"), "phases.0.stesp"),
+    ],
+)
+def test_what_a_misspelt_key_leaves_without_a_value_is_no_mistake_of_its_own(
+    mistakes: Mistakes, text: str, unknown: str
+) -> None:
+    assert [found.key for found in mistakes(text)] == [unknown]
+
+
+def test_a_key_that_is_like_no_other_explains_nothing(mistakes: Mistakes) -> None:
+    found = mistakes(BASE.replace("steps: 100", "qqqqqq: 100"))
+    assert [(m.key, m.problem) for m in found] == [
+        ("phases.0", "has no length."),
+        ("phases.0.qqqqqq", "unknown key."),
+    ]
+
+
+@pytest.mark.parametrize(
     ("key", "value", "words"),
     [
         ("model.heads", "5", "does not divide"),
@@ -49,6 +75,9 @@ def test_all_mistakes_are_listed_in_the_order_of_their_lines(mistakes: Mistakes)
         ("tokenizer.file", "nowhere.json", "no tokenizer"),
         ("limits.spend", "0", "more than $0.00"),
         ("limits.idle", "soon", "not a duration"),
+        ("limits.idle", "30", "has no unit: 30s, 30m or 30h"),
+        ("limits.time", "6", "has no unit: 6s, 6m or 6h"),
+        ("checkpoint.every_time", "1.5", "has no unit: 1.5s, 1.5m or 1.5h"),
         ("limits.spend", "'9e999999'", "past all measure"),
         ("cloud.gpu", "H1000", "Did you mean H100"),
         ("cloud.providers", "[runpood]", "Did you mean runpod"),
@@ -172,3 +201,9 @@ def test_toml_and_json_have_lines_too(mistakes: Mistakes) -> None:
     ]
     json = '{\n"model": {\n"widht": 64},\n"phases": [\n{"steps": 1,\n"lr": "x"}]}'
     assert [(m.line, m.key) for m in mistakes(json, name="j.json")] == [(3, "model.widht"), (6, "phases.0.lr")]
+
+
+def test_what_is_wrong_with_a_phase_that_a_set_has_added_is_told_of_the_set(mistakes: Mistakes) -> None:
+    found = mistakes(BASE, "phases.1.lr=0.1")
+    assert "phases.1" in [each.key for each in found]
+    assert {(each.file, each.line) for each in found} == {("--set phases.1.lr=0.1", None)}

@@ -5,7 +5,7 @@ import string
 import pytest
 
 from homing.config.keys import all_keys, find_keys
-from homing.config.names import FOREIGN, looks_like_secret_key, looks_like_secret_value, suggest_key
+from homing.config.names import FOREIGN, looks_like_secret_key, looks_like_secret_value, suggest_key, tidy_name
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,11 @@ def test_what_looks_like_a_secret_is_known_and_what_does_not_is_left_alone() -> 
     assert looks_like_secret_value("hf_" + "a" * 30)
     assert not looks_like_secret_value("hf:me/model")
     assert not looks_like_secret_value(3)
+
+
+@pytest.mark.parametrize(
+    ("typed", "tidy"),
+    [("Über Goethe", "ueber-goethe"), ("Straße 2", "strasse-2"), ("café_au.lait", "cafe-au-lait"), ("漢字", "")],
+)
+def test_a_name_with_letters_of_its_own_keeps_what_it_can(typed: str, tidy: str) -> None:
+    assert tidy_name(typed) == tidy

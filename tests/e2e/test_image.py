@@ -102,7 +102,12 @@ def _base() -> bytes:
             libraries |= set(re.findall(r"(/\S+) \(0x", linked))
         for library in sorted(libraries):
             archive.add(Path(library).resolve(), library.lstrip("/"), recursive=False)
-        for name, text in {"python3": PYTHON3, "sshd": "#!/bin/sh\n", "curl": "#!/bin/sh\n"}.items():
+        for name, text in {
+            "python3": PYTHON3,
+            "sshd": "#!/bin/sh\n",
+            "curl": "#!/bin/sh\n",
+            "gcc": "#!/bin/sh\n",
+        }.items():
             info = tarfile.TarInfo(f"usr/bin/{name}")
             info.mode, info.size = 0o755, len(text)
             archive.addfile(info, io.BytesIO(text.encode()))

@@ -158,6 +158,7 @@ def points_of_interest(tmp_path: Path, home: Home) -> list[int]:
     return [8, lease, lease + 2, (lease + begun) // 2, begun - 1, begun, started, started + 1, known, known + 6]
 
 
+@pytest.mark.slow
 def test_a_launch_killed_here_and_there_leaves_nothing_hidden(home: Home, tmp_path: Path) -> None:
     points = points_of_interest(tmp_path, home)
     assert sweep(tmp_path, home, iter(points)) == len(points)

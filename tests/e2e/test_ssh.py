@@ -72,7 +72,7 @@ def test_launch_heartbeat_stop_fetch_destroy(home: Home, sshd: Sshd, tmp_path: P
     assert any("wheel" in line for line in said)
     stages = [event for event in events(tmp_path, done.run.id) if event["kind"] == "stage_done"]
     assert [event["data"]["stage"] for event in stages] == [
-        "directories", "disk", "gpu", "code", "environment", "probe",
+        "directories", "disk", "gpu", "code", "environment", "compiler", "probe",
     ]  # fmt: skip
     status = home.provider("ssh").describe(done.instance.id)
     assert status.is_running

@@ -69,7 +69,9 @@ class StreamsOnly:
         return self._named("side")
 
     def _named(self, name: str) -> Any:
-        waits = lambda other: self.log.append(f"{name} waits for {other.name}")  # noqa: E731
+        def waits(other: Any) -> None:
+            self.log.append(f"{name} waits for {other.name}")
+
         return types.SimpleNamespace(name=name, wait_stream=waits)
 
     @contextlib.contextmanager

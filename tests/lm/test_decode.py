@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, cast
 
 import pytest
 import torch
@@ -96,6 +96,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamsOnly]:
     assert cuda.can_draw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_of_fixed_shapes_give_the_text_of_a_cache_that_grows(
@@ -108,6 +109,7 @@ def test_steps_of_fixed_shapes_give_the_text_of_a_cache_that_grows(
     assert text(model, num_prompt=REACH - 20, **settings) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("name", MODELS)
 def test_their_logits_are_those_of_a_cache_that_grows(name: str) -> None:
@@ -122,6 +124,7 @@ def test_also_beside_frozen_weights(name: str, request: pytest.FixtureRequest) -
     assert text(model, **DRAWN) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_prompt", [1, 2, 30, 32, 33, 80])
 @pytest.mark.parametrize("name", ["qwen3, two heads for one", "swift"])
 def test_also_where_the_text_outgrows_the_context_and_goes_on_from_its_last_half(
@@ -133,6 +136,7 @@ def test_also_where_the_text_outgrows_the_context_and_goes_on_from_its_last_half
     assert text(model, num_prompt=num_prompt, num_tokens=70, **DRAWN) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3, two heads for one", "swift"])
 def test_a_captured_text_is_the_plain_one_past_every_reach_and_past_the_context(
     name: str, cuda: StreamsOnly, monkeypatch: pytest.MonkeyPatch
@@ -164,10 +168,10 @@ def test_what_was_captured_is_given_back_after_the_text_and_where_nobody_asks_fo
     model = built()
     text(model, **DRAWN)
     assert cuda.log[-1] == "emptied"
-    stream = generate(model, [1, 2], num_tokens=40, **DRAWN)
+    stream = cast(Generator[int, None, None], generate(model, [1, 2], num_tokens=40, **DRAWN))
     assert [next(stream) for _ in range(20)]
     assert cuda.log[-1] == "replayed"
-    stream.close()  # type: ignore[attr-defined]  # as Python does when it is dropped
+    stream.close()  # as Python does when it is dropped
     assert cuda.log[-1] == "emptied"
 
 

@@ -63,6 +63,7 @@ def test_of_every_file_its_share_is_taken(tmp_path: Path) -> None:
         assert sum(len(text.encode()) for text in taken) == pytest.approx(share, abs=600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("take_bytes", [0, 60_000])
 @pytest.mark.parametrize("kill_after", [0, 3, 8, 14, 20])
 def test_a_prep_stopped_at_any_write_goes_on_to_the_same_bytes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,21 @@ import pytest
 from homing.errors import UsageError
 from homing.report import Report, render_markdown
 from homing.report.evals import add_evals
-from homing.report.facts import Kept
+from homing.report.facts import Kept, Phase, Validation
 
 SCORE = {"name": "bits_per_byte", "value": 1.25, "low": 1.2, "high": 1.3, "num_units": 38}
 DOCUMENT: dict[str, Any] = {
     "schema": "homing.eval/1",
     "models": [{"phase": "pretrain", "step": 1200, "files": {"model.safetensors": "a" * 64}}],
-    "results": [[{"name": "held-out text", "scores": [SCORE, {**SCORE, "value": None, "low": None, "high": None}]}]],
+    "results": [
+        [
+            {
+                "name": "held-out text",
+                "scores": [SCORE, {**SCORE, "value": None, "low": None, "high": None}],
+                "counts": {"documents": 7, "tokens": 18_526},
+            }
+        ]
+    ],
 }
 
 
@@ -35,8 +44,23 @@ def written(tmp_path: Path, document: object) -> Path:
 
 def test_figures_of_the_runs_own_weights_are_shown_with_their_intervals(tmp_path: Path) -> None:
     page = render_markdown(add_evals(report(), written(tmp_path, DOCUMENT)))
-    assert "| pretrain 1,200 | held-out text | bits_per_byte | 1.2500 | 1.2000 to 1.3000 | 38 |" in page
+    assert "| pretrain 1,200 | held-out text | 18,526 | bits_per_byte | 1.2500 | 1.2000 to 1.3000 | 38 |" in page
     assert "| not finite |  | 38 |" in page
+
+
+def test_two_held_out_figures_of_one_checkpoint_are_told_apart(tmp_path: Path) -> None:
+    last = Validation(1200, 0.9, 1.27)
+    phase = Phase("pretrain", num_steps=1200, step=1200, eval_tokens=16_000, validations=[last], best=last, last=last)
+    page = render_markdown(dataclasses.replace(add_evals(report(), written(tmp_path, DOCUMENT)), phases=[phase]))
+    went, evals = page.index("## How it went"), page.index("## Evaluation")
+    assert (
+        went
+        < page.index("about 16,000 held-out tokens each time")
+        < evals
+        < page.index("as many tokens as the table says")
+    )
+    alone = render_markdown(add_evals(report(), written(tmp_path, DOCUMENT)))
+    assert "as many tokens as the table says" not in alone, "there is no other figure to tell it from"
 
 
 def test_of_a_comparison_only_this_runs_model_is_shown(tmp_path: Path) -> None:

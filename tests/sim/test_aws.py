@@ -16,6 +16,7 @@ from homing.cloud.home import Home
 from homing.cloud.launch import launch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew_s", [0.0, 280.0, -280.0])
 def test_with_every_program_dead_and_home_gone_the_systems_own_timer_ends_it_inside_the_limit(skew_s: float) -> None:
     """Whatever the clock at home says, and however long it booted: neither too late nor much too early."""

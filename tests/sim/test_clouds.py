@@ -48,6 +48,7 @@ def test_no_cloud_is_left_out() -> None:
     assert set(_SOME_DAYS) == set(_MORE_DAYS) == set(_LOSE) == set(CLOUDS) - {"fake"}
 
 
+@pytest.mark.slow
 @_each_part(_SOME_DAYS)
 def test_some_bad_days_leak_nothing_double_nothing_and_hold_the_limit(provider: str, seeds: range) -> None:
     with pace():
@@ -72,6 +73,7 @@ def test_one_seed_is_one_day(provider: str, seed: int) -> None:
     assert (first.digest, first.num_calls) == (again.digest, again.num_calls)
 
 
+@pytest.mark.slow
 @every_cloud
 def test_killed_or_failed_here_and_there_a_run_is_recovered(provider: str) -> None:
     with pace():

@@ -35,6 +35,7 @@ def test_one_seed_replays_one_schedule_exactly() -> None:
     assert first.digest != other.digest
 
 
+@pytest.mark.slow
 def test_a_seed_means_the_same_in_another_process_with_another_hash_seed() -> None:
     program = (
         "from tests.sim.schedule import play\nfrom tests.sim.stage import pace\n"

@@ -70,6 +70,7 @@ def test_retention_that_deletes_the_last_checkpoint_is_found(monkeypatch: pytest
     assert "no whole checkpoint" in first_broken("no whole checkpoint")
 
 
+@pytest.mark.slow
 def test_guards_that_sleep_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     never: Callable[..., float] = lambda *_: 1e6  # noqa: E731
     monkeypatch.setattr("homing.agent.limits.Limits.left_s", never)

@@ -132,6 +132,7 @@ TREE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["hub", "file"])
 @pytest.mark.parametrize(
     ("pattern", "wanted"),

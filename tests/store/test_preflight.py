@@ -34,6 +34,7 @@ def test_a_run_that_goes_on_does_not_get_a_new_empty_store(tmp_path: Path) -> No
     assert not (tmp_path / "unmounted").exists()
 
 
+@pytest.mark.slow
 def test_a_bucket_passes_and_says_whose_keys_were_used(moto: Server, new_bucket: NewBucket) -> None:
     url = f"s3://{new_bucket(moto)}/p?endpoint={moto.endpoint}"
     notes = preflight(url, World())

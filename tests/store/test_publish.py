@@ -123,6 +123,7 @@ def test_only_a_repository_of_its_own_is_a_model(hub: Hub, folder: Path) -> None
         verb.command("hf:me/tiny", str(folder), public=True)
 
 
+@pytest.mark.slow
 def test_what_is_no_export_yet_is_exported_and_checked_first(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from tests.store.test_bring_files import reads_of_bringing
 
 from homing.cloud.home import Home
 from homing.cloud.keep import plan_removal, remove
-from homing.errors import MissingExtra, StoreError, UsageError
+from homing.errors import IntegrityError, MissingExtra, StoreError, UsageError
 from homing.install import pip_install
 from homing.store import NotInStore, Store, open_store, s3_transfer
 from homing.store.address import parse_s3
@@ -103,6 +103,7 @@ def test_an_upload_cut_anywhere_goes_on_and_sends_at_most_one_part_twice(
     assert entry.sha256 == hashlib.sha256(path.read_bytes()).hexdigest() == store.sha256("k")
 
 
+@pytest.mark.slow
 def test_a_second_try_sends_only_what_is_missing(through: S3Store, proxy: Proxy, tmp_path: Path) -> None:
     path = big_file(tmp_path, 4 * PART)
     sent: list[int] = []
@@ -123,6 +124,7 @@ def test_a_second_try_sends_only_what_is_missing(through: S3Store, proxy: Proxy,
     assert again.sha256("k") == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_another_file_under_the_same_key_is_never_mixed_with_what_was_begun(through: S3Store, tmp_path: Path) -> None:
     first = big_file(tmp_path, 3 * PART, seed=1)
 
@@ -152,6 +154,7 @@ def test_a_file_that_grows_is_pushed_as_long_as_it_was_at_the_start(through: S3S
     assert entry.sha256 == hashlib.sha256(before).hexdigest() == through.sha256("k")
 
 
+@pytest.mark.slow
 def test_uploads_that_nobody_touched_for_a_day_are_aborted(through: S3Store) -> None:
     class NextWeek(World):
         def now(self) -> float:
@@ -220,6 +223,30 @@ def test_a_get_that_was_killed_goes_on_in_the_next_process(through: S3Store, tmp
     assert seen[0] > PART, "it began where the other ended"
     assert target.read_bytes() == path.read_bytes()
     assert list(tmp_path.glob("target.part-*")) == []
+
+
+@pytest.mark.parametrize("is_hash_known", [True, False])
+def test_a_first_part_that_was_damaged_after_a_kill_is_not_gone_on_with(
+    through: S3Store, tmp_path: Path, is_hash_known: bool
+) -> None:
+    # A computer that lost its power may leave zeros where the beginning was; only a hash tells, where one is known.
+    path = big_file(tmp_path, 3 * PART)
+    digest = through.put("k", str(path)).sha256
+    target = tmp_path / "target"
+    begun = Path(through._aside(str(target), "k", through._head("k")))
+    begun.write_bytes(bytes(PART + 1))
+    through.get("k", str(target), digest if is_hash_known else None)
+    assert target.read_bytes() == path.read_bytes()
+    assert list(tmp_path.glob("target.part-*")) == []
+
+
+def test_what_is_damaged_in_the_store_itself_is_told_as_such(through: S3Store, tmp_path: Path) -> None:
+    through.put_bytes("k", b"other bytes")
+    begun = Path(through._aside(str(tmp_path / "target"), "k", through._head("k")))
+    begun.write_bytes(b"other")
+    with pytest.raises(IntegrityError, match="not what it should be"):
+        through.get("k", str(tmp_path / "target"), "0" * 64)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_burst_of_503_is_waited_out(proxy: Proxy, moto: Server, new_bucket: NewBucket) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,10 +33,8 @@ class Script:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.says: str | Exception = ""
         self.asked: list[dict[str, Any]] = []  # ids and settings of each text that was begun
-        self.queued = threading.Semaphore(
-            0
-        )  # these two where it is held: released when a text is taken into the queue,
-        self.given_up = threading.Semaphore(0)  # and when one is given up
+        # These two where it is held: released when a text is taken into the queue, and when one is given up.
+        self.queued, self.given_up = threading.Semaphore(0), threading.Semaphore(0)
         self.begun = threading.Semaphore(0)  # released when a text is begun
         self.closed = threading.Semaphore(0)  # released when one is closed, finished or not
         self.num_made = 0
@@ -96,19 +95,36 @@ def make_model(folder: Path, phase: str = "pretrain") -> Path:
     return make_checkpoint(folder / "models" / phase, data, phase=phase, run=run)
 
 
+def lasting_port() -> int:
+    """One for a server that comes back: below those that the kernel deals out, so that nobody gets it meanwhile."""
+    for port in random.sample(range(20_000, 30_000), 50):
+        with listen("127.0.0.1", port) as sock:
+            if sock.getsockname()[1] == port:
+                return port
+    raise AssertionError("fifty ports are taken")
+
+
 @contextmanager
 def served(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, script: Script | None = None, *, num_waiting: int = 8
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Script | None = None,
+    *,
+    num_waiting: int = 8,
+    port: int = 0,
+    token: str = TOKEN,
+    defaults: Defaults | None = None,
 ) -> Iterator[httpx.Client]:
     monkeypatch.setattr(server_module, "NUM_WAITING", num_waiting)
     model, tokenizer = load_for_use(folder, "cpu")
     if script is not None:
         script.speak_for(tokenizer)
-    sock = listen("127.0.0.1", 0)
+    sock = listen("127.0.0.1", port)
+    assert port in (0, sock.getsockname()[1]), "another one has taken the port"
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     hosts = hosts_for("127.0.0.1")
     with (
-        serving(Voice(model, tokenizer, folder), sock, token=TOKEN, hosts=hosts, defaults=Defaults()),
-        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60, trust_env=False) as client,
+        serving(Voice(model, tokenizer, folder), sock, token=token, hosts=hosts, defaults=defaults or Defaults()),
+        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False) as client,
     ):
         yield client

@@ -19,6 +19,7 @@ from homing import __version__
 from homing.cli import talk
 from homing.cli.eval_sets import open_sets
 from homing.cli.extras import need
+from homing.cli.find_base import Base, find_base
 from homing.cli.find_model import find_model
 from homing.cli.generate import Checkpoint, Device, Model, Phase
 from homing.cli.options import Json
@@ -71,12 +72,12 @@ def command(
     ] = None,
     checkpoint: Checkpoint = None,
     phase: Phase = None,
-    base: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The weights an adapter was trained on.")] = None,
+    base: Base = "",
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Measure a trained model: bits per byte, perplexity, tasks, answers; each with a 95% interval. Without --text,
-    --task and --chat: on the text that the run held out."""
+    --task and --chat: on what its last phase held out (conversations, questions) and on the text held out."""
     need("lm", verb="eval")
     if compare is not None and run is not None:
         raise UsageError(
@@ -128,7 +129,7 @@ def _refuse_idle(of_answers: list[str], window: int, sets: list[What]) -> None:
 
 
 def _evaluate(
-    folders: list[Path], named: list[str], sets: list[What], how: How, seed: int, device: str, base: Path | None
+    folders: list[Path], named: list[str], sets: list[What], how: How, seed: int, device: str, base: str
 ) -> tuple[dict[str, Any], list[Difference]]:
     import torch
 
@@ -140,7 +141,7 @@ def _evaluate(
     started = time.monotonic()
     models, measured, made = [], [], {}
     for folder in folders:  # one after the other: two models need not fit the memory together
-        subject = load_subject(folder, device, base)
+        subject = load_subject(folder, device, find_base(folder, base))
         where, precision = describe_device(subject.model.device), str(subject.model.compute_dtype).split(".")[-1]
         talk.say(f"{folder} on {where} in {precision}")
         models.append(identity_of(subject.card))

@@ -106,11 +106,19 @@ def _held_out_text(card: Card, *, is_alone: bool) -> list[What]:
     assert card.run is not None, "only a run has data"
     sha256 = card.run.data.manifest_sha256
     folders = _data_dirs(card)
+    if sha256 and not card.run.data.num_val_tokens:
+        if not is_alone:
+            return []
+        raise DataError(
+            what=f"{card.run.name} held out no text: all of it was learned from.",
+            why="Measured on what it has read, a model seems better than it is.",
+            fix="Name text that it has not read: --text FILE",
+        )
     for folder in (*folders, *_of_other_names(sha256)):
         if has_data(folder, sha256):
             return [held_out_text(folder, card.run.name)]
     if not is_alone:
-        if card.run.data.num_val_tokens:
+        if sha256:
             talk.say(f"The text that {card.run.name} held out is not here, and is not measured on.")
         return []
     looked = ", ".join(map(str, dict.fromkeys(folders)))

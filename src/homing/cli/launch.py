@@ -16,7 +16,6 @@ from homing.cli import talk
 from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
 from homing.cli.extras import need
 from homing.cli.find_run import name_here
-from homing.cli.new_file import tidy_name
 from homing.cli.offers import rate_age
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, as_typed, with_phases
 from homing.cli.pick import agrees_to_next, agrees_to_rate, select
@@ -38,7 +37,8 @@ from homing.cloud.reconcile import refresh
 from homing.cloud.starts import told_starts
 from homing.cloud.words import Words
 from homing.config import Loaded, has_smoke_failed, has_smoke_passed, load_run, needs_smoke_first, typed_name
-from homing.config.projects import refuse_shared
+from homing.config.names import tidy_name
+from homing.config.projects import launch_again, refuse_shared, shares_with
 from homing.config.schema import NAME_PATTERN
 from homing.errors import UsageError
 from homing.units import counted, format_duration, parse_duration
@@ -207,7 +207,12 @@ def _as_launched(home: Home, run: str, *, is_changed: bool) -> Loaded:
         raise UsageError(
             what=f"{row.id} goes on as it was launched.",
             why="Its checkpoints belong to that configuration; --set, --name and --smoke would be another run.",
-            fix=f"homing launch {name_here(row)} --resume   or start a new run: homing launch {row.name} --set ...",
+            fix=f"homing launch {name_here(row)} --resume   or start a new run: {launch_again(row.name)} --set ...",
+        )
+    if row.state == "done":
+        raise UsageError(
+            what=f"{row.id} is done; there is nothing to resume.",
+            fix=f"homing fetch {name_here(row)}   or start afresh: {launch_again(row.name)}",
         )
     record = home.run_dir(row.id) / names.RUN
     if not home.world.exists(record):
@@ -233,6 +238,13 @@ def _renamed(loaded: Loaded, name: str) -> Loaded:
             what=f"{name!r} cannot be the name of a run.",
             why="A name is made of a-z, 0-9 and -, at most 32 characters, because every provider must accept it.",
             fix=f"--name {tidy_name(name) or 'moss-2'}",
+        )
+    if (other := shares_with(loaded.file, name)) is not None:
+        raise UsageError(
+            what=f"--name {name}: that is the run of {other}, and {loaded.file} is another file.",
+            why="Data, runs and models are found by the run's name, so each file needs its own.",
+            fix=f"Another name: homing launch {typed_name(loaded.file)} --name {name[:30]}-2"
+            f"   That file: homing launch {typed_name(other)}",
         )
     return dataclasses.replace(loaded, run=dataclasses.replace(loaded.run, name=name))
 

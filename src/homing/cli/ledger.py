@@ -15,7 +15,7 @@ from homing.cloud.ledger import LedgerLine
 from homing.cloud.meter import Bill, compare
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import dump_line
-from homing.units import format_moment
+from homing.units import UsdColumn, format_moment
 
 __all__ = ["command"]
 
@@ -52,6 +52,9 @@ def command(
                 "problems": problems,
             },
         )
+        column = UsdColumn.of(
+            [*spends.values(), *(each for bill in bills for each in (bill.ours_usd, bill.theirs_usd))]
+        )
         rows = [
             (
                 line.run_id or "(no run)",
@@ -63,18 +66,19 @@ def command(
                 format_moment(line.destroyed_at),
                 line.state,
                 line.billing,
-                meter.at_most(line) + usd(spends[line.mark]),
-                *_shown(theirs.get(line.mark)),
+                meter.at_most(line) + column.show(spends[line.mark]),
+                *_shown(column, theirs.get(line.mark)),
             )
             for line in lines
         ]
-        total_row = ("total", "", "", "", "", "", "", "", "", meter.at_most(*lines) + usd(total))
+        shown_total = meter.at_most(*lines) + column.show(column.total(spends.values()))
+        total_row = ("total", "", "", "", "", "", "", "", "", shown_total)
         headers = ["run", "attempt", "provider", "offer", "rate", "from", "until", "state", "billing", "dollars"]
         talk.table([*headers, "theirs", "apart"], [*rows, total_row])
         say_problems(problems)
         _say_margin(total)
         _say_at_most(lines)
-        _say_bills(bills)
+        _say_bills(column, bills)
 
 
 def _bill_of(bill: Bill | None) -> dict[str, Any]:
@@ -83,19 +87,19 @@ def _bill_of(bill: Bill | None) -> dict[str, Any]:
     return {"provider_usd": str(bill.theirs_usd), "difference_usd": str(bill.difference_usd)}
 
 
-def _shown(bill: Bill | None) -> tuple[str, str]:
+def _shown(column: UsdColumn, bill: Bill | None) -> tuple[str, str]:
     if bill is None:
         return "", ""
-    sign = "-" if bill.difference_usd < 0 else "+"
-    return usd(bill.theirs_usd), f"{sign}{usd(abs(bill.difference_usd))}"
+    return column.show(bill.theirs_usd), column.show_difference(bill.ours_usd, bill.theirs_usd)
 
 
-def _say_bills(bills: list[Bill]) -> None:
+def _say_bills(column: UsdColumn, bills: list[Bill]) -> None:
     """Where a provider tells its own figure: both, and aloud those that differ by more than we promise."""
     if not bills:
         return
-    ours, theirs = (sum((getattr(bill, name) for bill in bills), Decimal(0)) for name in ("ours_usd", "theirs_usd"))
-    talk.say(f"By our count {usd(ours)}, by the providers' own {usd(theirs)}, over {len(bills)} that tell one.")
+    ours, theirs = (column.total(bill.ours_usd for bill in bills), column.total(bill.theirs_usd for bill in bills))
+    told = f"By our count {column.show(ours)}, by the providers' own {column.show(theirs)}"
+    talk.say(f"{told}, over {len(bills)} that tell one.")
     for bill in bills:
         if not bill.is_within_margin:
             talk.say(

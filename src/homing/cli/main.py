@@ -58,6 +58,7 @@ STORIES: dict[str, dict[str, str]] = {
     },
     "Around": {
         "store": "Look into a store; get, put, remove.",
+        "dashboard": "All runs and what bills, live in the browser; it only shows.",
         "tensorboard": "A run's curves in TensorBoard, live or after the end.",
         "report": "One page about a run: what, on what, how it went, samples, cost.",
         "image": "A container image with all that training needs, by your own Docker.",

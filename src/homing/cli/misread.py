@@ -50,7 +50,8 @@ _WORDS = {
     "export": "convert gguf merge",
     "publish": "upload push share",
     "ledger": "bill bills billing spend spent receipt history",
-    "tensorboard": "dashboard plot curves graph ui",
+    "dashboard": "ui web gui browser board",
+    "tensorboard": "plot curves graph tb",
     "doctor": "keys key accounts diagnose health whoami",
     "setup": "login auth configure",
     "ssh": "shell exec connect",
@@ -145,6 +146,8 @@ def usage(error: Any, typed: list[str], verbs: Collection[str], load: Callable[[
         return _extra(error, path, typed)
     if error.message.startswith("No such command"):
         return _inner(error, path, typed)
+    if kind == "BadOptionUsage" and error.option_name == "--compare":
+        return UsageError(what=error.format_message(), fix=f"{path} --compare A B")
     return UsageError(what=error.format_message(), fix=f"{path} --help")
 
 
@@ -154,6 +157,10 @@ def _extra(error: Any, path: str, typed: list[str]) -> UsageError:
     what = f"`{path}` does not know what to do with {extra!r}."
     taken = " ".join(_shown(each) for each in error.ctx.command.params if not each.opts[0].startswith("-"))
     own = _options(error.ctx.command)
+    if "--compare" in own and extra in typed:  # `homing eval A B`
+        first, *rest = (word for word in typed[1:] if word != extra)
+        both = f"{path} --compare A B" if first.startswith("-") else _line([typed[0], "--compare", first, extra, *rest])
+        return UsageError(what, "It takes one RUN; two are measured by --compare A B.", both)
     if "--text" in own and extra in typed and Path(extra).exists():
         flag = "--chat" if "--chat" in own and _is_chat(extra, typed) else "--text"
         place = typed.index(extra)
@@ -223,7 +230,8 @@ def _option(
         return UsageError(
             what, f"It is a key of the run file: {key}. Every key of it can be set for one command.", again
         )
-    if near := near or _spelled_like(wrong, own):
+    # What is spelled like --set (--list, --seed) is never what was meant by it.
+    if near := near or (None if wrong == "--set" else _spelled_like(wrong, own)):
         is_flag = wrong in ("--format", "--output-format")  # ours takes no value, theirs did
         fix = f"{path} {near}" if is_flag else again
         return UsageError(what, f"Did you mean {near}? {_about(own[near])}".rstrip(), fix)

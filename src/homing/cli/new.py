@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homing.cli import talk
-from homing.cli.new_file import tidy_name, written_aside, yaml_list, yaml_name
+from homing.cli.new_file import written_aside, yaml_list, yaml_name
 from homing.cli.new_open import is_open_weights, new_open
 from homing.cli.options import HeldOutPaths, Json, TextPaths
 from homing.errors import HomingError, UsageError
@@ -65,6 +65,7 @@ def command(
         _refuse_to_overwrite(name, target, force)
         new_open(name, preset, chat or [], target)
         return
+    _refuse_bare_folder(preset, name, f"{typed}{_typed({'--chat': chat})}")
     source = _find(preset, name, typed)
     _refuse_chat(chat, name, source.stem)
     for flag, paths in (("--text", text), ("--validation", validation)):
@@ -81,6 +82,8 @@ def _typed(flags: dict[str, list[str] | None]) -> str:
 
 
 def _misnamed(name: str, behind: str) -> UsageError:
+    from homing.config.names import tidy_name
+
     return UsageError(
         what=f"{name!r} cannot be the name of a run." if name else "The run needs a name.",
         why="A name is made of a-z, 0-9 and -, at most 32 characters, because every provider must accept it.",
@@ -112,6 +115,15 @@ def _size_of(stem: str) -> int:
 
 def _presets() -> str:
     return f"Presets: {', '.join(preset_names())}. Their sizes: homing new --list"
+
+
+def _refuse_bare_folder(preset: str | None, name: str, typed: str) -> None:
+    if preset and preset not in preset_names() and Path(preset).is_dir():
+        raise UsageError(
+            what=f"There is no preset {preset!r}.",
+            why="There is a folder of that name; open weights in a folder are named by a path.",
+            fix=f"homing new {name} --from ./{shlex.quote(preset)}{typed}",
+        )
 
 
 def _find(preset: str | None, name: str, typed: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from homing.errors import UsageError
 
-__all__ = ["tidy_name", "written_aside", "yaml_list", "yaml_name"]
+__all__ = ["written_aside", "yaml_list", "yaml_name"]
 
 
 @contextlib.contextmanager
@@ -22,9 +23,13 @@ def written_aside(target: Path, name: str) -> Iterator[Path]:
         yield aside
         aside.replace(target)
     except OSError as exc:
-        raise UsageError(
-            what=f"Cannot write {target}.", why=exc.strerror or str(exc), fix="Go to a folder that you may write to."
-        ) from exc
+        is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = (
+            "Free some space, or go to a folder on another disk."
+            if is_full
+            else "Go to a folder that you may write to."
+        )
+        raise UsageError(what=f"Cannot write {target}.", why=exc.strerror or str(exc), fix=fix) from exc
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()
@@ -41,8 +46,3 @@ def yaml_list(paths: list[str]) -> str:
     # A JSON string is a YAML string too; `*` may not come first unquoted, it would be an alias.
     quoted = [p if plain.fullmatch(p) and p[0] not in "*-~" else json.dumps(p, ensure_ascii=False) for p in paths]
     return f"[{', '.join(quoted)}]"
-
-
-def tidy_name(name: str) -> str:
-    """The nearest to it that a run can be called; "" where nothing of it is left."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-")

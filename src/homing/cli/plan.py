@@ -31,6 +31,7 @@ from homing.wire.run import Run
 __all__ = ["command", "suggested_limit"]
 
 _LEFT_OUT = 5  # said one by one
+_LONG_HERE_S = 24 * 3600  # past which nobody trains on the computer they work at
 _OPENS = {
     "stock": "opens in transformers, vLLM, llama.cpp and Ollama",
     "swift": "opens in homing, and in transformers with its own modelling file; no GGUF, no adapters",
@@ -110,8 +111,15 @@ def _show(plan: Plan, loaded: Loaded, now: float, typed: str) -> None:
     _say_left_out(plan)
     say_problems([*loaded.warnings, *plan.warnings])
     talk.say(f"\n{_recommendation(plan)}")
-    launch = f"homing launch {typed} --spend-limit {suggested_limit(plan)}"
-    talk.say(f"Next: {launch}" if loaded.is_prepared else f"Next: homing prep {typed}   then: {launch}")
+    then = f"homing launch {typed} --spend-limit {suggested_limit(plan)}"
+    if _is_long_here(plan):
+        talk.say("That is long for this computer; a rented GPU is asked about without a key too, by list prices.")
+        then = f"homing plan {typed} --set cloud.providers=runpod"
+    talk.say(f"Next: {then}" if loaded.is_prepared else f"Next: homing prep {typed}   then: {then}")
+
+
+def _is_long_here(plan: Plan) -> bool:
+    return plan.best.offer.provider == "local" and plan.best.seconds > _LONG_HERE_S
 
 
 def _recommendation(plan: Plan) -> str:

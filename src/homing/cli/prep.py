@@ -89,7 +89,11 @@ def command(
         loaded, order = None, _order_from_flags(given, use_existing_tokenizer, force)
     else:
         loaded, order = _order_from_run(run, [*(sets or []), *changes], use_existing_tokenizer, force, is_smoke)
-    _prepare(order, loaded, [*(sets or []), *changes], is_smoke)
+    try:
+        _prepare(order, loaded, [*(sets or []), *changes], is_smoke)
+    except KeyboardInterrupt:
+        talk.say("What is done so far is kept: the same command goes on where it was.")
+        raise
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _address(text: str) -> HubAddress:
         raise UsageError(
             what=f"{text!r} names no model on the Hub.",
             why="A model is published to a repository of its own: hf:OWNER/NAME.",
-            fix="homing publish hf:OWNER/NAME RUN",
+            fix=f"homing publish hf:OWNER/NAME {'RUN' if ':' in text else text}",
         )
     return address
 

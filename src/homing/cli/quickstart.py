@@ -86,6 +86,12 @@ def command(
     figures = _figures(trip, sample) | {"seconds": round(time.monotonic() - begun, 1), "step_seconds": trip.seconds}
     (folder / FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     talk.emit("quickstart/1", figures)
+    if figures["val_loss"] is None:
+        raise RunFailed(
+            what=f"The run ended at step {figures['steps']}, before its validation loss was first measured.",
+            why="It was stopped, or reached its limit.",
+            fix=f"To begin afresh: homing quickstart   What it says by now: homing chat {name}",
+        )
     _say_what_came_of_it(figures, folder, name)
     if not steps and not figures["val_loss"] < figures["bigram_nats"]:
         raise RunFailed(

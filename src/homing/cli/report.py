@@ -24,7 +24,7 @@ from homing.report import Report, Subject, read_report, render_html, render_mark
 from homing.report.evals import add_evals
 from homing.report.page import MARK, picture_of
 
-__all__ = ["command"]
+__all__ = ["command", "subject_of"]
 
 _SUFFIXES = (".md", ".html")
 _MARK_WITHIN = 200  # bytes
@@ -46,7 +46,7 @@ def command(
     _check(out)
     with open_home() as home:
         found = _look_up(home, run)
-        report = read_report(home, _subject(found))
+        report = read_report(home, subject_of(found))
     report = dataclasses.replace(report, next=_next(found, report))
     for file in evals or []:
         report = add_evals(report, file)
@@ -74,7 +74,7 @@ def _may_have_changed(home: Home, row: RunRow) -> bool:
     return row.is_live or any(line.destroyed_at is None for line in home.ledger.lines(row.id))
 
 
-def _subject(found: RunRow | Trained) -> Subject:
+def subject_of(found: RunRow | Trained) -> Subject:
     if isinstance(found, Trained):
         return Subject(found.run, found.name, found.state, found.reason, None)
     return Subject(found.id, found.name, found.state, found.reason, found)

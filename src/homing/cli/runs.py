@@ -20,7 +20,18 @@ from homing.cloud.stored import kept_by
 from homing.cloud.survey import billing_things
 from homing.units import format_duration
 
-__all__ = ["command"]
+__all__ = [
+    "HEADERS",
+    "billing_words",
+    "command",
+    "forgotten_row",
+    "forgotten_words",
+    "run_row",
+    "thing_row",
+    "trained_row",
+]
+
+HEADERS = ["run", "state", "step", "spent", "limit", "age", "instance", "billing"]  # of each row below
 
 
 def command(json_: Json = False) -> None:
@@ -48,30 +59,40 @@ def command(json_: Json = False) -> None:
             },
         )
         talk.table(
-            ["run", "state", "step", "spent", "limit", "age", "instance", "billing"],
+            HEADERS,
             [
-                *(_row(status, now) for status in found),
-                *(_trained_row(each, now) for each in trained),
-                *(_forgotten(line, now) for line in forgotten),
-                *(_thing(each, now) for each in things),
+                *(run_row(status, now) for status in found),
+                *(trained_row(each, now) for each in trained),
+                *(forgotten_row(line, now) for line in forgotten),
+                *(thing_row(each, now) for each in things),
             ],
         )
         say_problems(problems)
         for line in forgotten:
-            talk.say(f"warning: {line.instance_id} on {line.provider} carries our mark and belongs to no run we know.")
-        if billing:
-            rate = sum((Decimal(line.rate_usd_per_hour) for line in billing), Decimal(0))
-            talk.say(f"{len(billing)} billing or maybe billing, {usd(rate)}/h. End all: homing destroy --all")
-        if things:
-            rate = sum((each.rate_usd_per_hour for each in things), Decimal(0))
-            talk.say(f"{len(things)} beside instances, {usd(rate)}/h until it is removed: homing reconcile shows it.")
-        if not billing and not things:
-            talk.say("Nothing bills." if not problems else "Nothing is known to bill.")
+            talk.say(f"warning: {forgotten_words(line)}")
+        for sentence in billing_words(billing, things, problems):
+            talk.say(sentence)
         if not home.ledger.lines() and not lost:
             talk.say(f"Nothing was ever launched from this home, {home.path}; what others rented is not shown here.")
 
 
-def _trained_row(each: Trained, now: float) -> list[str]:
+def forgotten_words(line: LedgerLine) -> str:
+    return f"{line.instance_id} on {line.provider} carries our mark and belongs to no run we know."
+
+
+def billing_words(billing: list[LedgerLine], things: list[Resource], problems: list[str]) -> list[str]:
+    """What costs money now, and how to end it; one sentence or two."""
+    said = []
+    if billing:
+        rate = sum((Decimal(line.rate_usd_per_hour) for line in billing), Decimal(0))
+        said.append(f"{len(billing)} billing or maybe billing, {usd(rate)}/h. End all: homing destroy --all")
+    if things:
+        rate = sum((each.rate_usd_per_hour for each in things), Decimal(0))
+        said.append(f"{len(things)} beside instances, {usd(rate)}/h until it is removed: homing reconcile shows it.")
+    return said or ["Nothing bills." if not problems else "Nothing is known to bill."]
+
+
+def trained_row(each: Trained, now: float) -> list[str]:
     age = format_duration(max(0.0, now - each.began_at))
     return [each.run, each.state, each.steps, "", "", age, "trained here", "no"]
 
@@ -82,7 +103,7 @@ def _kept(home: Home, status: Status) -> dict[str, object] | None:
     return found.to_dict() if found else None
 
 
-def _row(status: Status, now: float) -> list[str]:
+def run_row(status: Status, now: float) -> list[str]:
     told = status.signs.heartbeat if status.signs else None
     beat = reached(status, told) if told else None
     open_ = billing_lines(status.lines)
@@ -99,12 +120,12 @@ def _row(status: Status, now: float) -> list[str]:
     ]
 
 
-def _forgotten(line: LedgerLine, now: float) -> list[str]:
+def forgotten_row(line: LedgerLine, now: float) -> list[str]:
     where, age = f"{line.provider} {line.instance_id} {line.state}", format_duration(max(0.0, now - line.intent_at))
     return ["(no run)", "forgotten", "", usd(meter.line_spend(line, now)), "", age, where, line.billing]
 
 
-def _thing(thing: Resource, now: float) -> list[str]:
+def thing_row(thing: Resource, now: float) -> list[str]:
     age_s = max(0.0, now - thing.created_at) if thing.created_at is not None else None
     spent = usd(meter.cost(thing.rate_usd_per_hour, age_s)) if age_s is not None else ""
     kind = "kept" if thing.is_kept else thing.kind

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import secrets
-import string
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +16,7 @@ from homing.cli.find_base import Base, find_base
 from homing.cli.find_model import find_model
 from homing.cli.generate import Checkpoint, Device, Model, Phase, Temperature, Tokens, TopK
 from homing.cli.options import Json
+from homing.cli.web_token import given_token
 from homing.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,15 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-# In the environment and not on the command line, where every user of the machine can read it.
 TOKEN = "HOMING_SERVE_TOKEN"
-_MIN_LETTERS = 16
 
 
 def command(
     run: Model = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Another one if it is taken; 0 for any.")] = 8000,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Any other needs --network.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Any but loopback needs --network.")] = "127.0.0.1",
     network: Annotated[bool, typer.Option("--network", help="Let other computers ask, unencrypted.")] = False,
     tokens: Tokens = 200,
     temperature: Temperature = 0.8,
@@ -44,12 +41,13 @@ def command(
     base: Base = "",
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Serve a trained model as OpenAI's API with a chat page. --tokens, --temperature and --top-k are for requests that
-    do not say theirs. The token is HOMING_SERVE_TOKEN, or a new one each time."""
+    """Serve a trained model as OpenAI's API with a chat page, until Ctrl-C. It prints the address of the page, the
+    variables for OpenAI's clients and a first request. --tokens, --temperature and --top-k are for requests that do
+    not say theirs. The token is HOMING_SERVE_TOKEN, or a new one each time."""
     need("lm", verb="serve")
     need("web", verb="serve")
     is_open = _is_open(host, is_allowed=network)
-    given = _given_token()
+    given = given_token(TOKEN)
     folder = find_model(run, checkpoint=checkpoint, phase=phase)
 
     from homing.lm.device import describe_device
@@ -61,8 +59,8 @@ def command(
     model, tokenizer = load_for_use(folder, device, base=find_base(folder, base))
     with refusals_told():
         voice = Voice(model, tokenizer, folder)
-    talk.say(f"{folder} on {describe_device(model.device)}, for requests that do not say it:"
-             f" {tokens} tokens, temperature {temperature:g}, top-k {top_k}")  # fmt: skip
+    talk.say(f"{folder} on {describe_device(model.device)}. Where a request does not say it:"
+             f" {tokens} tokens, temperature {temperature:g}, top-k {top_k}.")  # fmt: skip
     if voice.is_chat:
         say_format(read_card(folder))
     else:
@@ -97,18 +95,6 @@ def _is_open(host: str, *, is_allowed: bool) -> bool:
     )
 
 
-def _given_token() -> str:
-    """ "" where a new one is to be made."""
-    token = os.environ.get(TOKEN, "")
-    if token and (len(token) < _MIN_LETTERS or set(token) - set(string.ascii_letters + string.digits + "-._~+/=")):
-        raise UsageError(
-            what=f"{TOKEN} cannot be used.",
-            why=f"A token has at least {_MIN_LETTERS} letters, digits or -._~+/= and nothing else.",
-            fix=f"export {TOKEN}=$(openssl rand -hex 16)   or leave it out: one is made and printed",
-        )
-    return token
-
-
 def _url(host: str, port: int) -> str:
     """As this computer asks for it."""
     with suppress(ValueError):
@@ -133,7 +119,11 @@ def _tell(voice: Voice, url: str, token: str, *, is_made: bool, is_open: bool) -
     path, body = ("completions", '{"prompt": "Once", "max_tokens": 20}')
     if voice.is_chat:
         path, body = ("chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}')
-    print(f"{url}/{f'#token={token}' if is_made else ''}")
-    print(f"export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={shown}")
-    print(f"curl -sS {url}/v1/{path} -H \"Authorization: Bearer {shown}\" -d '{body}'", flush=True)
+    # Each on a line of its own, to be copied whole.
+    print("Page, in a browser:" if is_made else f"Page, in a browser; it asks for the token of {TOKEN}:")
+    print(f"  {url}/{f'#token={token}' if is_made else ''}")
+    print("Programs that speak OpenAI's API:")
+    print(f"  export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={shown}")
+    print("A first request:")
+    print(f"  curl -sS {url}/v1/{path} -H \"Authorization: Bearer {shown}\" -d '{body}'", flush=True)
     talk.say(f"The model is called {voice.name}. Ctrl-C ends it.")

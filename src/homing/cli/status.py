@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,7 @@ from homing.cloud import diary
 from homing.cloud.ahead import ahead, planned
 from homing.cloud.connect import find_login
 from homing.cloud.home import Home
-from homing.cloud.ledger import ADOPTED
+from homing.cloud.ledger import ADOPTED, RunRow
 from homing.cloud.meter import at_most, line_spend
 from homing.cloud.news import News
 from homing.cloud.reconcile import refresh
@@ -29,7 +29,7 @@ from homing.errors import HomingError, UsageError
 from homing.units import format_duration, parse_duration
 from homing.wire import codec, names
 
-__all__ = ["command"]
+__all__ = ["Closely", "command", "look_closely", "next_words", "rows_here"]
 
 _TOLD = 3  # of what the guard at home did and said, the last
 
@@ -55,7 +55,8 @@ def command(
         while every_s is not None and (status.run.is_live or status.is_billing):
             home.world.sleep(every_s)
             status = _look_once(home, status.run.id)
-        _say_next(status)
+        if words := next_words(status, name_here(status.run)):
+            talk.say(words)
 
 
 def _look_here(home: Home, run: Trained, every_s: float | None) -> None:
@@ -69,30 +70,52 @@ def _look_here(home: Home, run: Trained, every_s: float | None) -> None:
 
 
 def _show_here(home: Home, run: Trained) -> None:
-    folder, news = home.run_dir(run.run), News(store_here(home), run.run)
+    news = News(store_here(home), run.run)
     for _ in news.reports():  # only what the last lines say is shown here
         pass
-    saved, progress, learned = newest_saved(home, run), progress_of(run, news), news.learned()
+    saved, progress = newest_saved(home, run), progress_of(run, news)
     metric = codec.dump(news.metric) if news.metric is not None else None
     talk.emit("status/1", {**run.to_dict(), "saved": saved, "progress": progress, "metric": metric})
+    talk.table(["", ""], rows_here(home, run, news))
+
+
+def rows_here(home: Home, run: Trained, news: News) -> list[tuple[str, str]]:
+    """What there is to say of it, each under its label."""
+    folder = home.run_dir(run.run)
     log = folder / names.LOGS / "trainer.log"
     rows = [
         ("run", run.run),
         ("state", f"{run.state}: {run.reason}" if run.reason else run.state),
-        ("progress", progress),
-        ("learned", learned),
-        ("saved", saved or "no checkpoint yet"),
+        ("progress", progress_of(run, news)),
+        ("learned", news.learned()),
+        ("saved", newest_saved(home, run) or "no checkpoint yet"),
         ("trained", "on this computer; nothing bills"),
         ("folder", str(folder)),
         ("numbers", str(folder / names.METRICS)),
         ("log", str(log) if home.world.exists(log) else ""),
     ]
-    talk.table(["", ""], [row for row in rows if row[1]])
+    return [row for row in rows if row[1]]
 
 
 def _look_once(home: Home, run: str | None) -> Status:
     problems = refresh(home)
-    status = look(home, find_run(home, run))
+    found = look_closely(home, find_run(home, run), problems)
+    talk.emit("status/1", {**found.status.to_dict(), **found.document})
+    talk.table(["", ""], found.rows)
+    say_problems(problems)
+    return found.status
+
+
+@dataclasses.dataclass(frozen=True)
+class Closely:
+    status: Status
+    document: dict[str, Any]  # beside what `Status` tells of itself
+    rows: list[tuple[str, str]]  # for people
+
+
+def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
+    """Also its store, its provider and its plan. `problems`: what is known to be silent; what is found is added."""
+    status = look(home, run)
     if status.problem and not any(status.run.id in problem for problem in problems):
         problems.append(status.problem)
     ways, pushed, figures = {"ssh": _ssh_line(home, status), "page": _page(home, status)}, "", dict[str, float]()
@@ -116,11 +139,10 @@ def _look_once(home: Home, run: str | None) -> Status:
         "guard": [codec.dump(event) for event in told],
         "problems": problems,
     }
-    talk.emit("status/1", {**status.to_dict(), **document})
     progress = progress_line(status, beat, figures, plan)
-    _show(status, progress, ways, pushed, str(kept or ""), [event.text for event in told])
-    say_problems(problems)
-    return status
+    return Closely(
+        status, document, _rows(status, progress, ways, pushed, str(kept or ""), [event.text for event in told])
+    )
 
 
 def _ssh_line(home: Home, status: Status) -> str:
@@ -139,10 +161,12 @@ def _page(home: Home, status: Status) -> str:
         return ""
 
 
-def _show(status: Status, progress: str, ways: dict[str, str], pushed: str, kept: str, told: list[str]) -> None:
+def _rows(
+    status: Status, progress: str, ways: dict[str, str], pushed: str, kept: str, told: list[str]
+) -> list[tuple[str, str]]:
     run = status.run
     beat = status.signs.heartbeat if status.signs else None
-    rows: list[tuple[str, object]] = [
+    rows = [
         ("run", run.id),
         ("state", f"{run.state}: {run.reason}" if run.reason else run.state),
         ("progress", progress),
@@ -170,7 +194,7 @@ def _show(status: Status, progress: str, ways: dict[str, str], pushed: str, kept
     outcome = status.signs.outcome if status.signs else None
     if outcome is not None and outcome.log_tail and run.state == "failed":
         rows.append(("last words", outcome.log_tail))
-    talk.table(["", ""], rows)
+    return rows
 
 
 def _pushed(newest: str, *, is_all: bool) -> str:
@@ -179,17 +203,17 @@ def _pushed(newest: str, *, is_all: bool) -> str:
     return f"{newest}; it goes on while it trains" if newest else "no checkpoint yet"
 
 
-def _say_next(status: Status) -> None:
-    name, state = name_here(status.run), status.run.state
+def next_words(status: Status, name: str) -> str:
+    """Each as `why: command`, three spaces apart; "" where nothing is left to do."""
+    state = status.run.state
     if status.run.is_live:
-        talk.say(f"Watch it: homing watch {name}   Read it: homing logs {name} -f   Stop it: homing stop {name}")
-    elif state == ADOPTED:
-        talk.say(f"It goes on under that home. Take it back: homing adopt {status.run.store} {status.run.id}")
-    elif status.is_billing:
-        talk.say(f"It has ended and its instance may still cost money: homing destroy {name}")
-    elif state == "done" and status.run.fetched_step is None:
-        talk.say(f"Fetch it: homing fetch {name}")
-    elif state == "failed":
-        talk.say(f"Why: homing logs {name}   Go on from its last checkpoint: homing launch {name} --resume")
-    elif state == "stopped":
-        talk.say(f"Fetch it: homing fetch {name}   Go on: homing launch {name} --resume")
+        return f"Watch it: homing watch {name}   Read it: homing logs {name} -f   Stop it: homing stop {name}"
+    if state == ADOPTED:
+        return f"It goes on under that home. Take it back: homing adopt {status.run.store} {status.run.id}"
+    if status.is_billing:
+        return f"It has ended and its instance may still cost money: homing destroy {name}"
+    if state == "done" and status.run.fetched_step is None:
+        return f"Fetch it: homing fetch {name}"
+    if state == "failed":
+        return f"Why: homing logs {name}   Go on from its last checkpoint: homing launch {name} --resume"
+    return f"Fetch it: homing fetch {name}   Go on: homing launch {name} --resume" if state == "stopped" else ""

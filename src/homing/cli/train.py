@@ -19,6 +19,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -33,13 +34,14 @@ from homing.cli.keep_log import printing
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb, as_typed, with_phases
 from homing.cli.tracking import begin, following, wanted
 from homing.cli.trained_here import ENDING_S, hold, is_limit
+from homing.cloud.home import Home
 from homing.cloud.mark import new_run_id
 from homing.config import Loaded, home, load_run, mark_smoke, newest_run
 from homing.config.memory import training_memory
 from homing.config.open_weights import bring
 from homing.config.projects import PROJECT_NOTE, begun_elsewhere, is_still_theirs, project_note, refuse_shared
 from homing.errors import DataError, HomingError, Interrupted, LimitReached, RunFailed, UsageError
-from homing.units import format_bytes
+from homing.units import format_bytes, format_usd
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.event import Metric, Outcome
@@ -76,7 +78,7 @@ def command(
     name = run or newest_run()
     loaded = load_run(name, sets, is_smoke=smoke)
     refuse_shared(loaded.file, loaded.run.name)
-    for warning in loaded.warnings:
+    for warning in [*loaded.warnings, *_launched(loaded.run.name)]:
         talk.say(f"warning: {warning}")
     if not loaded.is_prepared:
         raise DataError(
@@ -95,6 +97,27 @@ def command(
     if smoke and outcome.state in ("done", "failed") and not caught:
         mark_smoke(loaded.file, is_passed=outcome.state == "done", figures={"run": run_dir.name})
     _tell(run_dir, name, outcome, again, caught=caught, is_smoke=smoke)
+
+
+def _launched(name: str) -> list[str]:
+    """Runs of this name on rented machines, a sentence each: they go on, and bill, while another is trained here."""
+    at_home = Home(home(), World())
+    if not at_home.has_ledger:
+        return []
+    try:
+        billing = {line.run_id: line for line in at_home.ledger.lines() if line.destroyed_at is None}
+        rows = [row for row in at_home.ledger.runs() if row.name == name and (row.is_live or row.id in billing)]
+    except HomingError as exc:  # nothing here needs it
+        return [f"Whether {name} is at work on a rented machine is not known: {exc.what}"]
+    told = []
+    for row in [row for row in rows if begun_elsewhere(row.id) is None]:
+        line = billing.get(row.id)
+        rate = f" on {line.provider} at {format_usd(Decimal(line.rate_usd_per_hour))}/h" if line is not None else ""
+        told.append(
+            f"{row.id} was launched, is {row.state}{rate}, and goes on; this trains another run beside it."
+            f" See it: homing watch {row.id}   End it: homing stop {row.id}"
+        )
+    return told
 
 
 def _missing(loaded: Loaded) -> Path:

@@ -28,6 +28,7 @@ T = TypeVar("T")
 STARTED = "train.json"
 ENDING_S = 10.0  # so long a trainer may take from its last word to its end
 _LOOK_S, _PAUSE_S = 1.0, 0.05
+_END_BYTES = 1 << 16  # longer than any line of numbers
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,10 @@ def _again(home: Home, folder: Path) -> str:
 
 def _last_line(home: Home, folder: Path) -> tuple[str, int | None]:
     """How far a trainer is that has not ended: as far as it has told."""
+    path = folder / names.METRICS
     try:
-        last = codec.loads(Metric, home.world.read(folder / names.METRICS).splitlines()[-1])
+        # Only its end: a dashboard looks every few seconds, and the file of a long run has megabytes.
+        last = codec.loads(Metric, home.world.read(path, max(0, home.world.size(path) - _END_BYTES)).splitlines()[-1])
     except (OSError, IndexError, codec.WireError):
         return "", None
     return last.phase, last.step

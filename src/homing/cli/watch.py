@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from homing.cli import talk
 from homing.cli.control import find_any, open_home, usd
+from homing.cli.extras import export_hint
 from homing.cli.find_model import MODELS
 from homing.cli.find_run import is_stranger, name_here
 from homing.cli.harmless import harmless
@@ -27,6 +30,7 @@ from homing.cloud.ledger import RunRow
 from homing.cloud.meter import as_limit, at_most, cost
 from homing.cloud.status import Status, look, newest_pushed
 from homing.cloud.watch import DEFAULT_EVERY_S, Report, planned_usd, to_finish, trip_usd, watch
+from homing.config.models import manifest_in
 from homing.errors import HomingError, UsageError
 from homing.units import parse_duration
 from homing.wire import codec, names
@@ -137,7 +141,7 @@ def _say_next(home: Home, run: RunRow) -> None:
     status, name = look(home, run), name_here(run)
     talk.say(f"Spent {at_most(*status.lines)}{usd(status.spend_usd)}; billing has ended.")
     if run.state == "done":
-        talk.say(f"Training complete. Fetch it: homing fetch {name}   then: homing chat {_model(home, run)}")
+        talk.say(f"Training complete. {_what_to_do_with_it(home, run)}")
     elif run.state == "failed":
         talk.say(f"Why: homing logs {name}   Go on from its last checkpoint: homing launch {name} --resume")
     else:
@@ -155,13 +159,26 @@ def _learned(home: Home, run: RunRow) -> str:
     return f"What it has learned: homing fetch {name_here(run)}" if is_saved else "No checkpoint came to the store."
 
 
-def _model(home: Home, run: RunRow) -> str:
-    """What chat is to be told once it is fetched: its name, or the folder beside another run of that name."""
+def _what_to_do_with_it(home: Home, run: RunRow) -> str:
+    """Of a run that is done: to fetch it, or where it lies and how to use it."""
     last = next(reversed(_steps_by_phase(home, run)), "")
+    place = _place(home, run, last)
+    model = run.name if place == MODELS / run.name else shlex.quote(str(place))
+    fetch = f"homing fetch {name_here(run)}"
+    there = manifest_in(place)
+    if there is None or there.run_id != run.id:
+        return f"Fetch it: {fetch}   then: homing chat {model}"
+    at = f"{there.phase} step {there.step:,}"
+    if not there.is_final or there.phase != last:
+        return f"{place} has {at} of it; the last: {fetch}"
+    return f"The model is in {place} ({at}). Talk to it: homing chat {model}   {export_hint(model)}"
+
+
+def _place(home: Home, run: RunRow, last: str) -> Path:
+    """Where `homing fetch` puts it: the folder of its name, or one beside another run of that name."""
     if is_stranger(run):
-        return str(MODELS / run.id)
-    place = place_of(home, run, last, MODELS) if last else MODELS / run.name
-    return run.name if place == MODELS / run.name else str(place)
+        return MODELS / run.id
+    return place_of(home, run, last, MODELS) if last else MODELS / run.name
 
 
 def _steps_by_phase(home: Home, run: RunRow) -> dict[str, int]:

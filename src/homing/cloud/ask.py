@@ -1,6 +1,8 @@
 """The same question to several providers at once: nobody's answer waits for another's silence.
 
-{name: question} -> side by side, each with the deadline -> {name: its answer, or why there is none}
+    {name: question} -> side by side, each with the deadline -> {name: its answer, or why there is none}
+
+The deadline is shorter while a limit is near: whoever holds it has something to do then.
 """
 
 from __future__ import annotations
@@ -11,19 +13,41 @@ from typing import TypeVar
 from homing.errors import HomingError, ProviderSilent
 from homing.world import World
 
-__all__ = ["ASK_S", "ask_all"]
+__all__ = ["ASK_S", "HURRY_S", "ask_all", "ask_store", "patience_s"]
 
 ASK_S = 30.0  # so long a provider may take to say what it has
+HURRY_S = 5.0  # and so long while a limit is near: two such questions come before it is looked at
+_LATE_S = 60.0  # a limit that passed longer ago is nobody's hurry any more: what was to be done about it was tried
 T = TypeVar("T")
 
 
-def ask_all(questions: Mapping[str, Callable[[], T]], world: World) -> dict[str, T | HomingError | OSError]:
+def patience_s(world: World, by: float) -> float:
+    """How long an answer may take where `by`, in Unix seconds, a limit needs whoever asks."""
+    left_s = by - world.now()
+    return ASK_S if left_s < -_LATE_S else min(ASK_S, max(HURRY_S, left_s))
+
+
+def ask_store(address: str, question: Callable[[], T], name: str, world: World) -> T:
+    """One question to a store, by its address. One far away gets the deadline, and ProviderSilent tells that it passed:
+    an S3 that hangs is tried for minutes, and whoever asks may be all that guards a machine."""
+    if address.startswith("file:"):
+        return question()
+    answer = ask_all({name: question}, world)[name]
+    if isinstance(answer, (HomingError, OSError)):
+        raise answer
+    return answer
+
+
+def ask_all(
+    questions: Mapping[str, Callable[[], T]], world: World, timeout_s: float | None = None
+) -> dict[str, T | HomingError | OSError]:
     """In the order of the questions. What is neither an answer nor a failure of theirs is a mistake of ours: raised."""
     found: dict[str, T | HomingError | OSError] = {}
-    for name, answer in zip(questions, world.together(list(questions.values()), ASK_S), strict=True):
+    timeout_s = ASK_S if timeout_s is None else timeout_s
+    for name, answer in zip(questions, world.together(list(questions.values()), timeout_s), strict=True):
         if isinstance(answer, TimeoutError):
             answer = ProviderSilent(
-                what=f"{name} did not answer within {ASK_S:g} s.",
+                what=f"{name} did not answer within {timeout_s:.3g} s.",
                 fix="Try again in a minute; is a proxy or a firewall between? homing doctor",
             )
         elif isinstance(answer, Exception) and not isinstance(answer, (HomingError, OSError)):

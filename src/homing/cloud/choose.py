@@ -5,22 +5,26 @@
                                                                         that a person agrees to
 
 Nothing is left of a launch that failed, so the same run goes on as its next attempt; its limit counts over all of them.
-A machine that came and whose agent then gave up is no reason: it would give up on the next one as well.
+A machine that came and whose agent then gave up is no reason: it would give up on the next one as well. Between two
+offers nothing of the run lives, so a lock says that it goes on: a stop, a destroy or a new limit from another terminal
+counts there too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 
-from homing.cloud import meter
+from homing.cloud import meter, relaunch
 from homing.cloud.home import Home
-from homing.cloud.launch import Draft, Launched, draft, launch
+from homing.cloud.launch import Draft, Launched, draft, hold_lock, launch
+from homing.cloud.ledger import UNDONE, RunRow
 from homing.cloud.offers import is_dear
 from homing.cloud.plan import OfferPlan
 from homing.cloud.providers.base import Offer
-from homing.errors import NeverCame, NoOffer, UsageError
+from homing.errors import EndedElsewhere, HomingError, NeverCame, NoOffer, UsageError
 
 __all__ = ["MAY_COST", "is_within_plan", "launch_any", "name_of"]
 
@@ -45,30 +49,60 @@ def launch_any(
 ) -> tuple[Draft, Launched]:
     """`first` is agreed to already. `others` in the order they may stand in for it; `agree` is asked about each."""
     ready, rest = first, [row for row in others if row.offer != first.order.offer][: _TRIES - 1]
-    while True:
-        try:
-            return ready, launch(ready, home, tell=tell)
-        except (NoOffer, NeverCame) as exc:
-            how = "is gone" if isinstance(exc, NoOffer) else "never came, and is destroyed"
-            tell(f"{name_of(ready.order.offer)} {how}: {' '.join(exc.why.split()) or exc.what}")
-            found = _next(first, rest, home, tell, agree)
-            if found is None:
-                raise
-            ready = found
+    last: RunRow | None = None
+    with _going_on(first, home):
+        while True:
+            try:
+                return ready, launch(ready, home, tell=tell, last=last)
+            except (NoOffer, NeverCame) as exc:
+                how = "is gone" if isinstance(exc, NoOffer) else "never came, and is destroyed"
+                tell(f"{name_of(ready.order.offer)} {how}: {' '.join(exc.why.split()) or exc.what}")
+                last = _as_undone(first, home, exc)
+                found = _next(first, last, rest, home, tell, agree)
+                if found is None:
+                    raise
+                ready = found
+
+
+@contextlib.contextmanager
+def _going_on(first: Draft, home: Home) -> Iterator[None]:
+    """Seen by `homing stop` and `homing destroy`: to them a run between two offers has not ended."""
+    hold_lock(first.run.id, first.run.id, first.run.name, home)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it goes with this process at the latest
+            home.world.remove(home.launch_lock(first.run.id))
+
+
+def _as_undone(first: Draft, home: Home, exc: HomingError) -> RunRow:
+    """The run as the launch that failed has left it. One that a person has ended meanwhile stays so."""
+    run = home.ledger.run(first.run.id)
+    if run is None or not run.reason.startswith(UNDONE):
+        said = ("gone", "") if run is None else (run.state, run.reason)
+        raise EndedElsewhere(
+            f"{first.run.id} is not launched on the next offer: it is {said[0]} by now.", said[1]
+        ) from exc
+    return run
 
 
 def _next(
     first: Draft,
+    last: RunRow,
     rest: list[OfferPlan],
     home: Home,
     tell: Callable[[str], None],
     agree: Callable[[OfferPlan, Draft], bool],
 ) -> Draft | None:
     """Takes from `rest` until one can be launched; None when nothing is left or a person said no."""
+    told = relaunch.papers(home, last).run  # with the limits of now: `homing limit` may have changed them
+    limit = None if last.spend_limit_usd is None else Decimal(last.spend_limit_usd)
     while rest:
         row = rest.pop(0)
-        run = dataclasses.replace(first.order.run, id=first.run.id)
-        order = dataclasses.replace(first.order, run=run, offer=row.offer, timing=row.timing, resume=True)
+        run = dataclasses.replace(first.order.run, id=first.run.id, limits=told.limits, origin=told.origin)
+        order = dataclasses.replace(
+            first.order, run=run, offer=row.offer, timing=row.timing, resume=True, spend_limit_usd=limit
+        )
         try:
             ready = draft(order, home)
         except UsageError as exc:  # too dear for what is left of the limit, or it cannot reach the store

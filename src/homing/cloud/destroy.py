@@ -11,15 +11,16 @@ under does not matter here: ending what bills is never refused.
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud import meter
-from homing.cloud.ask import ask_all
+from homing.cloud.ask import HURRY_S, ask_all
 from homing.cloud.home import Home
 from homing.cloud.ledger import REFUSED, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance, Provider
-from homing.cloud.receipt import at_its_rate, receipt
+from homing.cloud.receipt import at_its_rate, receipt, seen_spend
 from homing.cloud.reconcile import CREATE_GRACE_S, end_resources, is_absent, note_twin, refresh
 from homing.cloud.signs import read_signs
 from homing.cloud.whose import check_account, note_account
@@ -83,11 +84,11 @@ def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> D
     done = destroy_lines(home, open_lines(home, run), deadline_s=deadline_s)
     _end_left_resources(home, closed)
     before = home.ledger.run(run.id) or run
-    if not done.lines and not before.is_live and not before.may_go_on:
+    if not done.lines and not before.is_live and not home.may_go_on(before):
         return done  # it had ended, and nothing of it was left
     refresh(home)
     after = home.ledger.run(run.id)
-    if after is not None and (after.is_live or after.may_go_on):
+    if after is not None and (after.is_live or home.may_go_on(after)):
         home.ledger.set_run(
             run.id, state="stopped", reason="destroyed by hand", exit_code=None, ended_at=home.world.now()
         )
@@ -96,13 +97,21 @@ def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> D
     return Destroyed(done.lines + late.lines, done.spend_usd + late.spend_usd)
 
 
-def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DEADLINE_S) -> Destroyed:
+def destroy_lines(
+    home: Home, lines: list[LedgerLine], *, deadline_s: float = DEADLINE_S, by: float = math.inf
+) -> Destroyed:
+    """`by`, in Unix seconds, is when whoever asks has something else to do: what has not answered until then goes on by
+    itself, and is told as not confirmed."""
     for line in lines:
         # Written first: if we die now, every later verb says that this end is unconfirmed. A ledger that cannot be
         # written (a full disk) must not keep a machine billing: we go on, and the receipt fails loudly.
         with contextlib.suppress(HomingError):
             home.ledger.ask_destroy(line.mark, home.world.now())
-    problems = _destroy_each(home, _as_written(home, lines), deadline_s)
+    asked = _as_written(home, lines)
+    for line in asked:
+        if line.created_at is not None:  # from here on a clock that is set back takes back no dollar of its receipt
+            seen_spend(home, line)
+    problems = _destroy_each(home, asked, deadline_s, by)
     after = _as_written(home, lines)
     if problems:
         left = [line for line in after if line.mark in problems]
@@ -117,20 +126,20 @@ class _Problem:
 
     text: str
     fix: str = ""
+    may_pass: bool = False  # it is worth another try
 
 
-def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, _Problem]:
+def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: float) -> dict[str, _Problem]:
     """What stands in the way, by mark. Providers side by side: one that says nothing holds up no other's end."""
     by_provider: dict[str, list[LedgerLine]] = {}
     for line in lines:
         by_provider.setdefault(line.provider, []).append(line)
 
-    def destroy_in_turn(own: list[LedgerLine]) -> dict[str, _Problem]:
-        return {line.mark: _destroy_line(home, line, deadline_s) for line in own}
-
-    calls = [lambda own=own: destroy_in_turn(own) for own in by_provider.values()]
+    calls = [lambda own=own: _destroy_in_turn(home, own, deadline_s) for own in by_provider.values()]
     # With one provider there is nobody to wait for, and nothing may be given up before its own deadlines are over.
-    found = [calls[0]()] if len(calls) == 1 else home.world.together(calls, _longest_s(by_provider, deadline_s))
+    longest_s = min(_longest_s(by_provider, deadline_s), max(HURRY_S, by - home.world.now()))
+    is_alone = len(calls) == 1 and math.isinf(by)
+    found = [calls[0]()] if is_alone else home.world.together(calls, longest_s)
     problems: dict[str, _Problem] = {}
     for own, answer in zip(by_provider.values(), found, strict=True):
         if isinstance(answer, TimeoutError):
@@ -203,7 +212,24 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
         return lines
 
 
-def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> _Problem:
+def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, _Problem]:
+    """One try each, then again with those that are left: a stubborn one keeps no other waiting for its first. Each has
+    the deadline from there on."""
+    problems, until = dict[str, _Problem](), dict[str, float]()
+    pause_s, waiting = _FIRST_PAUSE_S, lines
+    while True:
+        for line in waiting:
+            until.setdefault(line.mark, home.world.monotonic() + deadline_s)
+            problems[line.mark] = _try(home, line)
+        now = home.world.monotonic()
+        waiting = [line for line in waiting if problems[line.mark].may_pass and now < until[line.mark]]
+        if not waiting:
+            return problems
+        home.world.sleep(min(pause_s, max(until[line.mark] for line in waiting) - now))
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _try(home: Home, line: LedgerLine) -> _Problem:
     if line.destroyed_at is not None:
         return _Problem("")
     if line.created_at is None:
@@ -213,27 +239,18 @@ def _destroy_line(home: Home, line: LedgerLine, deadline_s: float) -> _Problem:
         except HomingError as exc:  # that could not be written, so its launch may go on; the others are still to end
             return _Problem(str(exc).replace("\n", " "))
         return _Problem("")
-    deadline = home.world.monotonic() + deadline_s
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            problem = _try_once(home, line)
-        except OtherAccount as exc:  # no wait will change that
-            with contextlib.suppress(HomingError):
-                home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
-            return _Problem(exc.why, exc.fix)
-        except (HomingError, OSError) as exc:
-            problem = str(exc).replace("\n", " ") or type(exc).__name__
-        if not problem:
-            return _Problem("")
-        if line.state != REFUSED:
-            with contextlib.suppress(HomingError):
-                home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
-        left_s = deadline - home.world.monotonic()
-        if left_s <= 0:
-            return _Problem(problem)
-        home.world.sleep(min(pause_s, left_s))
-        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+    try:
+        problem = _try_once(home, line)
+    except OtherAccount as exc:  # no wait will change that
+        with contextlib.suppress(HomingError):
+            home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
+        return _Problem(exc.why, exc.fix)
+    except (HomingError, OSError) as exc:
+        problem = str(exc).replace("\n", " ") or type(exc).__name__
+    if problem and line.state != REFUSED:
+        with contextlib.suppress(HomingError):
+            home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
+    return _Problem(problem, may_pass=bool(problem))
 
 
 def _try_once(home: Home, line: LedgerLine) -> str:

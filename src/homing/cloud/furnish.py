@@ -25,6 +25,7 @@ __all__ = ["LOCK", "furnish", "volume_folders"]
 
 LOCK = "lock.txt"
 _FAR_TOO_SLOW = 0.3  # of what the card's data sheet says; a healthy one reaches about twice this in the probe
+_SOMEBODYS = ("local", "ssh")  # machines that somebody has for more than one run
 
 
 def furnish(
@@ -57,6 +58,7 @@ def furnish(
             lock=list(found.lines),
             torch=found.torch,
             torch_range=list(bundle.TORCH_RANGE),
+            cuda=bundle.TORCH_CUDA,
             python=place.base_python,
             env_dir=f"{place.cache_dir}/env-",
         )
@@ -90,7 +92,7 @@ def _with_card(told: Bootstrap, offer: Offer, place: Place, is_stand_in: bool) -
     card = find_gpu(offer.device)
     known = (card.name, *card.aliases) if card else (offer.device,)
     plain = sorted({"".join(c for c in name.lower() if c.isalnum()) for name in known})
-    told = dataclasses.replace(told, gpu_names=plain, num_gpus=offer.num_gpus)
+    told = dataclasses.replace(told, gpu_names=plain, num_gpus=offer.num_gpus, may_add=offer.provider not in _SOMEBODYS)
     if is_stand_in:
         return told
     floor = {"matmul_tflops": card.bf16_tflops, "copy_gb_s": float(card.bandwidth_gb_s)} if card else {}

@@ -18,15 +18,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from decimal import Decimal
 
 from homing.cloud import diary, heard, meter, relaunch
-from homing.cloud.destroy import destroy_lines, end_twins
+from homing.cloud.ask import ask_all, patience_s
+from homing.cloud.destroy import end_twins
+from homing.cloud.guard_round import TROUBLE, End, Pass, end_all, end_lines, is_silent, told
 from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
-from homing.cloud.providers.base import Instance
+from homing.cloud.providers.base import Instance, Resource
 from homing.cloud.receipt import left_at_most
 from homing.cloud.reconcile import refresh, unread
 from homing.cloud.status import Status, billing_lines, look
@@ -37,7 +38,6 @@ from homing.cloud.whose import is_elsewhere
 from homing.errors import HomingError, LimitReached, NotOwner, StillBilling
 from homing.store import pace_of
 from homing.units import format_duration
-from homing.wire.codec import WireError
 from homing.wire.limit import GUARD
 
 __all__ = ["DEFAULT_EVERY_S", "Pass", "guard_pass", "wait_for_next"]
@@ -46,26 +46,9 @@ DEFAULT_EVERY_S = 60.0
 STALE_S = 300.0  # no heartbeat for so long is worth an alert
 DEAD_S = 60.0  # a machine on which nothing of ours runs gets so long to be looked at twice
 LAUNCH_S = 1800.0  # as long as a launch may take: no other run's limit may come while this guard is at it
-_DESTROY_S = 60.0
 _NAP_S = 60.0
 
-# What a round outlives: besides what fails, words of a provider that nobody knows (its list, its offers, its log), and
-# our own mistakes. The others are still guarded.
-_TROUBLE = (HomingError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
 Say = Callable[[str], None]
-
-
-@dataclass
-class Pass:
-    """What one round found and did, in sentences; `next_at` is when a limit will need the next one at the latest."""
-
-    done: list[str] = field(default_factory=list)
-    alerts: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    may_bill: list[str] = field(default_factory=list)
-    next_at: float = math.inf
-    due: dict[str, float] = field(default_factory=dict)  # run id -> when its limit will need a guard
 
 
 def guard_pass(
@@ -79,21 +62,41 @@ def guard_pass(
     """One round. `only` is the id of one run, as `watch` asks for; with `every_s` it signs in as a guard on duty."""
     made, tell = Pass(), _unfailing(tell)
     try:
-        made.problems += refresh(home)
-    except _TROUBLE as exc:  # a full disk: what is in the ledger is guarded all the same
-        made.problems.append(_told(exc))
+        made.by = _soonest(home)
+        made.problems += refresh(home, by=made.by)
+    except TROUBLE as exc:  # a full disk: what is in the ledger is guarded all the same
+        made.problems.append(told(exc))
     if every_s is not None:
         try:
             sign_in(home, every_s, is_once=is_once)
         except OSError as exc:
             made.problems.append(f"That this guard is on duty could not be written down: {exc}")
     # What another home owns comes last: what it may cost is read from its store, which may take a while.
-    runs = sorted((run for run in home.ledger.runs() if only in (None, run.id)), key=lambda run: run.state == ADOPTED)
-    for part in (_Round.is_within_limit, _Round.look):  # money first: to go on elsewhere takes as long as a launch
-        runs = [run for run in runs if _is_well(home, run, made, tell, part)]
+    runs, within = [run for run in home.ledger.runs() if only in (None, run.id)], list[RunRow]()
+    for is_given_away in (False, True):
+        # Money first: to go on elsewhere takes as long as a launch.
+        own = [run for run in runs if (run.state == ADOPTED) is is_given_away]
+        within += [run for run in own if _is_well(home, run, made, tell, _Round.is_within_limit)]
+        end_all(home, made)
+    for run in within:
+        _is_well(home, run, made, tell, _Round.look)
     if only is None:
         _look_at_the_rest(home, made)
     return made
+
+
+def _soonest(home: Home) -> float:
+    """When a limit needs this guard, by what is written here alone: so long the others may take to answer. What its
+    volumes cost, or its new owner allows, is not known before somebody is asked."""
+    moments = [math.inf]
+    for run in [run for run in home.ledger.runs() if run.state != ADOPTED]:
+        lines = home.ledger.lines(run.id)
+        if billing_lines(lines):
+            with contextlib.suppress(*TROUBLE):  # told when the limit itself is looked at
+                limit = None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd)
+                time_s = limits_of(home, run).time_s
+                moments.append(meter.moment(GUARD, lines, limit, time_s, home.world.now()))
+    return min(moments)
 
 
 def _is_well(home: Home, run: RunRow, made: Pass, tell: Say, part: Callable[[_Round], bool]) -> bool:
@@ -104,14 +107,9 @@ def _is_well(home: Home, run: RunRow, made: Pass, tell: Say, part: Callable[[_Ro
         made.problems.append(exc.what)
     except StillBilling as exc:
         made.may_bill.append(f"{run.id}: {exc.why}")
-    except _TROUBLE as exc:
-        made.problems.append(f"{run.id}: {_told(exc)}")
+    except TROUBLE as exc:
+        made.problems.append(f"{run.id}: {told(exc)}")
     return False
-
-
-def _told(exc: Exception) -> str:
-    is_ours = isinstance(exc, (HomingError, WireError, OSError))
-    return ((str(exc) if is_ours else f"{type(exc).__name__}: {exc}") or type(exc).__name__).splitlines()[0]
 
 
 def wait_for_next(home: Home, made: Pass, every_s: float) -> None:
@@ -148,13 +146,13 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
             made.may_bill.append(f"{line.mark}: its end is not confirmed.")
             continue
         try:
-            destroy_lines(home, [line], deadline_s=_DESTROY_S)
+            end_lines(home, [line], made)
             made.done.append(f"{line.mark} is gone; its end was asked for earlier.")
         except StillBilling as exc:
             if not any(line.mark in said for said in made.may_bill):
                 made.may_bill.append(f"{line.mark}: {exc.why}")
-        except _TROUBLE as exc:
-            made.may_bill.append(f"{line.mark}: {_told(exc)}")
+        except TROUBLE as exc:
+            made.may_bill.append(f"{line.mark}: {told(exc)}")
 
 
 class _Round:
@@ -221,15 +219,24 @@ class _Round:
         """Volumes of this run: dollars per hour, and so far. Not known is said, and counts as nothing until it is."""
         rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
         for line in {line.provider: line for line in self.billing}.values():
+            if is_silent(self.made, line):
+                continue
             try:
-                owned = [each for each in self.home.provider_of(line).list_resources() if each.mark in marks]
-            except _TROUBLE as exc:
-                self.made.problems.append(f"{self.run.id}: its volumes could not be listed: {_told(exc)}")
+                owned = [each for each in self._things(line) if each.mark in marks]
+            except TROUBLE as exc:
+                self.made.problems.append(f"{self.run.id}: its volumes could not be listed: {told(exc)}")
                 continue
             rate += sum((each.rate_usd_per_hour for each in owned), Decimal(0))
             ages = [(each, self.now - (each.created_at or self.now)) for each in owned]
             spent += sum((meter.cost(each.rate_usd_per_hour, age_s) for each, age_s in ages), Decimal(0))
         return rate, spent
+
+    def _things(self, line: LedgerLine) -> list[Resource]:
+        provider, patience = self.home.provider_of(line), patience_s(self.home.world, self.made.by)
+        answer = ask_all({provider.name: provider.list_resources}, self.home.world, patience)[provider.name]
+        if isinstance(answer, (HomingError, OSError)):
+            raise answer
+        return answer
 
     # --- life and death ---
 
@@ -245,6 +252,7 @@ class _Round:
                 self._note(f"lost-{line.mark}", "lost", "What is left of it is destroyed.")
             said = f"{self.run.state} {format_duration(waited_s)} ago and still bills"
             self._end(f"The guard at home ends its machine: it was {said}.", "late")
+            end_all(self.home, self.made)
 
     def _waits_for_us(self) -> bool:
         line, signs = self.billing[-1], self._status().signs
@@ -285,9 +293,11 @@ class _Round:
                     self.made.may_bill.append(f"{self.run.id}: {_where(line)}")
                     continue
                 # It was closed before a later one began, which has the run now; this one tells nothing about it.
-                destroy_lines(self.home, [line], deadline_s=_DESTROY_S)
+                end_lines(self.home, [line], self.made)
                 said = f"{line.instance_id} is ended: another has its mark too." if line.is_twin else ""
                 self.made.done.append(f"{self.run.id}: {said or f'{line.mark} came back, and is destroyed.'}")
+                continue
+            if is_silent(self.made, line):
                 continue
             self.made.done += [f"{self.run.id}: {text}" for text in end_twins(self.home, line)]
             instance = self._describe(line)
@@ -360,7 +370,7 @@ class _Round:
     def _lose(self, line: LedgerLine, why: str) -> None:
         """Its work is in the store; what is left of the machine goes, and the run goes on elsewhere."""
         self._note(f"lost-{line.mark}", "lost", f"{why}; it is destroyed.")
-        destroy_lines(self.home, [line], deadline_s=_DESTROY_S)
+        end_lines(self.home, [line], self.made)
         self.home.ledger.set_run(
             self.run.id, only_live=True, state="failed", reason=f"{LOST}{why}", exit_code=1, ended_at=self.now
         )
@@ -375,14 +385,18 @@ class _Round:
         marks = "-".join(line.mark for line in self.billing)
         self._note(f"{key}-{marks}", "guard_ends", text)
         self.tell(f"{self.run.id}: {text}")
-        destroy_lines(self.home, here, deadline_s=_DESTROY_S)
         ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
-        self.home.ledger.set_run(self.run.id, only_live=True, state="stopped", reason=text, **ended)
-        self.made.done.append(f"{self.run.id}: {text}")
+        self.made.ends.append(End(self.run, here, text, ended))
 
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
         """Those that can be ended from here. The others are told: no wait and no second try shows them to this key."""
-        here = [line for line in lines if line.billing == "yes" or not is_elsewhere(self.home, line)]
+        # One that cannot be asked is not another account's.
+        made = self.made
+        here = [
+            line
+            for line in lines
+            if line.billing == "yes" or is_silent(made, line) or not is_elsewhere(self.home, line)
+        ]
         self.made.may_bill += [f"{self.run.id}: {_where(line)}" for line in lines if line not in here]
         return here
 

@@ -33,6 +33,8 @@ def guards(draft: Draft, home: Home) -> list[str]:
     """For a person, before anything is rented: one sentence each, and what would happen without this computer."""
     provider = home.provider(draft.order.offer.provider)
     limit, rate = meter.show_usd(draft.spend_limit_usd), meter.show_usd(draft.order.offer.rate_usd_per_hour)
+    if provider.name == "local" and can_end_itself(provider):
+        return _on_this_computer(limit, rate, draft.run.name, is_on_duty(home))
     said = [
         f"armed: the agent's watchdog on the instance ends it inside {limit}, also with this laptop closed.",
         "armed: a dead-man process beside the agent starts it again when it dies, and ends the instance without it.",
@@ -60,6 +62,19 @@ def guards(draft: Draft, home: Home) -> list[str]:
         end = f"it bills on at {rate}/h until: homing destroy {draft.run.name}"
         said.append(f"If this computer and the instance's programs both die, {end}")
     return said + (provider.cautions() if isinstance(provider, Cautioning) else [])
+
+
+def _on_this_computer(limit: str, rate: str, name: str, has_guard: bool) -> list[str]:
+    """Where nothing is rented, what is not armed is no danger: nobody is frightened by it."""
+    said = [
+        f"Nothing is rented: it trains on this computer. {rate}/h is made up, so that limit and receipt can be tried.",
+        f"armed: the agent's watchdog ends it inside {limit}, also with this terminal closed.",
+        "armed: a dead-man process beside the agent starts it again when it dies, and ends the run without it.",
+    ]
+    if has_guard:
+        said.append("armed: the guard at home, while this computer is on.")
+    said.append(f"If this computer goes off, no money is lost; only the count goes on, until: homing destroy {name}")
+    return said
 
 
 def _unattended(draft: Draft) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
-from homing.cloud.ledger import Ledger, LedgerLine, RunRow
+from homing.cloud.ledger import UNDONE, Ledger, LedgerLine, RunRow
 from homing.cloud.mark import OWNER, owner_in, owner_of, owner_prefix, shown_mark
 from homing.cloud.providers.adopted import AdoptedOnly
 from homing.cloud.providers.base import Configurable, Provider
@@ -118,8 +118,14 @@ class Home:
         return frozenset(found)
 
     def launch_lock(self, mark: str) -> Path:
-        """Held by the process that launches `mark`, from before its intent until it ends, however it ends."""
+        """Held by the process that launches `mark`, from before its intent until it ends, however it ends. That of a
+        run's id by one that would take the next offer for it, where the first is gone."""
         return self.path / "launching" / mark
+
+    def may_go_on(self, run: RunRow) -> bool:
+        """Ended, and perhaps not for good: a guard may rent the next machine for it, or a launch that lives will."""
+        is_between = run.reason.startswith(UNDONE) and self.world.is_locked(self.launch_lock(run.id))
+        return not run.is_live and (run.may_go_on or is_between)
 
     def configure(self, run: Run) -> None:
         """What the run file says about where its providers are; before they are asked for anything."""

@@ -44,7 +44,7 @@ _POLL_S = 0.2
 _LABEL = "homing.try"
 # host/path:tag, as Docker takes it; a digest cannot be pushed to.
 _NAME = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[\w][\w.-]{0,127})?")
-_TOOLS = ("bash", "curl", "flock", "sshd")
+_TOOLS = ("bash", "curl", "flock", "gcc", "sshd")  # Triton needs a C compiler before its first kernel
 _DOCKERFILE = """\
 # {name}: written by `homing image build`; the versions are those of {lock}.
 FROM {base}
@@ -52,7 +52,7 @@ ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 LABEL homing.lock={digest}
 RUN {{ {tools}; }} >/dev/null || {{ apt-get update -qq && apt-get install -y -qq --no-install-recommends \\
-    bash ca-certificates curl openssh-server util-linux && rm -rf /var/lib/apt/lists/*; }}
+    bash ca-certificates curl gcc libc6-dev openssh-server util-linux && rm -rf /var/lib/apt/lists/*; }}
 COPY {lock} {dir}/
 RUN python3 -m pip install -r {dir}/{lock}
 COPY {files} {dir}/

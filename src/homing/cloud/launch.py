@@ -32,7 +32,7 @@ from homing.cloud.papers import inputs_of, line_of, push_code, push_papers, requ
 from homing.cloud.plan import relay_of
 from homing.cloud.providers.base import Instance, Preparing, Request, wait_until
 from homing.cloud.providers.rest import Unwelcome
-from homing.cloud.receipt import at_its_rate
+from homing.cloud.receipt import at_its_rate, seen_spend
 from homing.cloud.reconcile import note_twin
 from homing.cloud.record import write_record
 from homing.cloud.resume import clear_wishes
@@ -63,7 +63,7 @@ from homing.wire.control import Heartbeat
 from homing.wire.limit import LAND, allowed_s, reserve_s
 from homing.wire.record import Lease
 
-__all__ = ["Draft", "LaunchOrder", "Launched", "draft", "dry_run", "guards", "launch"]
+__all__ = ["Draft", "LaunchOrder", "Launched", "draft", "dry_run", "guards", "hold_lock", "launch"]
 
 GUARDS_S = 60.0  # from the first heartbeat to the second guard
 _POLL_S = 0.3
@@ -93,14 +93,15 @@ def launch(
     tell: Callable[[str], None] = lambda text: None,
     last: RunRow | None = None,
 ) -> Launched:
-    """`last` is the run as a guard has judged it, who goes on with it: only if nobody has changed that since."""
+    """`last` is the run as it was judged by whoever goes on with it, a guard or the launch on the offer before: only if
+    nobody has changed that since, or asked for a stop."""
     check_armed(draft, home)
     # A store that cannot be used is found out while nothing is rented and nothing is written down.
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     check_hub(draft.run, home.world)
     account = home.provider(draft.order.offer.provider).account()  # nobody rents who could not say where to look for it
     row = row_of(draft, home)
-    _hold_lock(draft, home)
+    hold_lock(draft.mark, draft.run.id, draft.run.name, home)
     try:
         home.ledger.intend(row, line_of(draft, home, account), last)
     except BaseException:
@@ -164,15 +165,15 @@ def launch(
 # --- what is written before the create call ---
 
 
-def _hold_lock(draft: Draft, home: Home) -> None:
+def hold_lock(what: str, run_id: str, run_name: str, home: Home) -> None:
     """How others know that this launch still lives: the lock goes when this process does, however it ends."""
-    path = home.launch_lock(draft.mark)
+    path = home.launch_lock(what)
     home.world.mkdir(path.parent)
     if not home.world.lock(path):
         raise UsageError(
-            what=f"{draft.run.id} is being launched by another homing of this home.",
+            what=f"{run_id} is being launched by another homing of this home.",
             why=f"It holds {path}.",
-            fix=f"homing watch {draft.run.name}",
+            fix=f"homing watch {run_name}",
         )
 
 
@@ -231,6 +232,7 @@ def _create(
     # Before any wait: from here on the ledger alone finds it.
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
     (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
+    seen_spend(home, line)  # begins its stop watch: the clock may be set back before this launch ends it again
     for twin in instance.twins:
         note_twin(home, line, dataclasses.replace(instance, id=twin, state="destroying", billing="maybe"))
     if line.instance_id != instance.id:
@@ -293,8 +295,10 @@ def _first_heartbeat(
     page = f"   See {provider.page}" if provider.page else ""
     (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
     found: list[Heartbeat] = []
+    num_quiet = 0
 
     def is_there() -> bool:
+        nonlocal num_quiet
         # Looked at before the store: an agent that was quick has left its heartbeat before it ended.
         now = provider.describe(instance.id)
         try:
@@ -308,7 +312,9 @@ def _first_heartbeat(
         if heartbeat is not None:
             found.append(heartbeat)
             return True
-        if now.state == "gone" or not now.is_running:
+        # Two quiet looks: in the midst of its exec a process is nowhere to be seen.
+        num_quiet = 0 if now.is_running else num_quiet + 1
+        if now.state == "gone" or num_quiet == 2:
             raise StartTimeout(
                 what=f"The agent on {instance.id} ended before its first heartbeat.",
                 why=_last_words(_boot_log(draft, home, store, instance)) or now.detail,
@@ -396,9 +402,9 @@ def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], No
     finally:
         with contextlib.suppress(HomingError, OSError):  # the error that brought us here is the one to tell
             state = ADOPTED if isinstance(exc, NotOwner) else "failed"
-            home.ledger.set_run(
-                draft.run.id, state=state, reason=f"{UNDONE}{reason}", exit_code=1, ended_at=home.world.now()
-            )
+            why, now = f"{UNDONE}{reason}", home.world.now()
+            # By a person, while this was undone: then it stays so.
+            home.ledger.set_run(draft.run.id, unless_stopped=True, state=state, reason=why, exit_code=1, ended_at=now)
         with contextlib.suppress(HomingError, OSError):
             # Also where that could not be written: a guard lives on, and while it holds this no look closes the line.
             home.world.remove(home.launch_lock(draft.mark))

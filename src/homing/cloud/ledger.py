@@ -10,6 +10,7 @@ Two clients may write at once: each step is one transaction that checks what it 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Sequence
@@ -109,6 +110,11 @@ _TABLES = (
         BEGIN SELECT RAISE(ABORT, 'ledger lines are never deleted'); END""",
     """CREATE TRIGGER IF NOT EXISTS runs_stay BEFORE DELETE ON runs
         BEGIN SELECT RAISE(ABORT, 'runs are never deleted'); END""",
+)
+_SCHEMA = (
+    "SELECT value, EXISTS (SELECT 1 FROM pragma_table_info('lines') WHERE name = 'account') AS is_whole,"
+    " (SELECT COUNT(*) FROM sqlite_master WHERE type IN ('table', 'trigger')) AS num_tables"
+    " FROM meta WHERE key = 'schema_version'"
 )
 
 
@@ -266,10 +272,13 @@ class Ledger:
         columns = {"destroyed_at": at, "state": "gone", "billing": "no", "note": "its launch died before the create"}
         self._set("lines", columns, "mark = ? AND created_at IS NULL AND destroyed_at IS NULL", mark)
 
-    def set_run(self, run_id: str, *, only_live: bool = False, **columns: Any) -> None:
-        """With `only_live` a run that ended meanwhile stays ended: another client may have destroyed it."""
+    def set_run(self, run_id: str, *, only_live: bool = False, unless_stopped: bool = False, **columns: Any) -> None:
+        """With `only_live` a run that ended meanwhile stays ended: another client may have destroyed it. With
+        `unless_stopped` only one that was stopped does, and not one that a look took for failed."""
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
-        self._set("runs", columns, "id = ?" + (f" AND state IN ({live})" if only_live else ""), run_id)
+        where = "id = ?" + (f" AND state IN ({live})" if only_live else "")
+        where += " AND state != 'stopped'" if unless_stopped else ""
+        self._set("runs", columns, where, run_id)
 
     # --- reading ---
 
@@ -373,15 +382,7 @@ class Ledger:
         database = self._world.database(self._path)
         if not self._is_ready:
             self._world.mkdir(self._path.parent)
-            rows = database.execute(
-                *((sql, ()) for sql in _TABLES),
-                ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)]),
-                (
-                    "SELECT value, EXISTS (SELECT 1 FROM pragma_table_info('lines') WHERE name = 'account') AS is_whole"
-                    " FROM meta WHERE key = 'schema_version'",
-                    (),
-                ),
-            )
+            rows = self._schema(database)
             if int(rows[0]["value"]) > SCHEMA_VERSION:
                 raise UsageError(
                     what=f"{self._path} was written by a newer homing.",
@@ -392,6 +393,15 @@ class Ledger:
                 return database.execute(*((_without_account(sql), params) for sql, params in statements))
             self._is_ready = True
         return database.execute(*statements)
+
+    def _schema(self, database: Database) -> list[dict[str, Any]]:
+        """Its version, and whether its lines have all columns. What is there is only read; what is not is made."""
+        with contextlib.suppress(OSError):  # no such table, or worse, which the write tells
+            rows = database.execute((_SCHEMA, ()))
+            if rows and rows[0]["num_tables"] == len(_TABLES):
+                return rows
+        made = ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
+        return database.execute(*((sql, ()) for sql in _TABLES), made, (_SCHEMA, ()))
 
     def _add_account(self, database: Database) -> bool:
         """To a ledger from before it had that column, and which that homing can still read and write. False where it

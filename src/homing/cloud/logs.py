@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from homing.cloud.home import Home
-from homing.cloud.ledger import RunRow
+from homing.cloud.ledger import ADOPTED, RunRow
 from homing.cloud.reconcile import refresh
-from homing.cloud.signs import Tail
+from homing.cloud.signs import Tail, read_signs
+from homing.cloud.status import billing_lines
 from homing.errors import HomingError, StoreError, UsageError
 from homing.store import run_key
 from homing.wire import names
@@ -18,22 +19,30 @@ from homing.world import World
 __all__ = ["PROGRAMS", "boot_log", "check_program", "follow", "follow_tail", "read_log"]
 
 PROGRAMS = ("trainer", "agent", "sync")
+LAST_PUSH_S = 180.0  # so long after the end of a run its last lines are waited for
 _EVERY_S = 2.0
 
 
 def read_log(home: Home, run: RunRow, program: str = "trainer") -> list[str]:
-    return _tail(home, run, program).lines()
+    return _tail(home, run, program).lines(is_last=True)
 
 
 def follow(
     home: Home, run: RunRow, program: str = "trainer", *, tell: Callable[[str], None] = lambda text: None
 ) -> Iterator[str]:
-    """Until the run ends."""
+    """Until the run has ended and what it wrote is in the store: what tells of the end may come there before the last
+    lines do."""
+    ended_at: float | None = None
 
     def is_over() -> bool:
+        nonlocal ended_at
         refresh(home)
         now = home.ledger.run(run.id)
-        return now is not None and not now.is_live
+        if now is None or now.is_live:
+            ended_at = None
+            return False
+        ended_at = home.world.monotonic() if ended_at is None else ended_at
+        return home.world.monotonic() - ended_at >= LAST_PUSH_S or not _is_pushing(home, now)
 
     return follow_tail(_tail(home, run, program), is_over, home.world, tell)
 
@@ -46,7 +55,7 @@ def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, tell: Callabl
         is_over = False
         try:
             is_over = ask()
-            yield from tail.lines()
+            yield from tail.lines(is_last=is_over)
             said = ""
         except (HomingError, WireError, OSError) as exc:
             problem = str(exc).splitlines()[0]
@@ -56,6 +65,15 @@ def follow_tail(tail: Tail, ask: Callable[[], bool], world: World, tell: Callabl
         if is_over:
             return
         world.sleep(_EVERY_S)
+
+
+def _is_pushing(home: Home, run: RunRow) -> bool:
+    """Whether its machine is there and has not said that everything is in the store."""
+    lines = home.ledger.lines(run.id)
+    if run.state == ADOPTED or not billing_lines(lines):
+        return False
+    beat = read_signs(home.store_of(run), run.id, lines[-1]).heartbeat
+    return beat is None or not beat.is_pushed
 
 
 def boot_log(home: Home, run: RunRow) -> str:

@@ -8,6 +8,7 @@ provider; of money only what the ledger's lines say.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,15 @@ class News:
         self.first: dict[str, Metric] = {}  # by phase, the first that has a loss which tells something
         self.measured: dict[str, Metric] = {}  # by phase, the last evaluation
         self.figures: dict[str, dict[str, float]] = {}  # by phase, what it alone has
+
+    def copy(self) -> News:
+        """To look with: a look that fails halfway, or is late, has then told and forgotten nothing."""
+        made = copy.copy(self)
+        made._events, made._metrics = copy.copy(self._events), copy.copy(self._metrics)
+        made._samples, made._told, made._times = set(self._samples), set(self._told), dict(self._times)
+        made.first, made.measured = dict(self.first), dict(self.measured)
+        made.figures = {phase: dict(own) for phase, own in self.figures.items()}
+        return made
 
     def reports(self, lines: Sequence[LedgerLine] = (), now: float = 0.0) -> Iterator[Report]:
         """Since the last look, in the order in which they happened. `lines`: the attempts of a rented run, `now`: until

@@ -172,6 +172,8 @@ def _no_offer(needs: Needs, providers: Sequence[str], home: Home, found: Found) 
             lacking += home.provider(name).offers(Needs())
     reasons += [f"{offer.provider} {offer.name} {lack(offer, needs)}." for offer in lacking]
     fix = "Change cloud.gpu, cloud.providers or limits.rate, or make the model smaller; see: homing verify RUN"
+    if set(providers) == {"local"}:  # for most people the preset's word and not theirs
+        fix = "A rented GPU: homing plan RUN --set cloud.providers=runpod   or a smaller model: homing verify RUN"
     small = [offer for offer in lacking if not lack(offer, dataclasses.replace(needs, disk_bytes=0))]
     if small:  # with more space it would do
         more = format_bytes(min(needs.disk_bytes - offer.disk_bytes for offer in small))

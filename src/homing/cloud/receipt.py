@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from homing.cloud import meter
+from homing.cloud.ask import ask_store
 from homing.cloud.guards import can_end_itself
 from homing.cloud.home import Home
 from homing.cloud.ledger import AT_MOST, REFUSED, LedgerLine
@@ -203,7 +204,8 @@ def last_beat(home: Home, line: LedgerLine) -> Heartbeat | None:
     run = home.ledger.run(line.run_id)
     if run is None or line.created_at is None:
         return None
-    beat = read_document(home.store_of(run), run_key(run.id, names.HEARTBEAT), Heartbeat)
+    name, key = f"The store of {run.id}", run_key(run.id, names.HEARTBEAT)
+    beat = ask_store(run.store, lambda: read_document(home.store_of(run), key, Heartbeat), name, home.world)
     return beat if beat is not None and beat.mark == line.mark else None
 
 

@@ -11,14 +11,15 @@ key of another account does not show (whose.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 
-from homing.cloud.ask import ask_all
+from homing.cloud.ask import ask_all, patience_s
 from homing.cloud.home import Home
-from homing.cloud.lease import describe, other_owner
+from homing.cloud.lease import describe, newest, other_owner
 from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
 from homing.cloud.mark import shown_mark, twin_mark
 from homing.cloud.providers.base import Instance, Provider, Resource
@@ -27,7 +28,7 @@ from homing.cloud.receipt import last_beat, note_bill, receipt, seen_spend
 from homing.cloud.record import is_recorded, write_record
 from homing.cloud.signs import Signs, read_signs
 from homing.cloud.whose import check_account, note_account, say
-from homing.errors import HomingError, LimitReached, OtherAccount, ProviderSilent, UsageError
+from homing.errors import HomingError, IntegrityError, LimitReached, OtherAccount, ProviderSilent, UsageError
 from homing.wire.codec import WireError
 from homing.wire.record import Lease
 
@@ -61,15 +62,16 @@ class _View:
         return sorted(self.open_().list_owned(), key=lambda instance: instance.created_at or 0.0)
 
 
-def refresh(home: Home) -> list[str]:
-    """Brings the ledger up to date. Returns what could not be asked, one sentence each."""
+def refresh(home: Home, *, by: float = math.inf) -> list[str]:
+    """Brings the ledger up to date. Returns what could not be asked, one sentence each. `by` is when a limit needs
+    whoever looks: nobody is waited for much longer."""
     _close_unborn(home)
     lines = home.ledger.lines()
     views, problems = _views(home, lines), list[str]()
-    for view, listed in zip(views, _list_owned(home, views), strict=True):
+    for view, listed in zip(views, _list_owned(home, views, by), strict=True):
         problems += _refresh_lines(home, view, listed)
-    problems += _refresh_runs(home, [run for run in home.ledger.runs() if run.is_live])
-    return problems + _write_records(home, problems)
+    problems += _refresh_runs(home, [run for run in home.ledger.runs() if run.is_live], by)
+    return problems + _write_records(home, problems, by)
 
 
 def unread(run: RunRow) -> str:
@@ -144,12 +146,13 @@ def _views(home: Home, lines: list[LedgerLine]) -> list[_View]:
     return found
 
 
-def _list_owned(home: Home, views: list[_View]) -> list[list[Instance] | HomingError | OSError]:
+def _list_owned(home: Home, views: list[_View], by: float) -> list[list[Instance] | HomingError | OSError]:
     """Those far away at once, each with a deadline: a cloud that says nothing must not keep the guard from its work.
 
     What is on this computer answers at once or not at all, and is asked one after another: an order is worth more.
     """
-    answers = ask_all({view.title: view.look for view in views if view.name not in NEAR}, home.world)
+    far = {view.title: view.look for view in views if view.name not in NEAR}
+    answers = ask_all(far, home.world, patience_s(home.world, by))
     for view in views:
         if view.title not in answers:
             try:
@@ -299,13 +302,13 @@ def _forgotten(instance: Instance, now: float) -> LedgerLine:
     )
 
 
-def _refresh_runs(home: Home, runs: list[RunRow]) -> list[str]:
+def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
     """Far stores at once, each with a deadline, as the providers: minutes of tries at one of them would keep the guard
     from every limit. They are only read there: one that answers when nobody waits any more must not change a thing."""
     lines = {run.id: home.ledger.lines(run.id) for run in runs}
     reads = {run.id: partial(_read_run, home, run, lines[run.id]) for run in runs}
     far = {run.id: reads[run.id] for run in runs if not run.store.startswith("file:")}
-    answers, problems = ask_all(far, home.world), list[str]()
+    answers, problems = ask_all(far, home.world, patience_s(home.world, by)), list[str]()
     for run in runs:
         found = answers[run.id] if run.id in answers else reads[run.id]()
         if isinstance(found, ProviderSilent):
@@ -361,22 +364,45 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | S
         home.ledger.set_run(run.id, only_live=True, state="landing" if is_landing else "running")
 
 
-def _write_records(home: Home, problems: list[str]) -> list[str]:
-    """Of live runs and of those that ended lately: what is older was written down, or its store is gone for good."""
+def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
+    """Of live runs and of those that ended lately: what is older was written down, or its store is gone for good.
+
+    Who owns each is asked first, of far stores at once and with the deadline: one that hangs is not written to.
+    """
     failed, now = [], home.world.now()
     worth = [run for run in home.ledger.runs() if run.is_live or now - (run.ended_at or 0.0) < _RECORD_S]
     lines = home.ledger.lines() if worth else []
-    for run in worth:
-        if any(problem.startswith(unread(run)) for problem in problems):
-            continue  # nor will it be written, and that was told
-        own = [line for line in lines if line.run_id == run.id]
+    late = [run for run in worth if _is_late(home, run, [line for line in lines if line.run_id == run.id], problems)]
+    far = {run.id: partial(_lease_of, home, run) for run in late if not run.store.startswith("file:")}
+    answers = ask_all(far, home.world, patience_s(home.world, by)) if far else {}
+    for run in late:
         try:
-            if run.state not in (ADOPTED, "launching") and not is_recorded(home, run, own):
-                write_record(home, run.id, home.store_of(run))
+            lease = answers.get(run.id)
+            if isinstance(lease, (HomingError, OSError)):
+                raise lease
+            write_record(home, run.id, home.store_of(run), lease)
         except (HomingError, WireError, OSError) as exc:
             if not any(run.id in problem for problem in problems):  # that its store is away was told
                 failed.append(f"The record of {run.id} in its store is not up to date: {_first_line(exc)}")
     return failed
+
+
+def _is_late(home: Home, run: RunRow, own: list[LedgerLine], problems: list[str]) -> bool:
+    """Whether its record in the store tells less than the ledger, and the store is not one that was just not heard."""
+    if run.state in (ADOPTED, "launching") or any(problem.startswith(unread(run)) for problem in problems):
+        return False
+    try:
+        return not is_recorded(home, run, own)
+    except OSError:
+        return True
+
+
+def _lease_of(home: Home, run: RunRow) -> Lease | None:
+    """One that cannot be read is told as damage: it must keep no other run's record from being written."""
+    try:
+        return newest(home.store_of(run), run.id)
+    except WireError as exc:
+        raise IntegrityError(str(exc)) from exc
 
 
 def _first_line(exc: Exception) -> str:

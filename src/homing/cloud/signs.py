@@ -74,7 +74,7 @@ class Tail:
 
     The file is pushed whole again and again. A trainer that goes back to a checkpoint cuts it, and a resumed attempt
     may begin it anew: then it no longer holds what we read last where we read it, and we start over rather than miss
-    lines. A last line without its newline is still being written and waits for the next look.
+    lines. A last line without its newline is still being written and waits for the next look, unless there is none.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -82,17 +82,17 @@ class Tail:
         self._offset = 0
         self._last = b""  # the last line that was given out
 
-    def lines(self) -> list[str]:
-        return self._fresh().splitlines()
+    def lines(self, *, is_last: bool = False) -> list[str]:
+        return self._fresh(is_last).splitlines()
 
-    def _fresh(self) -> str:
+    def _fresh(self, is_last: bool = False) -> str:
         try:
             data = self._store.read(self._key)
         except NotInStore:
             return ""
         if data[self._offset - len(self._last) : self._offset] != self._last:
             self._offset = 0
-        end = data.rfind(b"\n") + 1
+        end = len(data) if is_last else data.rfind(b"\n") + 1
         fresh = data[self._offset : end]
         if fresh:
             self._offset = end

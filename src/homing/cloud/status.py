@@ -9,6 +9,7 @@ from typing import Any
 
 from homing.cloud import heard, meter
 from homing.cloud.ahead import Ahead, Planned, ahead
+from homing.cloud.ask import ask_store
 from homing.cloud.fetch import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
@@ -102,7 +103,8 @@ def look(home: Home, run: RunRow) -> Status:
     now = home.world.now()
     signs, problem = None, ""
     try:
-        signs = read_signs(home.store_of(run), run.id, lines[-1] if lines else None)
+        last, name = lines[-1] if lines else None, f"The store of {run.id}"
+        signs = ask_store(run.store, lambda: read_signs(home.store_of(run), run.id, last), name, home.world)
     except (HomingError, WireError, OSError) as exc:
         if any(line.created_at is not None for line in lines):
             problem = f"The store could not be read: {str(exc).splitlines()[0]}"

@@ -28,12 +28,12 @@ _EVERY_S = 1.0
 def ask_to_stop(home: Home, run: RunRow, reason: str = "A stop was asked for from home.") -> int:
     """Writes the request with a new serial; returns it. Asking twice is asking once."""
     require_owner(home, run)
-    if not run.is_live and not run.may_go_on and not _is_kept(home, run):
+    if not run.is_live and not home.may_go_on(run) and not _is_kept(home, run):
         raise UsageError(
             what=f"{run.id} is not running: it is {run.state}.", why=run.reason, fix=f"homing fetch {run.name}"
         )
     now = home.ledger.run(run.id) or run  # its store may have taken a while, and a guard may have been at it
-    if now.may_go_on:  # no machine will hear of it, and a guard would rent the next one
+    if home.may_go_on(now):  # no machine will hear of it, and a guard or its launch would rent the next one
         home.ledger.set_run(run.id, state="stopped", reason=reason, exit_code=0)
     store = home.store_of(run)
     last = read_document(store, run_key(run.id, names.REQUEST), Request)

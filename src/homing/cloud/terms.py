@@ -14,6 +14,7 @@ from decimal import Decimal
 
 from homing.cloud import relaunch
 from homing.cloud.adopt import lines_of
+from homing.cloud.ask import ask_store
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LedgerLine, RunRow
 from homing.cloud.signs import read_document
@@ -62,7 +63,8 @@ def _record(home: Home, run: RunRow) -> tuple[RunRecord | None, str]:
     """As its owner keeps it, else as it was last read here; with the reason why it is not the one of now."""
     kept = home.run_dir(run.id) / _LAST_READ
     try:
-        record = read_document(home.store_of(run), run_key(run.id, names.RECORD), RunRecord)
+        name, key = f"The store of {run.id}", run_key(run.id, names.RECORD)
+        record = ask_store(run.store, lambda: read_document(home.store_of(run), key, RunRecord), name, home.world)
     except (HomingError, WireError, OSError) as exc:
         return _last_read(home, run), (str(exc) or type(exc).__name__).splitlines()[0]
     if record is None:

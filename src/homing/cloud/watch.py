@@ -12,20 +12,22 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 from homing.cloud import meter
 from homing.cloud.ahead import Planned, ahead, planned
+from homing.cloud.ask import ask_store
 from homing.cloud.destroy import open_lines, still_billing
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.news import News, Report
+from homing.cloud.reconcile import unread
 from homing.cloud.signs import Tail, read_document
 from homing.cloud.speed import remember
 from homing.cloud.status import Status, look, newest_pushed, progress_line, reached
 from homing.cloud.timing import measure_trip
-from homing.errors import HomingError, StillBilling, UsageError
+from homing.errors import HomingError, StillBilling, StoreError, UsageError
 from homing.store import Store, run_key
 from homing.units import format_duration
 from homing.wire import codec, names
@@ -38,6 +40,7 @@ __all__ = [
     "DEFAULT_EVERY_S",
     "Report",
     "check_interval",
+    "newest_beat",
     "planned_usd",
     "remember_speed",
     "to_finish",
@@ -45,6 +48,7 @@ __all__ = [
     "watch",
 ]
 
+T = TypeVar("T")
 DEFAULT_EVERY_S = 10.0
 _POLL_S = 2.0  # signs of the end are looked for this often, whatever the interval of lines
 _REFRESH_S = 10.0  # the provider is asked this often
@@ -157,13 +161,27 @@ class _Watch:
         if is_ending or now >= self.refresh_due:
             self.refresh_due = now + _REFRESH_S
             yield from self._guard()
+        if any(text.startswith(unread(self.run)) for text in self.refresh_problems):
+            return  # told by the round; it is not waited for again, for whoever watches is a guard too
         status = look(self.home, self.run)
-        yield from self.news.reports(status.lines, status.at)
+        if status.problem:
+            raise StoreError(status.problem)
+        yield from self._news(status)
         yield from self._alert(status)
         yield from self._head(status)
         yield from self._line(status, now)
         if status.signs is not None and status.signs.outcome is not None and self.ending_since is None:
             self.ending_since = now
+
+    def _news(self, status: Status) -> Iterator[Report]:
+        fresh = self.news.copy()
+        told = self._ask(lambda: list(fresh.reports(status.lines, status.at)))
+        self.news = fresh
+        yield from told
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Of the store, with a deadline: while it hangs nobody here would look at the limit."""
+        return ask_store(self.run.store, question, f"The store of {self.run.id}", self.home.world)
 
     def _guard(self) -> Iterator[Report]:
         told: list[str] = []
@@ -187,7 +205,7 @@ class _Watch:
         line = status.lines[-1] if status.lines else None
         if line is None or beat is None or not status.run.is_live or line.mark == self.headed:
             return
-        pushed = newest_pushed(self.home, self.run)
+        pushed = self._ask(lambda: newest_pushed(self.home, self.run))
         self.headed = line.mark
         limit = "no limit" if status.limit_usd is None else f"limit {meter.show_usd(status.limit_usd)}"
         parts = [
@@ -228,28 +246,7 @@ class _Watch:
         return self.plans[mark]
 
     def _beat(self, status: Status) -> Heartbeat | None:
-        """The heartbeat with the newest metric laid over it, which is newer by up to one beat."""
-        beat = status.signs.heartbeat if status.signs else None
-        metric = self.news.metric
-        if beat is None or metric is None:
-            return beat
-        # Steps of two phases say nothing about which came first; their times do.
-        is_older = metric.step < beat.step if beat.phase in ("", metric.phase) else metric.t < beat.t
-        if is_older:
-            return beat
-        return dataclasses.replace(
-            beat,
-            phase=metric.phase,
-            step=metric.step,
-            num_steps=metric.num_steps,
-            end_step=metric.end_step,
-            step_s=metric.step_s if metric.step_s is not None else beat.step_s,
-            loss=metric.loss,
-            tokens_per_s=metric.tokens_per_s or beat.tokens_per_s,
-            mfu=metric.mfu if metric.mfu is not None else beat.mfu,
-            eta_s=beat.eta_s if metric.eta_s is None and metric.phase == beat.phase else metric.eta_s,
-            plan_s=metric.plan_s,
-        )
+        return newest_beat(status, self.news.metric)
 
     def _line_data(self, status: Status) -> dict[str, Any]:
         beat = self._beat(status)
@@ -296,7 +293,7 @@ class _Watch:
         """What came in between the last look and the end, then how it ended."""
         status = look(self.home, self.run)
         try:
-            yield from self.news.reports(status.lines, status.at)
+            yield from self._news(status)
             # By now the dollars have changed, and whoever shows this says them anyway: only a new step is news.
             if not self.last_line or self.last_told != _where(status, self._beat(status)):
                 self.line_due = self.home.world.monotonic()
@@ -307,6 +304,30 @@ class _Watch:
         except (HomingError, WireError, OSError) as exc:
             yield Report("problem", f"The last lines could not be read: {str(exc).splitlines()[0]}")
         yield Report("end", f"{self.run.state}: {self.run.reason}", status.to_dict())
+
+
+def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
+    """The heartbeat with the newest metric laid over it, which is newer by up to one beat."""
+    beat = status.signs.heartbeat if status.signs else None
+    if beat is None or metric is None:
+        return beat
+    # Steps of two phases say nothing about which came first; their times do.
+    is_older = metric.step < beat.step if beat.phase in ("", metric.phase) else metric.t < beat.t
+    if is_older:
+        return beat
+    return dataclasses.replace(
+        beat,
+        phase=metric.phase,
+        step=metric.step,
+        num_steps=metric.num_steps,
+        end_step=metric.end_step,
+        step_s=metric.step_s if metric.step_s is not None else beat.step_s,
+        loss=metric.loss,
+        tokens_per_s=metric.tokens_per_s or beat.tokens_per_s,
+        mfu=metric.mfu if metric.mfu is not None else beat.mfu,
+        eta_s=beat.eta_s if metric.eta_s is None and metric.phase == beat.phase else metric.eta_s,
+        plan_s=metric.plan_s,
+    )
 
 
 def _where(status: Status, beat: Heartbeat | None) -> tuple[str, int] | None:

@@ -9,7 +9,6 @@ look at the parts that are right; `bad` tells them which keys not to trust.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from homing.config.keys import key_at, sections
-from homing.config.names import looks_like_secret_key, looks_like_secret_value, nearest, suggest_key
+from homing.config.names import (
+    looks_like_secret_key,
+    looks_like_secret_value,
+    meant_keys,
+    nearest,
+    suggest_key,
+    tidy_name,
+)
 from homing.config.schema import RunFile
 from homing.config.source import KeyPath, Source
 from homing.errors import Mistake
@@ -51,6 +57,8 @@ def check(source: Source) -> Checked:
                 path: KeyPath = error["loc"]
                 mistakes.append(_mistake(source, path, dict(error)))
                 bad.add(path)
+                if error["type"] == "extra_forbidden":
+                    bad.update(_missed(source, path))
                 removed = _remove(data, path) or removed
             assert removed, "a mistake that cannot be taken out of the file"
 
@@ -100,7 +108,12 @@ def _refuse_empty(source: Source, data: Any, mistakes: list[Mistake], bad: set[K
             bad.add(path)
         elif not is_section:
             mistakes.append(source.mistake(path, "unknown key.", suggest_key(path)))
-            bad.add(path)
+            bad.update([path, *_missed(source, path)])
+
+
+def _missed(source: Source, path: KeyPath) -> list[KeyPath]:
+    """What the unknown key was meant to be, and is absent for that: no later check need complain of it."""
+    return [meant for meant in meant_keys(path) if source.get(meant) is None]
 
 
 def _mistake(source: Source, path: KeyPath, error: dict[str, Any]) -> Mistake:
@@ -164,8 +177,7 @@ def _choices(path: KeyPath, given: Any, shape: str) -> str:
 
 def _pattern_words(path: KeyPath, given: str) -> str:
     if path == ("name",):
-        tidy = re.sub(r"[^a-z0-9]+", "-", given.lower()).strip("-")[:32].strip("-") or "first"
-        return f"Allowed: a-z, 0-9 and -, at most 32 characters. Such as: {tidy}"
+        return f"Allowed: a-z, 0-9 and -, at most 32 characters. Such as: {tidy_name(given) or 'first'}"
     return "Allowed: file:/folder, s3://bucket/prefix (also with ?endpoint=URL&region=NAME) or hf:OWNER/NAME"
 
 

@@ -46,7 +46,12 @@ def _duration(value: Any) -> float:
     if not isinstance(value, (int, float, str)):
         raise ValueError(f"{_shown(value)} is not a duration, such as 90s, 30m or 1h30m")
     _refuse_past_measure(value)
-    return parse_duration(value)
+    seconds = parse_duration(value)
+    text = str(value).strip()
+    if seconds and text[-1].isdigit():
+        # Whoever writes idle: 30 may mean minutes, and seconds would end a machine while it compiles.
+        raise ValueError(f"{text} has no unit: {text}s, {text}m or {text}h")
+    return seconds
 
 
 def _usd(value: Any) -> Decimal:

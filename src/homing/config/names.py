@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from itertools import pairwise
 
 from homing.config.keys import all_keys, sections
 
-__all__ = ["FOREIGN", "looks_like_secret_key", "looks_like_secret_value", "nearest", "suggest_key"]
+__all__ = ["FOREIGN", "hide_secrets", "looks_like_secret_key", "looks_like_secret_value", "meant_keys", "nearest",
+           "suggest_key", "tidy_name"]  # fmt: skip
 
+_ALL_OF_THEM = "Keys here: "  # no guess is good enough
 _STEP_SIZE = "phases.N.batch_tokens (tokens in one step: rows x accumulation x context) and phases.N.micro_batch (rows)"
 
 _HELD_OUT = (
@@ -283,6 +286,11 @@ def looks_like_secret_value(value: object) -> bool:
     return isinstance(value, str) and bool(_SECRET_VALUE.search(value))
 
 
+def hide_secrets(text: str, hidden: str) -> str:
+    """With `hidden` in the place of all that has the form of one."""
+    return _SECRET_VALUE.sub(hidden, text)
+
+
 def suggest_key(path: tuple[str | int, ...]) -> str:
     """`Did you mean ...?` for an unknown key at this path, or ""."""
     name = str(path[-1])
@@ -310,7 +318,23 @@ def suggest_key(path: tuple[str | int, ...]) -> str:
         return _mean(FOREIGN[near], path)
     if near := nearest(plain, list(by_name), cutoff=0.75):
         return _mean(by_name[near], path)
-    return f"Keys here: {', '.join(here)}." if here else f"There is no section {section} either."
+    return f"{_ALL_OF_THEM}{', '.join(here)}." if here else f"There is no section {section} either."
+
+
+def tidy_name(name: str) -> str:
+    """The nearest to it that a run can be called; "" where nothing of it is left."""
+    german = name.lower().translate({ord("ä"): "ae", ord("ö"): "oe", ord("ü"): "ue", ord("ß"): "ss"})
+    letters = "".join(letter for letter in unicodedata.normalize("NFKD", german) if not unicodedata.combining(letter))
+    return re.sub(r"[^a-z0-9]+", "-", letters).strip("-")[:32].strip("-")
+
+
+def meant_keys(path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
+    """The keys and sections that `suggest_key` names: one of them has its value in the unknown key."""
+    suggestion = suggest_key(path)
+    words = [] if suggestion.startswith(_ALL_OF_THEM) else re.findall(r"[\w.]*\w", suggestion)
+    named = [tuple(int(part) if part.isdigit() else part for part in word.split(".")) for word in words]
+    plain = {name.removesuffix(".N") for name in (*all_keys(), *sections())}
+    return [each for each in named if ".".join("N" if isinstance(part, int) else part for part in each) in plain]
 
 
 def nearest(name: str, candidates: list[str], cutoff: float = 0.6) -> str | None:

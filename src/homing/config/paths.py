@@ -82,6 +82,11 @@ def find_run_file(name_or_path: str) -> Path:
             why=f"Looked in {Path(name_or_path).expanduser().parent.absolute()}.",
             fix=_fix(Path(name_or_path).stem),
         )
+    from homing.config.projects import told_of_run  # which stands on this module
+
+    if (told := told_of_run(name_or_path)) is not None:
+        why, fix = told
+        raise UsageError(what=f"There is no run file called {name_or_path!r} here, only a run.", why=why, fix=fix)
     raise UsageError(
         what=f"There is no run called {name_or_path!r} here.",
         why=f"Looked for runs/{name_or_path}.yaml, .yml, .toml and .json in {Path.cwd()}.",

@@ -166,7 +166,8 @@ def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, 
     if len(given) > 1:
         lines = ", ".join(f"{name} ({trace.source.origin((*at, name))})" for name in given)
         trace.wrong((*at, given[1]), f"more than one length is given: {lines}.", "Keep one of tokens, epochs, steps.")
-    if not given and not has_dial and not usual and trace.is_sound(*((*at, name) for name in LENGTHS)):
+    may_tell: list[KeyPath] = [("model", "depth"), *((*at, name) for name in LENGTHS)]
+    if not given and not has_dial and not usual and trace.is_sound(*may_tell):
         trace.wrong(at, "has no length.", "Give one of tokens, epochs, steps, or turn the dial model.depth.")
     length = given[0] if given else "epochs" if usual else "dial"
     why = f"derived from {wire}.{length} and {wire}.batch_tokens" if given else "derived from model.depth"

@@ -9,11 +9,13 @@ home) counts as of here. Reads the disk; whoever begins a run writes the note.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import shlex
 from pathlib import Path
 
-from homing.config.paths import home, run_files
+from homing.config.paths import home, run_files, typed_name
 from homing.errors import HomingError, UsageError
 from homing.wire import codec, names
 from homing.wire.run import Run
@@ -23,11 +25,13 @@ __all__ = [
     "begun_elsewhere",
     "file_called",
     "is_still_theirs",
+    "launch_again",
     "name_in",
     "name_meant",
     "project_note",
     "refuse_shared",
     "shares_with",
+    "told_of_run",
 ]
 
 PROJECT_NOTE = "project.json"
@@ -121,3 +125,41 @@ def file_called(name: str, *, besides: Path | None = None) -> Path | None:
     first = [found[name]] if name in found else []
     files = [file for file in (*first, *found.values()) if besides is None or file.absolute() != besides.absolute()]
     return next((file for file in files if name_in(file) == name), None)
+
+
+def launch_again(name: str) -> str:
+    """The command that begins another run of this name, by its file, which may be called otherwise (`--name NAME`)."""
+    called, begun = file_called(name), _newest_begun(name)
+    if called is not None or begun is None:
+        return f"homing launch {typed_name(called) if called is not None else name}"
+    return f"homing launch {typed_name(_file_of(begun))} --name {name}"
+
+
+def told_of_run(name: str) -> tuple[str, str] | None:
+    """To whoever types the name of a run where its file is meant: where that is, and what to do."""
+    begun = _newest_begun(name)
+    if begun is None:
+        return None
+    folder, file = begun_elsewhere(begun.parent.name), _file_of(begun)
+    if folder is not None and folder.is_dir():
+        return f"It was begun in {folder}, where its file lies.", f"cd {shlex.quote(str(folder))}   and type it there"
+    return f"It was begun from {file}, under --name.", f"Name its file in the place of {name}: {typed_name(file)}"
+
+
+def _file_of(record: Path) -> Path:
+    """The run file of this folder that a run was begun from, known by its text; the run's own copy where that was
+    changed since."""
+    sha256 = codec.loads(Run, record.read_bytes()).run_file_sha256
+    same = [file for file in run_files().values() if _sha256(file) == sha256]
+    return same[0] if same else record.with_name(names.RUN_FILE)
+
+
+def _newest_begun(name: str) -> Path | None:
+    """Its record. Ids are NAME-TIME-LETTERS, so the last by name is the newest."""
+    for record in sorted((home() / "runs").glob(f"{glob.escape(name)}-*/{names.RUN}"), reverse=True):
+        try:
+            if codec.loads(Run, record.read_bytes()).name == name:
+                return record
+        except (OSError, codec.WireError):
+            continue
+    return None

@@ -257,8 +257,8 @@ def _corpus(trace: Trace, prepared: Prepared | None, vocab_size: int) -> Corpus:
         found = Corpus(prepared.num_train_tokens, prepared.num_val_tokens, shown(prepared.dir / wire_names.MANIFEST))
         if not found.num_val_tokens:
             trace.warn(
-                "There is no held-out text, so nothing can be evaluated."
-                " Raise data.val_fraction, or name a file under data.validation, and prepare again."
+                "There is no held-out text, so nothing can be evaluated. Name a file under data.validation"
+                f"{'' if trace.file.data.val_fraction else ', or raise data.val_fraction'}, and prepare again."
             )
         return found
     num_bytes = _taken(trace, num_text_bytes(trace.file.data.text))

@@ -35,12 +35,15 @@ def apply_sets(source: Source, sets: Sequence[str]) -> list[str]:
             source.mistakes.append(parsed)
             continue
         path, value = parsed
+        new = [path[: number + 1] for number, part in enumerate(path) if isinstance(part, int)
+               and source.get(path[: number + 1]) is None]  # fmt: skip
         problem = _put(source.data, path, value)
         if problem:
             source.mistakes.append(Mistake(_shown(text), None, dotted(path), problem))
             continue
         given.add(path)
-        source.sets[path] = _shown(text)
+        # Of an entry that it has added to a list, such as a phase, every fault is its own and not the file's.
+        source.sets |= {each: _shown(text) for each in (*new, path)}
     return _make_room(source, given)
 
 

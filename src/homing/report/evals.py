@@ -50,6 +50,7 @@ def _figures(model: dict[str, Any], sets: list[dict[str, Any]]) -> list[Eval]:
             low=_number(score["low"]),
             high=_number(score["high"]),
             num_units=int(score["num_units"]),
+            num_tokens=None if (counted := one.get("counts", {}).get("tokens")) is None else int(counted),
         )
         for one in sets
         for score in one["scores"]

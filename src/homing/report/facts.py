@@ -56,6 +56,7 @@ class Phase:
     end_step: int | None = None  # of a landing
     num_tokens: int = 0  # learned from
     batch_tokens: int = 0
+    eval_tokens: int = 0  # held-out tokens of each validation, about; 0: all, or not known
     optimizer: str = ""
     lr: float | None = None
     weight_decay: float | None = None
@@ -104,6 +105,7 @@ class Eval:
     low: float | None
     high: float | None
     num_units: int
+    num_tokens: int | None = None  # of the set, where it is of text or conversations
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def _phase(kind: str, plan: run.Phase | None, lines: list[Metric], reached: int)
         end_step=last.end_step if last else None,
         num_tokens=last.num_tokens if last else 0,
         batch_tokens=plan.batch_tokens if plan else 0,
+        eval_tokens=plan.eval_tokens if plan and plan.rl is None else 0,
         optimizer=plan.optimizer.kind if plan else "",
         lr=plan.optimizer.lr if plan else None,
         weight_decay=plan.optimizer.weight_decay if plan else None,

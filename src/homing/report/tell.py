@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud.ledger import ADOPTED
-from homing.cloud.meter import AT_MOST_WORDS, MARGIN_WORDS, show_spend, show_usd
+from homing.cloud.meter import AT_MOST_WORDS, MARGIN_WORDS, show_usd
 from homing.report.draw import draw
 from homing.report.facts import Attempt, Data, Phase, Report, Validation
-from homing.units import counted, format_bytes, format_count, format_duration, format_moment, format_rate
+from homing.units import UsdColumn, counted, format_bytes, format_count, format_duration, format_moment, format_rate
 from homing.wire.checkpoint import MISSING_REWARD, figure_of
 
 __all__ = ["Block", "Picture", "Section", "Table", "Verbatim", "Words", "headline", "tell"]
@@ -183,9 +183,19 @@ def _went(report: Report) -> Iterator[Block]:
     ]
     if rows:
         yield Table(("phase", "step", "held out", "bits per byte"), rows)
+        for phase in report.phases:
+            if phase.validations and phase.eval_tokens:
+                yield Words(_measured_while_training(phase))
     if report.began_at is not None and report.ended_at is not None:
         took = format_duration(report.ended_at - report.began_at)
         yield Words(f"From {format_moment(report.began_at)} to {format_moment(report.ended_at)}, {took} by the clock.")
+
+
+def _measured_while_training(phase: Phase) -> str:
+    return (
+        f"Held out, while training {phase.kind}: about {phase.eval_tokens:,} held-out tokens each time, or all where"
+        " there are fewer; in rows side by side, the first tokens of which see little before them."
+    )
 
 
 def _course(phase: Phase) -> tuple[str, ...]:
@@ -255,8 +265,15 @@ def _evals(report: Report) -> Iterator[Block]:
         of = f"{each.phase} {each.step:,}" if each.step is not None else each.phase
         value = "not finite" if each.value is None else f"{each.value:.4f}"
         between = "" if each.low is None or each.high is None else f"{each.low:.4f} to {each.high:.4f}"
-        rows.append((of, each.name, each.figure, value, between, f"{each.num_units:,}"))
-    yield Table(("checkpoint", "set", "figure", "value", "95% interval", "units"), rows)
+        tokens = "" if each.num_tokens is None else f"{each.num_tokens:,}"
+        rows.append((of, each.name, tokens, each.figure, value, between, f"{each.num_units:,}"))
+    yield Table(("checkpoint", "set", "its tokens", "figure", "value", "95% interval", "units"), rows)
+    if any(phase.validations for phase in report.phases):
+        yield Words(
+            "By homing eval, after training: as many tokens as the table says, each with what stands before it. What is"
+            " held out under How it went was measured while training, and on a part: of one checkpoint the figures"
+            " differ for that. These are the ones to compare with other models."
+        )
 
 
 def _where(report: Report) -> Iterator[Block]:
@@ -296,9 +313,12 @@ def _cost(report: Report) -> Iterator[Block]:
         yield Words("No instance of it is in the ledger.")
         return
     headers = ("attempt", "rate", "dollars", "by the provider's own count", "billing")
-    yield Table(headers, [_receipt(attempt) for attempt in report.attempts])
+    spends = [Decimal(attempt.spend_usd) for attempt in report.attempts]
+    told = [Decimal(attempt.provider_usd) for attempt in report.attempts if attempt.provider_usd is not None]
+    column = UsdColumn.of([*spends, *told])
+    yield Table(headers, [_receipt(attempt, column) for attempt in report.attempts])
     limit = None if report.spend_limit_usd is None else Decimal(report.spend_limit_usd)
-    total = show_spend(Decimal(report.spend_usd), limit)
+    total = column.show(column.total(spends)) + ("" if limit is None else f" of {show_usd(limit)}")
     so_far = " so far" if any(attempt.ended_at is None for attempt in report.attempts) else ""
     known = "; what the home that owns it by now has spent is not in it" if report.state == ADOPTED else ""
     of = "" if limit is None else " (its limit)"
@@ -311,9 +331,9 @@ def _cost(report: Report) -> Iterator[Block]:
         yield Words(f"What stays in the store: {report.stored}.")
 
 
-def _receipt(attempt: Attempt) -> tuple[str, ...]:
-    dollars = ("at most " if attempt.is_at_most else "") + show_usd(Decimal(attempt.spend_usd))
-    theirs = "" if attempt.provider_usd is None else show_usd(Decimal(attempt.provider_usd))
+def _receipt(attempt: Attempt, column: UsdColumn) -> tuple[str, ...]:
+    dollars = ("at most " if attempt.is_at_most else "") + column.show(Decimal(attempt.spend_usd))
+    theirs = "" if attempt.provider_usd is None else column.show(Decimal(attempt.provider_usd))
     return str(attempt.number), f"{show_usd(Decimal(attempt.rate_usd_per_hour))}/h", dollars, theirs, attempt.billing
 
 

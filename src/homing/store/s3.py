@@ -83,6 +83,21 @@ class S3Store:
     def get(self, key: str, path: str, sha256: str | None = None) -> None:
         head = self._head(key)
         aside = self._aside(path, key, head)
+        if sha256 is None:  # nothing would show that the beginning, left by a process that was killed, is damaged
+            self.world.remove(aside)
+        is_begun = self._size(aside) > 0
+        digest = self._fetch(key, aside, head)
+        if is_begun and digest != sha256:  # before the store is said to be damaged: it may be what lay here
+            self.world.remove(aside)
+            digest = self._fetch(key, aside, head)
+        if sha256 is not None and digest != sha256:
+            self.world.remove(aside)
+            raise wrong_content(key, self.url, digest, sha256)
+        with self._as_store_error("fetched", key):
+            self.world.rename(aside, path)
+
+    def _fetch(self, key: str, aside: str, head: Any) -> str:
+        """What is missing of it; returns the hash of the whole."""
         with self._as_store_error("fetched", key):
             digest, have = self._begun(aside, head["ContentLength"])
             for piece in transfer.stream(self.door, self._name(key), self.world, have, head["ETag"]):
@@ -94,11 +109,7 @@ class S3Store:
                 self.progress(have, head["ContentLength"])
             if not have:
                 self.world.write(aside, b"")
-        if sha256 is not None and digest.hexdigest() != sha256:
-            self.world.remove(aside)
-            raise wrong_content(key, self.url, digest.hexdigest(), sha256)
-        with self._as_store_error("fetched", key):
-            self.world.rename(aside, path)
+        return str(digest.hexdigest())
 
     def read(self, key: str) -> bytes:
         name = self._name(key)

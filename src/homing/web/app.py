@@ -42,6 +42,7 @@ __all__ = ["make_app"]
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _RETRY_S = "5"
+_HERE = "GET /v1/models, POST /v1/chat/completions and POST /v1/completions"
 _log = logging.getLogger(__name__)
 
 
@@ -228,7 +229,9 @@ async def _refused(request: Request, exc: Exception) -> Response:
 
 async def _no_route(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException), "registered for it"
-    refusal = Refusal(f"{request.method} {request.url.path}: {exc.detail}.", status=exc.status_code)
+    # A client with another base_url, or with a part of the API that is not here, learns what is.
+    here = f" Here are {_HERE}." if exc.status_code == 404 else ""
+    refusal = Refusal(f"{request.method} {request.url.path}: {exc.detail}.{here}", status=exc.status_code)
     return JSONResponse(refusal.body, exc.status_code, exc.headers)
 
 

@@ -37,10 +37,12 @@ class Bootstrap:
     lock: List[str] = field(default_factory=list)  # name==version, without torch
     torch: str = ""  # torch==version, unless the image's own is in torch_range (from, below)
     torch_range: List[str] = field(default_factory=list)
+    cuda: str = ""  # that the index's torch of this range is built for; a card with an older driver gets another wheel
     python: str = ""  # from which the environment is made
     env_dir: str = ""  # its fingerprint is appended; <work folder>/env leads there
     gpu_names: List[str] = field(default_factory=list)  # as a driver may call the card: a-z0-9 only
     num_gpus: int = 0
+    may_add: bool = False  # packages of the system: the machine is nobody's after the run
     inputs_dir: str = ""  # what an earlier instance here fetched, by hash: it is not fetched again
     probe_argv: List[str] = field(default_factory=list)
     probe_floor: Dict[str, float] = field(default_factory=dict)  # figure -> the least that is not far too slow

@@ -232,7 +232,9 @@ class Database:
             with contextlib.suppress(sqlite3.OperationalError):  # another process is switching it at this moment
                 connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("BEGIN IMMEDIATE")
+            # Who only reads waits for no writer: one may have been stopped (Ctrl-Z) in the midst of its write.
+            is_read = all(sql.startswith(("SELECT", "WITH")) for sql, _ in statements)
+            connection.execute("BEGIN" if is_read else "BEGIN IMMEDIATE")
             rows: list[dict[str, Any]] = []
             for sql, params in statements:
                 rows = [dict(row) for row in connection.execute(sql, params)]

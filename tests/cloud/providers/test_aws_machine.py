@@ -96,6 +96,7 @@ def test_a_clock_that_is_behind_gives_it_no_more_time_and_one_that_is_ahead_a_mi
     assert box.lines("shutdowns")[-1].split()[1] == "+1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skew_s", [0.0, -1000.0, 1000.0])
 def test_the_timer_follows_a_limit_that_was_raised_also_where_home_has_another_clock(box: Box, skew_s: float) -> None:
     import homing.wire.limit

@@ -534,6 +534,7 @@ def test_its_first_command_starts_the_agent_and_lives_as_long_as_it(
     assert box.processes() == 0
 
 
+@pytest.mark.slow
 def test_it_is_over_when_neither_agent_nor_dead_man_is_left(cloud: Cloud, living: str) -> None:
     box = cloud.sandboxes[living].box
     assert box is not None

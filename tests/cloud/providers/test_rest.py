@@ -90,6 +90,7 @@ def test_a_refusal_is_not_repeated_and_silence_is() -> None:
     assert len(line.requests) == 1
     opened, line = api(says(503), NetworkError("cut"), says(429, None, **{"retry-after": "9"}), says(200, {"pods": []}))
     assert opened.items("/pods", "pods") == []
+    assert api(says(408), says(200, {"pods": []}))[0].items("/pods", "pods") == []
     assert line.slept[-1] == 9.0
     opened, line = api(says(500))
     with pytest.raises(ProviderSilent, match="may bill on"):
@@ -98,7 +99,7 @@ def test_a_refusal_is_not_repeated_and_silence_is() -> None:
 
 
 def test_a_post_is_sent_once_unless_it_was_told_that_nothing_was_done() -> None:
-    for answer in (NetworkError("cut"), says(502, {"detail": "bad gateway"}), says(200, "no object")):
+    for answer in (NetworkError("cut"), says(502, {"detail": "bad gateway"}), says(408), says(200, "no object")):
         opened, line = api(answer)
         with pytest.raises(Unsure):
             opened.post("/pods", {})

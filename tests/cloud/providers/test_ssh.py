@@ -322,6 +322,7 @@ def test_a_key_that_is_not_there_or_not_let_in_is_said(sshd: Sshd, homing_home: 
         opened(homing_home, sshd, key_file=str(other)).offers(Needs())
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_be_reached_raises_and_is_never_gone(
     sshd: Sshd, homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +343,7 @@ def test_a_host_that_cannot_be_reached_raises_and_is_never_gone(
     assert later.describe(made.id).state == "gone"
 
 
+@pytest.mark.slow
 def test_of_two_hosts_the_one_that_answers_is_listed_and_the_other_is_unknown(
     sshd: Sshd, homing_home: Path, tmp_path: Path
 ) -> None:

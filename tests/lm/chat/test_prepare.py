@@ -62,8 +62,8 @@ def texts(split: str) -> list[str]:
 
 def test_every_conversation_is_there_once_as_the_template_writes_it(here: Path) -> None:
     seen: list[tuple[int, int]] = []
-    tell = lambda done, total: seen.append((done, total))  # noqa: E731
-    done = prepare_chat(order_of(ChatSource("a.jsonl"), ChatSource("b.jsonl"), val_fraction=0.1), tell)
+    order = order_of(ChatSource("a.jsonl"), ChatSource("b.jsonl"), val_fraction=0.1)
+    done = prepare_chat(order, lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] == Path("a.jsonl").stat().st_size + Path("b.jsonl").stat().st_size
     train, val = texts("train"), texts("val")
@@ -96,7 +96,7 @@ def test_the_trainer_reads_what_was_written(here: Path) -> None:
     assert int(segments.max(axis=1).sum() + len(segments)) == a + 3 * b
     assert num_targets > manifest.settings["targets"]["train"]
     held_out = PackedConversations(
-        open_conversations(Path("out"), manifest, "val"), mixture_of(manifest, "val"), context=256, seed=None
+        open_conversations(Path("out"), manifest, "val"), mixture_of(manifest, "val"), context=256, seed=1
     )
     assert held_out.num_rows() >= 1
 

@@ -49,6 +49,7 @@ def chat(*words: str) -> Conversation:
     return Conversation([{"role": role, "content": text} for role, text in zip(roles, words, strict=False)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["homing", "qwen", "llama"])
 def test_ids_and_text_are_those_of_transformers_on_200_conversations(tmp_path: Path, kind: str) -> None:
     from transformers import AutoTokenizer

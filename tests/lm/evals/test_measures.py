@@ -27,7 +27,7 @@ from homing.lm.evals.any_text import STRETCH_BYTES, Text, held_out_text, measure
 from homing.lm.evals.choices import measure_choices, pair_row
 from homing.lm.evals.compare import compare
 from homing.lm.evals.conversations import measure_conversations, measure_held_out
-from homing.lm.evals.measure import Chats, How, Subject, load_subject, measure
+from homing.lm.evals.measure import Chats, How, Subject, What, load_subject, measure
 from homing.lm.evals.result import Measured, Score, share
 from homing.lm.evals.task_file import Choice, Open, TaskFile, read_task
 from homing.lm.generate import Card, generate
@@ -242,6 +242,9 @@ def test_there_is_one_space_at_the_seam_and_it_belongs_to_the_end(subject: Subje
     targets = [i for i, is_target in zip(pair.row.ids, pair.row.is_target, strict=True) if is_target]
     assert subject.tokenizer.decode(targets) == " blue"
     assert subject.tokenizer.decode(pair.row.ids[1:]) == "The sky is blue"
+    cloze = TaskFile("t", "cloze", [Choice(1, [(begin, end)], 0)], "")
+    measured = measure_choices(subject.model, subject.tokenizer, cloze)
+    assert score(measured, "bits_per_byte").below.tolist() == [len(" blue")], "the bytes of what was predicted"
 
 
 def test_a_long_beginning_loses_its_first_words_and_a_long_end_is_refused(subject: Subject) -> None:
@@ -276,7 +279,9 @@ def test_a_cloze_is_right_where_the_model_would_have_written_it(subject: Subject
 
 
 def test_one_answer_is_the_likeliest_text_and_is_judged_as_in_rl(subject: Subject, tmp_path: Path) -> None:
-    renderer = Renderer(find_template(subject.card.folder), ChatTokens(subject.card.folder))  # type: ignore[arg-type]
+    template = find_template(subject.card.folder)
+    assert template is not None
+    renderer = Renderer(template, ChatTokens(subject.card.folder))
     ids = renderer.prompt([{"role": "user", "content": "2+2?"}])
     stops = [subject.tokenizer.end_of_text_id, subject.tokenizer.specials["<|im_end|>"]]
     for seed in range(100):  # until it says something that can be judged
@@ -341,9 +346,9 @@ def test_made_up_questions_are_the_same_every_time_and_none_is_asked_twice() -> 
 def test_every_kind_of_set_goes_by_one_door(subject: Subject, tmp_path: Path) -> None:
     chats = Chats([chat_file(tmp_path / "chat.jsonl", "cat")])
     (tmp_path / "c.jsonl").write_text(json.dumps({"context": "the", "continuation": "cat"}))
-    sets = [as_text("the cat"), chats, read_task(str(tmp_path / "c.jsonl")), made_up("arithmetic", 1, 2)]
+    sets: list[What] = [as_text("the cat"), chats, read_task(str(tmp_path / "c.jsonl")), made_up("arithmetic", 1, 2)]
     how = How(asking=Asking(max_new_tokens=2))
-    kinds = [measure(subject, what, how).kind for what in sets]  # type: ignore[arg-type]
+    kinds = [measure(subject, what, how).kind for what in sets]
     assert kinds == ["text", "conversations", "cloze", "answers"]
 
 

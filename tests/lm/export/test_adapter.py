@@ -33,6 +33,7 @@ def logits(model: Decoder) -> torch.Tensor:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LORAS)
 def test_peft_opens_the_adapter_with_the_same_logits(name: str, tmp_path: Path) -> None:
     from peft import PeftModel

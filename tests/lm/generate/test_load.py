@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from tiny import make_data, make_run
 from homing.errors import DataError, HomingError, IntegrityError, UsageError
 from homing.lm.generate import ChatTurns, complete, load_for_use, read_card, text_pieces
 from homing.lm.model import Decoder, config_json, lora
-from homing.lm.tokenizer import load_tokenizer
+from homing.lm.model.decoder import PRECISIONS
+from homing.lm.tokenizer import Tokenizer, load_tokenizer
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, FileHash
 from homing.wire.run import Lora, Run
@@ -98,23 +100,46 @@ def test_a_damaged_file_is_refused_by_its_hash(checkpoint: Path, name: str, dama
     assert name in caught.value.why
 
 
-def test_an_adapter_that_lost_the_paper_that_names_its_weights_is_damaged_and_not_put_on_others(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def write_adapter(checkpoint: Path, folder: Path, *, base_sha256: str = "") -> Decoder:
+    """The checkpoint of an adapter on the weights of `checkpoint`; "": as its paper should say."""
     run = codec.loads(Run, (checkpoint / names.RUN).read_bytes())
     settings = Lora(rank=4, alpha=8.0)
     model = Decoder(run.model)
     model.init_weights(3)
-    lora.freeze(model, "fp32")
+    found = lora.freeze(model, "fp32")
     lora.add_lora(model, settings, seed=1)
-    folder = tmp_path / "adapter"
     folder.mkdir()
+    generator = torch.Generator().manual_seed(5)
+    for name, tensor in lora.lora_tensors(model).items():
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) * ("lora_B" in name) + tensor)
     save_file(lora.lora_tensors(model), folder / names.ADAPTER)
-    (folder / names.ADAPTER_CONFIG).write_text(json.dumps({"homing_base_sha256": "0" * 64}))
+    (folder / names.ADAPTER_CONFIG).write_text(json.dumps({"homing_base_sha256": base_sha256 or found}))
     phase = dataclasses.replace(run.phases[0], method="lora", lora=settings)
     (folder / names.RUN).write_text(codec.dumps(dataclasses.replace(run, phases=[phase])))
     (folder / names.TOKENIZER).write_bytes((checkpoint / names.TOKENIZER).read_bytes())
     seal(folder)
+    return model
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_adapter_is_put_into_its_weights_and_the_two_are_kept_as_they_are_computed_with(
+    checkpoint: Path, tmp_path: Path, precision: str
+) -> None:
+    """In fp32 a card would hold twice as much, and cast every weight anew for every token."""
+    wanted = write_adapter(checkpoint, tmp_path / "adapter")
+    model, _ = load_for_use(tmp_path / "adapter", "cpu", precision=precision, base=checkpoint)
+    assert {parameter.dtype for parameter in model.parameters()} == {PRECISIONS[precision]}
+    lora.merge(wanted)
+    ids_BT = torch.randint(model.shape.vocab_size, (2, 16), generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():  # as each weight is cast when it is read
+        torch.testing.assert_close(model(ids_BT), wanted.set_precision(precision)(ids_BT), rtol=0.0, atol=0.0)
+
+
+def test_an_adapter_that_lost_the_paper_that_names_its_weights_is_damaged_and_not_put_on_others(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapter"
+    write_adapter(checkpoint, folder, base_sha256="0" * 64)
     with pytest.raises(IntegrityError, match="other base weights"):
         load_for_use(folder, "cpu", base=checkpoint)
     (folder / names.ADAPTER_CONFIG).unlink()
@@ -200,6 +225,24 @@ def test_half_a_character_is_never_shown(checkpoint: Path) -> None:
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces)
     assert len(pieces) > 10
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 7])
+def test_tokens_that_end_inside_characters_spoil_none_however_many_follow_each_other(size: int) -> None:
+    text = "日本語の文字列🐈é猫" * 3
+    data = text.encode()
+    tokens = [data[at : at + size] for at in range(0, len(data), size)]
+
+    class Bytes:
+        """A tokenizer whose tokens are those."""
+
+        def decode(self, ids: list[int]) -> str:
+            return b"".join(tokens[i] for i in ids).decode(errors="replace")
+
+    pieces = list(text_pieces(cast(Tokenizer, Bytes()), range(len(tokens))))
+    assert "".join(pieces) == text
+    assert all(piece and "\ufffd" not in piece for piece in pieces)
+    assert len(pieces) > len(tokens) / 4  # as soon as there is something to show
 
 
 def test_bytes_that_never_become_a_character_are_shown_as_such_and_do_not_stop_the_text(checkpoint: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -145,8 +146,8 @@ def test_temperature_zero_takes_the_likeliest() -> None:
         ({"num_tokens": -5}, "-5"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_at_the_call(changes: dict[str, object], named: str) -> None:
-    arguments = {"prompt_ids": [1], "num_tokens": 1} | changes
+def test_settings_that_make_no_sense_are_refused_at_the_call(changes: dict[str, Any], named: str) -> None:
+    arguments: dict[str, Any] = {"prompt_ids": [1], "num_tokens": 1} | changes
     with pytest.raises(UsageError) as caught:
-        generate(built(), **arguments)  # type: ignore[arg-type]
+        generate(built(), **arguments)
     assert named in caught.value.why

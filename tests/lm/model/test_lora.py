@@ -84,7 +84,8 @@ def opened_in_peft(model: Decoder, settings: Lora, folder: Path, shape: Model = 
 @pytest.mark.parametrize("is_dora", [False, True], ids=["LoRA", "DoRA"])
 def test_an_adapted_layer_computes_its_formula_and_its_derivative(is_dora: bool) -> None:
     model = adapted(dataclasses.replace(ALL, is_dora=is_dora, is_rslora=True))
-    layer: Any = model.model.layers[0].self_attn.q_proj  # type: ignore[union-attr]
+    block: Any = model.model.layers[0]
+    layer = block.self_attn.q_proj
     a, b, magnitude = layer.adapter.lora_A, layer.adapter.lora_B, layer.adapter.magnitude
     x = torch.randn(7, TINY.width, generator=torch.Generator().manual_seed(2), requires_grad=True)
     weight = layer.weight.dense_weight(torch.float32) + 8.0 / 4**0.5 * b @ a
@@ -259,7 +260,8 @@ def test_dropout_is_for_training_only() -> None:
 
 def test_dropout_keeps_the_mean_and_its_gradient_is_of_what_was_kept() -> None:
     model = adapted(dataclasses.replace(DROPPING, targets=["q"]))
-    layer: Any = model.model.layers[0].self_attn.q_proj  # type: ignore[union-attr]
+    block: Any = model.model.layers[0]
+    layer = block.self_attn.q_proj
     assert model.dropout_clock is not None
     model.dropout_clock.next_piece(1)
     # One token, and A the identity: what is dropped can be read off h.
@@ -357,6 +359,10 @@ def test_loading_holds_one_matrix_at_a_time() -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
     most = 0
 
+    def is_held(ref: weakref.ref[torch.Tensor]) -> bool:
+        tensor = ref()
+        return tensor is not None and tensor.dim() == 2
+
     def one_at_a_time() -> Any:
         nonlocal most
         for name, tensor in built().weights_for_disk().items():
@@ -364,7 +370,7 @@ def test_loading_holds_one_matrix_at_a_time() -> None:
             alive.append(weakref.ref(copy))
             yield name, copy
             del copy
-            most = max(most, sum(ref() is not None and ref().dim() == 2 for ref in alive))  # type: ignore[union-attr]
+            most = max(most, sum(map(is_held, alive)))
 
     with torch.device("meta"):
         model = Decoder(TINY)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import numpy as np
 import pytest
 import torch
 
 from homing.lm.model.attend import Attention
-from homing.lm.model.layers import Linear, RMSNorm, Rope, SwiGLU
+from homing.lm.model.layers import Linear, RMSNorm, Rope, SwiGLU, joined
 from homing.wire.run import Model
 
+Part = TypeVar("Part", bound=torch.nn.Module)
 
-def randomised(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+
+def randomised(module: Part, seed: int = 0) -> Part:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -129,3 +132,22 @@ def test_attention_equals_the_loop(arch: str) -> None:
             mixed[t, head] = sum(weights[s] * v[s, shared] for s in range(t + 1))
     by_hand = mixed.reshape(length, heads * size) @ numbers(attention.o_proj.weight).T
     np.testing.assert_allclose(found, by_hand, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 12), (2, 5, 12)])
+def test_without_gradients_joined_weights_are_not_copied_together_and_compute_the_same(
+    monkeypatch: pytest.MonkeyPatch, has_bias: bool, shape: tuple[int, ...]
+) -> None:
+    """For a single new token the product itself does no more than read them."""
+    group = [randomised(Linear(12, num_out, has_bias=has_bias), seed=num_out) for num_out in (8, 4, 4)]
+    x = random_input(*shape)
+    wanted = joined(x, *group)
+    assert wanted.requires_grad
+    monkeypatch.setattr(torch, "cat", lambda *_: pytest.fail("copied"))
+    with torch.no_grad():
+        torch.testing.assert_close(joined(x, *group), wanted)
+        half = [layer.bfloat16() for layer in group]
+        narrow = joined(x.bfloat16(), *half)
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.float(), wanted, rtol=0.05, atol=0.05)

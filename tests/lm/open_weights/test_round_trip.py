@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tests.lm.open_weights.theirs import FAMILIES, write_theirs
 
@@ -17,6 +18,7 @@ from homing.errors import DataError, IntegrityError
 from homing.lm.model import Decoder, shape_from_config
 from homing.lm.open_weights import find_weights, load_decoder, save_weights
 from homing.lm.open_weights.files import INDEX
+from homing.lm.open_weights.save import save_tensors
 
 
 def opened(folder: Path, dtype: torch.dtype | None = torch.float32) -> Decoder:
@@ -131,3 +133,14 @@ def test_several_shards_are_loaded_without_holding_the_weights_twice(tmp_path: P
     assert size_kb > 100_000
     # The weights once, the file pages of one shard, and change; twice would be the whole of it again.
     assert grown_kb < 1.35 * size_kb, (grown_kb, size_kb)
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_disk_and_not_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("homing.lm.open_weights.save.save_file", full)
+    with pytest.raises(OSError, match=r"model\.safetensors could not be written: .*No space left"):
+        save_tensors({}, tmp_path / "model.safetensors")

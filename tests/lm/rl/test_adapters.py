@@ -7,7 +7,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from tiny import make_run_dir
 
 from homing.lm.generate.load import load_for_use
 from homing.lm.model import Decoder
+from homing.lm.phases.rl import Reinforce
 from homing.lm.train import loop
 from homing.lm.train.build import Built
 from homing.wire import codec, names
@@ -88,6 +89,7 @@ def still(model: Decoder) -> dict[str, torch.Tensor]:
     return {name: t for name, t in [*model.named_parameters(), *model.named_buffers()] if name not in trained}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "rl"),
     [
@@ -123,13 +125,15 @@ def test_adapters_learn_the_weights_stand_still_and_a_resumed_run_is_bit_for_bit
     assert merged.lora is None, "with its base it is weights as others are"
 
 
+@pytest.mark.slow
 def test_a_pull_is_towards_the_frozen_weights_without_a_second_copy_of_them(
     tmp_path: Path, built: list[tuple[Built, dict[str, torch.Tensor]]]
 ) -> None:
     go(tmp_path / "run", make_adapter_run(tmp_path, LORA, kl=0.5))
     ((made, _),) = built
-    assert made.work.start is None  # type: ignore[attr-defined]
-    assert set(made.work.start_adapters.values()) == {None}  # type: ignore[attr-defined]
+    work = cast(Reinforce, made.work)
+    assert work.start is None
+    assert set(work.start_adapters.values()) == {None}
     pulls = [line.more["kl"] for line in metrics(tmp_path / "run")]
     assert pulls[0] == pytest.approx(0.0, abs=1e-6), "new adapters add nothing"
     assert pulls[-1] > 1e-4, "and are pulled back as soon as they do"
@@ -138,6 +142,7 @@ def test_a_pull_is_towards_the_frozen_weights_without_a_second_copy_of_them(
     assert not all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", [LORA, QLORA], ids=["lora", "qlora"])
 def test_after_a_phase_of_the_same_adapters_it_goes_on_with_them_and_is_pulled_to_where_they_were(
     tmp_path: Path, phase: dict[str, Any], built: list[tuple[Built, dict[str, torch.Tensor]]]
@@ -147,7 +152,7 @@ def test_after_a_phase_of_the_same_adapters_it_goes_on_with_them_and_is_pulled_t
     text = dataclasses.replace(run.phases[0], kind="mid", rl=None)
     run_dir = go(tmp_path / "run", with_phases(run, text, reinforced))
     before, after = (load_file(saved(run_dir, 4, kind) / names.ADAPTER) for kind in ("mid", "rl"))
-    start = built[1][0].work.start_adapters  # type: ignore[attr-defined]
+    start = cast(Reinforce, built[1][0].work).start_adapters
     for name, adapter in start.items():
         assert adapter is not None
         assert torch.equal(adapter.lora_B, before[f"base_model.model.{name}.lora_B.weight"])
@@ -163,6 +168,7 @@ def test_after_a_phase_of_the_same_adapters_it_goes_on_with_them_and_is_pulled_t
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_after_a_phase_of_other_adapters_these_are_put_into_the_weights_and_new_ones_begin(tmp_path: Path) -> None:
     run = make_adapter_run(tmp_path, LORA, kl=0.5)
     text = dataclasses.replace(run.phases[0], kind="mid", rl=None, lora=Lora(rank=2, alpha=4.0, targets=["o"]))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small import make_rl_run, small_model
 
+from homing.lm.model import Decoder
 from homing.lm.model.loss import IGNORED
 from homing.lm.rl.experience import Experience, log_probs, rows_of
 from homing.lm.rl.grpo import Policy, advantages, token_weights
@@ -31,7 +32,7 @@ def test_a_sample_without_a_reward_has_no_part_in_its_group() -> None:
     assert advantages([None, None], 2, is_divided=True) == [0.0, 0.0]
 
 
-def _setting(tmp_path: Path) -> tuple[torch.nn.Module, Experience]:
+def _setting(tmp_path: Path) -> tuple[Decoder, Experience]:
     model = small_model(make_rl_run(tmp_path / "data"))
     samples = [Sample([50, 60, 70], [True, False, True], True, 1.0), Sample([80], [True], True, 1.0)]
     made = rows_of(0, [[0, 1, 30], [0, 31]], samples, [1.5, -0.5], context=48, device=torch.device("cpu"))
@@ -49,14 +50,14 @@ def test_only_what_the_model_chose_itself_is_a_target(tmp_path: Path) -> None:
 def test_the_weighted_loss_has_the_gradient_of_the_clipped_objective_with_its_pull(tmp_path: Path) -> None:
     """Against the textbook: -min(r A, clip(r) A) + kl k3, differentiated as it stands."""
     model, made = _setting(tmp_path)
-    now_RT = log_probs(model, made)  # type: ignore[arg-type]
+    now_RT = log_probs(model, made)
     sampled_RT = now_RT - torch.tensor([[0, 0, 0.5, 0, 0.1], [0, -0.4, 0, 0, 0]])  # one clipped above, one below
     start_RT = now_RT + torch.tensor([[0, 0, 0.3, 0, -0.2], [0, 0.1, 0, 0, 0]])
     advantage_RT = made.advantage_R.unsqueeze(1).expand_as(made.targets_RT)
     weights_RT, figures = token_weights(
         advantage_RT, made.is_learned_RT, POLICY, now_RT=now_RT, sampled_RT=sampled_RT, start_RT=start_RT
     )
-    Batch(made.ids_RT, made.targets_RT, made.num_targets, weights_RT=weights_RT).loss(model).backward()  # type: ignore[arg-type]
+    Batch(made.ids_RT, made.targets_RT, made.num_targets, weights_RT=weights_RT).loss(model).backward()
     got = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
 
@@ -80,7 +81,7 @@ def test_the_first_update_on_fresh_samples_needs_no_probabilities(tmp_path: Path
     model, made = _setting(tmp_path)
     advantage_RT = made.advantage_R.unsqueeze(1).expand_as(made.targets_RT)
     plain, figures = token_weights(advantage_RT, made.is_learned_RT, POLICY)
-    now_RT = log_probs(model, made)  # type: ignore[arg-type]
+    now_RT = log_probs(model, made)
     by_ratio, _ = token_weights(advantage_RT, made.is_learned_RT, POLICY, now_RT=now_RT, sampled_RT=now_RT)
     assert torch.equal(plain, by_ratio)
     assert plain.tolist() == [[0, 0, 1.5, 0, 1.5], [0, -0.5, 0, 0, 0]]
@@ -89,7 +90,7 @@ def test_the_first_update_on_fresh_samples_needs_no_probabilities(tmp_path: Path
 
 def test_samples_come_back_from_a_checkpoint_as_they_were(tmp_path: Path) -> None:
     model, made = _setting(tmp_path)
-    kept = dataclasses.replace(made, number=5, sampled_RT=log_probs(model, made))  # type: ignore[arg-type]
+    kept = dataclasses.replace(made, number=5, sampled_RT=log_probs(model, made))
     back = Experience.from_bytes(kept.to_bytes())
     assert (back.number, back.num_targets, back.start_RT) == (5, 3, None)
     for name in ("ids_RT", "targets_RT", "advantage_R", "sampled_RT"):

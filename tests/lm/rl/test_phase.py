@@ -84,6 +84,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_run_that_is_resumed_is_bit_for_bit_the_one_that_never_stopped(tmp_path: Path, settings: str) -> None:
     # A reward that nearly every sample gets, so that there is something to learn from: how long it is.
@@ -105,6 +106,7 @@ def test_a_run_that_is_resumed_is_bit_for_bit_the_one_that_never_stopped(tmp_pat
         assert told[0] == told[1]
 
 
+@pytest.mark.slow
 def test_a_second_phase_of_rl_goes_on_in_a_run_of_its_own_and_its_lineage_has_both(tmp_path: Path) -> None:
     run = make_rl_run(tmp_path / "data", phase={"num_steps": 2, "eval_every": 0}, context=96)
     go(tmp_path / "first", run)
@@ -190,6 +192,7 @@ def test_samples_kept_between_two_updates_are_in_the_checkpoint_and_missing_ones
         batches.next()
 
 
+@pytest.mark.slow
 def test_the_same_is_asked_and_sampled_whatever_the_micro_batch_and_rollout_rows(tmp_path: Path) -> None:
     told = []
     for number, (micro_batch, rollout_rows) in enumerate([(16, 0), (3, 0), (8, 5)]):
@@ -276,6 +279,7 @@ def test_a_reward_that_always_fails_stops_the_run_with_its_line(tmp_path: Path) 
     assert "line 2: ZeroDivisionError" in events(tmp_path / "run", "run_failed")[-1].text
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_change_what_training_draws(tmp_path: Path) -> None:
     for name, eval_every in (("often", 1), ("never", 0)):
         go(tmp_path / name, make_rl_run(tmp_path / "data", phase={"eval_every": eval_every}))

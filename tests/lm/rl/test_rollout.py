@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -273,12 +273,8 @@ def test_what_a_call_gives_is_told_in_the_same_turn_and_is_not_the_models_own(
     said = [call, *tokenizer.encode("6*7"), call_end]
     # While the calculator speaks, the model's own choices are passed over: four tokens of them here.
     line = [*said, *tokenizer.encode("xxxx"), *tokenizer.encode("ok"), end]
-    made = sampler(
-        Scripted(model, [line, line]),
-        stop_ids=[end],
-        calculator=calculator,
-        max_new_tokens=20,  # type: ignore[arg-type]
-    )
+    said_by = cast(Decoder, Scripted(model, [line, line]))
+    made = sampler(said_by, stop_ids=[end], calculator=calculator, max_new_tokens=20)
     with_tool, without = made.sample([[0, 1, 2]] * 2, drawn(2, 1, 20), may_call=[True, False])
     assert tokenizer.decode(with_tool.ids) == (
         "<|tool_call|>6*7<|tool_call_end|><|tool_result|>42<|tool_result_end|>ok<|im_end|>"
@@ -298,12 +294,8 @@ def test_a_call_that_ends_the_turn_is_answered_by_a_turn_of_the_tool(model: Deco
     line = [*said, *tokenizer.encode("x" * num_told), *tokenizer.encode("ok"), end]
     run_length = len(line) + 4
     wide = small_model_with_context(model, 96)
-    made = sampler(
-        Scripted(wide, [line]),
-        stop_ids=[end],
-        calculator=calculator,
-        max_new_tokens=run_length,  # type: ignore[arg-type]
-    )
+    said_by = cast(Decoder, Scripted(wide, [line]))
+    made = sampler(said_by, stop_ids=[end], calculator=calculator, max_new_tokens=run_length)
     (sample,) = made.sample([[0, 1, 2]], drawn(1, 1, run_length))
     assert tokenizer.decode(sample.ids) == tokenizer.decode(said) + told + "ok<|im_end|>"
     assert sample.is_own == [True] * len(said) + [False] * num_told + [True] * 3

@@ -124,13 +124,6 @@ def test_sources_come_as_often_as_the_mixture_says(tmp_path: Path) -> None:
     assert stream.locate(row)[0] == 4
 
 
-def test_validation_is_read_in_the_same_rows_every_time(tmp_path: Path) -> None:
-    split = packed(tmp_path, some_lengths(50)).split
-    still = PackedConversations(split, Mixture([50], [1.0]), context=T, seed=None)
-    num = still.num_rows()
-    assert [still.conversations_in(r) for r in range(num)] == [still.conversations_in(num + r) for r in range(num)]
-
-
 def test_a_shorter_context_than_the_shards_were_made_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not fit"):
         packed(tmp_path, [10, T + 2])

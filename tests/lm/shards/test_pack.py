@@ -32,6 +32,7 @@ def naive_stream(documents: list[list[int]], seed: int, num_epochs: int) -> list
     return out
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(DOCUMENTS, st.integers(1, 5), st.integers(0, 2**63), st.data())
 def test_any_stretch_equals_the_naive_concatenation(

@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from homing.lm.text import read
 from homing.lm.text.documents import MARKER, MAX_DOCUMENT_BYTES, Cuts, cut, documents_of, unmarked_bytes_for
 from homing.lm.text.find import find_sources
 from homing.lm.text.read import Reading
+
+Pack = Callable[[bytes], bytes]
 
 
 def documents(path: Path, *, unmarked_bytes: int = 8192, text_field: str = "text") -> list[bytes]:
@@ -92,18 +95,18 @@ def test_a_document_past_the_bound_is_cut_also_between_markers(tmp_path: Path) -
         ("a.txt.zst", lambda data: zstandard.compress(data[:10]) + zstandard.compress(data[10:])),
     ],
 )
-def test_packed_files_give_the_same_documents(tmp_path: Path, name: str, pack: object) -> None:
+def test_packed_files_give_the_same_documents(tmp_path: Path, name: str, pack: Pack) -> None:
     data = "eins\n<|endoftext|>zwei äöü ".encode() * 1000
     (tmp_path / "plain.txt").write_bytes(data)
-    (tmp_path / name).write_bytes(pack(data))  # type: ignore[operator]
+    (tmp_path / name).write_bytes(pack(data))
     assert documents(tmp_path / name) == documents(tmp_path / "plain.txt")
 
 
 @pytest.mark.parametrize(
     ("name", "pack"), [("a.gz", gzip.compress), ("a.xz", lzma.compress), ("a.zst", zstandard.compress)]
 )
-def test_a_damaged_archive_is_named(tmp_path: Path, name: str, pack: object) -> None:
-    packed = pack(random.Random(1).randbytes(50_000).hex().encode())  # type: ignore[operator]
+def test_a_damaged_archive_is_named(tmp_path: Path, name: str, pack: Pack) -> None:
+    packed = pack(random.Random(1).randbytes(50_000).hex().encode())
     (tmp_path / name).write_bytes(b"not packed at all")
     with pytest.raises(DataError, match=r"is not whole"):
         documents(tmp_path / name)
@@ -145,6 +148,22 @@ def test_the_command_that_mends_another_encoding_can_be_pasted(tmp_path: Path, e
     with pytest.raises(DataError) as raised:
         documents(path)
     assert f"iconv -f {told} -t utf-8 '{path}' > '{path}.utf8'" in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("beginning", "kind", "command"),
+    [(b"%PDF-1.7\n", "a PDF", "pdftotext"), (b"PK\x03\x04", r"\.docx", "pandoc -t plain")],
+)
+def test_what_only_looks_like_text_to_its_owner_is_called_what_it_is(
+    tmp_path: Path, beginning: bytes, kind: str, command: str
+) -> None:
+    path = tmp_path / "my notes"
+    path.write_bytes(beginning + b"\xff\xfe\xfd" * 100)
+    with pytest.raises(DataError, match=f"{kind}.*, not text") as raised:
+        documents(path)
+    assert raised.value.fix.startswith(command)
+    assert f"'{path}'" in raised.value.fix
+    assert "iconv" not in raised.value.fix
 
 
 @pytest.mark.parametrize("marker", [b"", b"<|endoftext|>"])

@@ -38,6 +38,13 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, pattern: str, complaint: s
         find_sources([str(tmp_path / pattern)], key="text")
 
 
+def test_a_link_to_nothing_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to("gone.txt")
+    with pytest.raises(DataError, match=r"a\.txt is a link to nothing") as raised:
+        find_sources([str(tmp_path)], key="text")
+    assert "gone.txt" in raised.value.why
+
+
 def test_every_empty_file_of_a_folder_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "full.txt").write_text("words")
     for name in "abcdefg":

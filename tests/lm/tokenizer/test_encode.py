@@ -26,6 +26,7 @@ class Backend:
         self.encode_batch = own.encode_batch
 
 
+@pytest.mark.slow
 def test_threads_that_share_an_encoder_never_have_two_backends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,18 @@ def test_token_bytes_add_up_to_the_text(made: Any) -> None:
         assert sum(sizes[token] for token in tokenizer.encode(text)) == len(text.encode())
 
 
+def test_an_added_token_that_is_no_special_counts_the_bytes_of_what_it_spells(made: Any, tmp_path: Path) -> None:
+    """As the marks of turns in DeepSeek's distilled Qwens: it stands there as text, not in the byte alphabet."""
+    mark = "<\uff5cUser\uff5c>"
+    backend = Tokenizer.from_file(str(made[0]))
+    backend.add_tokens([mark])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer, text = load_tokenizer(tmp_path), f"é {mark} ok"
+    sizes, ids = tokenizer.token_bytes(), tokenizer.encode(text)
+    assert tokenizer.vocab_size - 1 in ids
+    assert sum(sizes[i] for i in ids) == len(text.encode())
+
+
 def test_specials_show_by_name_and_can_be_skipped(made: Any) -> None:
     _, tokenizer, _, _ = made
     ids = [0, *tokenizer.encode("hi"), tokenizer.specials["<|im_end|>"]]

@@ -11,9 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,11 +29,13 @@ from tiny import (
     write_manifest,
     write_shards,
 )
+from torch import Tensor
 
 from homing.errors import DataError, IntegrityError, RunFailed, UsageError
 from homing.lm.chat.order import ChatOrder, ChatSource
 from homing.lm.chat.prepare import prepare_chat
 from homing.lm.model.decoder import Decoder
+from homing.lm.phases.chat import Chat
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE
 from homing.lm.train.loop import train
 from homing.lm.verify import verify
@@ -107,6 +111,7 @@ def manifest(run_dir: Path, phase: str, step: int) -> CheckpointManifest:
     return codec.loads(CheckpointManifest, path.read_bytes())
 
 
+@pytest.mark.slow
 def test_each_phase_learns_from_its_own_and_starts_from_the_one_before(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
 ) -> None:
@@ -126,6 +131,7 @@ def test_each_phase_learns_from_its_own_and_starts_from_the_one_before(
     assert lineage[1].data_sha256 == more_text.manifest_sha256
 
 
+@pytest.mark.slow
 def test_a_phase_that_fails_stops_the_chain_and_is_the_one_that_is_gone_on_with(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +214,7 @@ def test_adapters_learn_beside_frozen_weights_and_the_next_phase_builds_on_both(
     assert abs(after - last) < 0.5, "it goes on from what the adapters had learned"
 
 
+@pytest.mark.slow
 def test_an_adapter_is_not_put_beside_other_weights(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
 ) -> None:
@@ -225,6 +232,7 @@ def test_an_adapter_is_not_put_beside_other_weights(
         go(tmp_path / "sft", dataclasses.replace(run, phases=[moved]))
 
 
+@pytest.mark.slow
 def test_weights_of_another_tokenizer_are_refused_by_the_trainer_too(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
 ) -> None:
@@ -266,6 +274,7 @@ def test_text_of_a_phase_in_the_ids_of_another_tokenizer_is_refused(
         go(tmp_path / "run", dataclasses.replace(run, phases=[mid]))
 
 
+@pytest.mark.slow
 def test_open_weights_without_text_of_the_run(tmp_path: Path, data_dir: Path, chat: PhaseData) -> None:
     run = make_chain(data_dir, chat, chat)
     go(tmp_path / "first", dataclasses.replace(run, phases=run.phases[:1]))
@@ -276,6 +285,7 @@ def test_open_weights_without_text_of_the_run(tmp_path: Path, data_dir: Path, ch
     assert [stage.phase for stage in manifest(tmp_path / "next", "sft", 4).lineage] == ["base", "sft"]
 
 
+@pytest.mark.slow
 def test_template_and_ways_of_sampling_of_open_weights_go_from_phase_to_phase(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
 ) -> None:
@@ -341,6 +351,7 @@ def test_samples_of_a_chat_without_the_marks_of_turns_are_said_to_be_plain_once_
     ]
 
 
+@pytest.mark.slow
 def test_verify_opens_the_weights_and_the_conversations_that_the_chosen_phase_begins_with(
     tmp_path: Path, data_dir: Path, chat: PhaseData, more_text: PhaseData
 ) -> None:
@@ -394,3 +405,65 @@ def test_verify_says_where_weights_do_not_know_the_data(
     report = verify(dataclasses.replace(run, phases=[mid]), tmp_path)
     assert report.is_ok, "it may be right"
     assert "above what guessing gives" in report.notes[0]
+
+
+def test_a_part_of_the_held_out_conversations_is_a_fair_one(data_dir: Path, tmp_path: Path) -> None:
+    """Rows are packed longest first: read from their beginning, a part of them would be the longest ones alone."""
+    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant"}]
+    lines = [{"messages": [turns[0], turns[1] | {"content": f"{n} " + "la " * (n % 25)}]} for n in range(400)]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = ChatSource(str(tmp_path / "chat.jsonl"))
+    prepare_chat(ChatOrder(tmp_path / "out", [source], tokenizer=data_dir, context=128, val_fraction=0.5))
+    run = make_run(data_dir, batch_tokens=512)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, context=128))
+
+    def mean_size(num_tokens: int) -> float:
+        phase = dataclasses.replace(run.phases[0], kind="sft", data=own_data(tmp_path / "out", "chat"))
+        phase = dataclasses.replace(phase, eval_tokens=num_tokens)
+        model = _Listener()
+        Chat(run, phase, tmp_path / "out").evaluate(cast(Decoder, model), lambda done, of: None)
+        return sum(model.sizes) / len(model.sizes)
+
+    assert mean_size(20 * 128) == pytest.approx(mean_size(10**6), rel=0.1)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_id_past_the_vocabulary_in_a_conversation_is_named_before_it_reaches_the_model(
+    data_dir: Path, chat: PhaseData, tmp_path: Path, split: str, place: int
+) -> None:
+    """The last token of a conversation is only a target, and a card would read past its logits."""
+    folder = tmp_path / "chat"
+    shutil.copytree(chat.dir, folder)
+    ids = np.fromfile(folder / names.shard_name(split, 0), dtype="<u2")
+    starts = np.fromfile(folder / names.index_name(split, 0), dtype="<u8").astype(int)
+    for begin, end in pairwise(starts.tolist()):
+        ids[begin:end][place] = 65279
+    ids.tofile(folder / names.shard_name(split, 0))
+    mask = np.fromfile(folder / names.mask_name(split, 0), dtype=np.uint8)
+    mask[starts[1:] - 1] = 1
+    mask.tofile(folder / names.mask_name(split, 0))
+    run = make_chain(data_dir, chat, chat)
+    work = Chat(run, run.phases[2], folder)
+
+    def look() -> None:
+        with work.open_batches(cast(Decoder, _Listener()), first_row=0, device=torch.device("cpu")) as batches:
+            batches.next()
+        work.evaluate(cast(Decoder, _Listener()), lambda done, of: None)
+
+    with pytest.raises(DataError, match=rf"The {split} shards hold the id 65,279; the vocabulary ends at 271"):
+        look()
+
+
+class _Listener:
+    """In the place of a model: hears how long the conversations are that it is asked about."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def token_losses(self, ids_BT: Tensor, targets_BT: Tensor, *, segments: Tensor) -> Tensor:
+        for row in segments:
+            self.sizes += torch.bincount(row[row >= 0]).tolist()
+        return torch.zeros(ids_BT.shape)

@@ -7,7 +7,9 @@ import os
 import random
 import shutil
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,8 +153,8 @@ def test_a_save_killed_at_any_sync_rename_or_delete_leaves_the_one_before(
     save(tmp_path, 1, val_loss=3.0)
     calls = 0
 
-    def counted(call):  # type: ignore[no-untyped-def]
-        def wrapper(*args, **kwargs):  # type: ignore[no-untyped-def]
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == point:

@@ -168,6 +168,7 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_a_run_that_compiles_leaves_it_beside_its_checkpoints_and_loads_it_when_it_goes_on(
     tmp_path: Path, homing_home: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seconds", [120.0, 3600.0])
 @pytest.mark.parametrize("disk", [200e6, 400e6, 1.5e9])
@@ -255,6 +256,7 @@ def test_the_eta_of_a_run_with_heavy_evaluations_is_what_really_passes(
     assert any(line.startswith("step 13/24") and line.endswith(f"eta {shown}") for line in said)
 
 
+@pytest.mark.slow
 def test_a_run_that_began_slowly_tells_after_20_steps_what_then_passes(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -258,6 +260,9 @@ def test_a_landed_run_stops_with_a_finished_model_and_says_what_finishing_would_
     assert started["data"]["end_step"] == ended.step
     assert started["data"]["needs_s"] > started["data"]["left_s"]
     assert any("finishing the plan would take" in line for line in said)
+    assert (tmp_path / names.EVENTS).read_text().count(ended.reason) == 1
+    (stopped,) = events(tmp_path, "run_stopped")
+    assert stopped["data"]["why"] == "landed"
     last = metrics(tmp_path)[-1]
     assert (last.step, last.end_step, last.num_steps) == (ended.step, ended.step, 60)
     assert last.val_loss is not None, "the last checkpoint of a landing is measured"
@@ -268,6 +273,7 @@ def test_a_landed_run_stops_with_a_finished_model_and_says_what_finishing_would_
     assert list((tmp_path / "samples").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("kind", ["wsd", "cosine"])
 def test_a_trainer_that_died_in_its_landing_lands_at_the_same_place_bit_for_bit(
@@ -287,6 +293,7 @@ def test_a_trainer_that_died_in_its_landing_lands_at_the_same_place_bit_for_bit(
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steady")
 def test_a_landed_run_with_more_time_goes_on_to_its_planned_end(tmp_path: Path, data_dir: Path) -> None:
     landed, _ = go(tmp_path, long_run(data_dir), Ticking(tmp_path, 34.0))
@@ -301,6 +308,7 @@ def test_a_landed_run_with_more_time_goes_on_to_its_planned_end(tmp_path: Path, 
     assert found[-1].end_step is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steady")
 def test_a_landed_run_that_goes_on_to_another_limit_warms_up_and_lands_again(tmp_path: Path, data_dir: Path) -> None:
     run = long_run(data_dir, num_steps=400, schedule=Schedule("wsd", 4, 200, 0.0))
@@ -331,6 +339,7 @@ def limited_run(data_dir: Path) -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_time_limit_lands_too_with_a_whole_decay(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +356,7 @@ def test_a_time_limit_lands_too_with_a_whole_decay(
     assert rates[-1] < 0.1 * max(rates)
 
 
+@pytest.mark.slow
 def test_a_time_limit_lands_too_on_the_real_clock(tmp_path: Path, data_dir: Path) -> None:
     """How many steps that leaves for the decay is the machine's matter, and not looked at."""
     wishes = Wishes(tmp_path)
@@ -354,3 +364,10 @@ def test_a_time_limit_lands_too_on_the_real_clock(tmp_path: Path, data_dir: Path
     assert "Landed at step" in ended.reason
     assert "time limit" in ended.reason
     assert (wishes.left_s() or -1.0) > 0, "everything was done inside the limit"
+
+
+@pytest.mark.parametrize(("limit_s", "why"), [(60.0, "time limit"), (3600.0, "spend limit")])
+def test_of_two_moments_the_nearer_one_is_named(tmp_path: Path, limit_s: float, why: str) -> None:
+    land_by = {"land_by": time.time() + 600, "reason": "The spend limit is near."}
+    (tmp_path / names.CONTROL).write_text(json.dumps(land_by))
+    assert why in Wishes(tmp_path, time_limit_s=limit_s).why()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from homing.lm.train.__main__ import main
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.loop import train
 from homing.wire import codec, names
-from homing.wire.checkpoint import Pointer
+from homing.wire.checkpoint import CheckpointManifest, Pointer
 from homing.wire.data import Split
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Run
@@ -91,6 +92,7 @@ def weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
     return checkpoint.load(folder, checkpoint.verify(folder)).weights
 
 
+@pytest.mark.slow
 def test_a_tiny_run_learns_and_reproduces_its_loss(tmp_path: Path, data_dir: Path) -> None:
     ended, said = go(tmp_path / "a", make_run(data_dir))
     go(tmp_path / "b", make_run(data_dir))
@@ -110,6 +112,7 @@ def test_a_tiny_run_learns_and_reproduces_its_loss(tmp_path: Path, data_dir: Pat
 GOLDEN_FIRST, GOLDEN_LAST = 5.694, 2.510
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 3, 8])
 def test_the_micro_batch_changes_nothing_but_rounding(tmp_path: Path, data_dir: Path, micro_batch: int) -> None:
     go(tmp_path / "a", make_run(data_dir, num_steps=3))
@@ -118,6 +121,7 @@ def test_the_micro_batch_changes_nothing_but_rounding(tmp_path: Path, data_dir: 
         assert a.loss == pytest.approx(b.loss, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_resuming_equals_never_stopping_bit_for_bit(tmp_path: Path, data_dir: Path, optimizer: str) -> None:
     run = make_run(data_dir)
@@ -137,6 +141,7 @@ def test_resuming_equals_never_stopping_bit_for_bit(tmp_path: Path, data_dir: Pa
     assert [event["step"] for event in events(tmp_path / "cut", "resumed")] == [3, 7, 9]
 
 
+@pytest.mark.slow
 def test_sampling_and_evaluating_do_not_change_training(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path / "a", make_run(data_dir, num_steps=6, sample_every=1, eval_every=1))
     go(tmp_path / "b", make_run(data_dir, num_steps=6, sample_every=6, eval_every=0))
@@ -153,6 +158,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, data_dir: Path) -> 
     assert (tmp_path / names.METRICS).read_text() == before
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_aloud_and_the_one_before_is_used(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path / "whole", make_run(data_dir))
     go(tmp_path / "hurt", make_run(data_dir))
@@ -168,6 +174,7 @@ def test_a_damaged_checkpoint_is_refused_aloud_and_the_one_before_is_used(tmp_pa
     assert torch.equal(*(weights(tmp_path / side, 12)["model.norm.weight"] for side in ("whole", "hurt")))
 
 
+@pytest.mark.slow
 def test_a_changed_configuration_is_refused_and_each_difference_named(tmp_path: Path, data_dir: Path) -> None:
     run = make_run(data_dir)
     go(tmp_path, run, StopAt(tmp_path, 2))
@@ -181,6 +188,38 @@ def test_a_changed_configuration_is_refused_and_each_difference_named(tmp_path: 
     assert outcome(tmp_path).state == "failed"
 
 
+def as_of_another_version(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """A checkpoint of a homing whose run.json had other keys, and so another hash of the same configuration."""
+    run = json.loads((folder / names.RUN).read_text())
+    change(run)
+    (folder / names.RUN).write_text(json.dumps(run))
+    manifest = codec.loads(CheckpointManifest, (folder / names.MANIFEST).read_bytes())
+    files = [checkpoint._sync_and_hash(folder / file.name) for file in manifest.files]
+    manifest = dataclasses.replace(manifest, files=files, config_sha256="0" * 64)
+    (folder / names.MANIFEST).write_bytes(checkpoint._seal(manifest))
+
+
+def test_a_checkpoint_of_a_homing_that_knew_fewer_settings_is_gone_on_from(tmp_path: Path, data_dir: Path) -> None:
+    go(tmp_path / "whole", make_run(data_dir))
+    go(tmp_path / "old", make_run(data_dir), StopAt(tmp_path / "old", 3))
+    folder = tmp_path / "old/checkpoints/pretrain" / names.step_dir(3)
+    as_of_another_version(folder, lambda run: run["phases"][0]["optimizer"].pop("states"))
+    assert go(tmp_path / "old")[0].state == "done"
+    assert figures(tmp_path / "old") == figures(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_a_homing_that_knew_more_settings_is_refused_by_their_names(
+    tmp_path: Path, data_dir: Path
+) -> None:
+    """What they change nobody here can say."""
+    go(tmp_path, make_run(data_dir), StopAt(tmp_path, 3))
+    folder = tmp_path / "checkpoints/pretrain" / names.step_dir(3)
+    as_of_another_version(folder, lambda run: run["phases"][0]["optimizer"].update(lookahead=5))
+    with pytest.raises(UsageError, match="belongs to another configuration") as caught:
+        go(tmp_path)
+    assert "phases.0.optimizer.lookahead" in caught.value.why
+
+
 def test_stop_in_control_json_saves_and_ends_with_75(tmp_path: Path, data_dir: Path) -> None:
     make_run_dir(tmp_path, make_run(data_dir))
     (tmp_path / names.CONTROL).write_text('{"schema": "homing.control/1", "stop": true, "reason": "asked at home"}')
@@ -189,6 +228,9 @@ def test_stop_in_control_json_saves_and_ends_with_75(tmp_path: Path, data_dir: P
     assert ended.reason == "asked at home"
     assert not ended.is_final
     assert checkpoint.list_steps(tmp_path / "checkpoints/pretrain") == [1]
+    (told,) = [json.loads(e) for e in (tmp_path / names.EVENTS).read_text().splitlines() if "asked at home" in e]
+    assert (told["kind"], told["text"]) == ("run_stopped", "Stopped at step 1: asked at home")
+    assert told["data"]["why"] == "control"
 
 
 def test_a_landing_time_that_has_come_saves_and_ends(tmp_path: Path, data_dir: Path) -> None:
@@ -263,6 +305,7 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_never_logged_as_nan(
     assert int(loaded.optimizer["num_steps"]) == 2
 
 
+@pytest.mark.slow
 def test_figures_that_are_read_a_step_late_are_the_same_and_skip_the_same_steps(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +383,7 @@ def test_a_run_that_needs_a_gpu_never_runs_on_the_cpu(
     assert outcome(tmp_path / "auto").exit_code == 1
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_lowers_a_picked_micro_batch_aloud(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +427,7 @@ def test_phases_that_cannot_run_are_refused_before_the_first_costs_anything(tmp_
     assert not (tmp_path / names.METRICS).exists()
 
 
+@pytest.mark.slow
 def test_weights_can_start_from_a_checkpoint(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path / "first", make_run(data_dir))
     start = tmp_path / "first/checkpoints/pretrain" / names.step_dir(12)
@@ -393,6 +438,7 @@ def test_weights_can_start_from_a_checkpoint(tmp_path: Path, data_dir: Path) -> 
     assert after < before + 0.3
 
 
+@pytest.mark.slow
 def test_weights_can_start_from_a_folder_that_holds_no_optimizer_and_a_changed_file_is_refused(
     tmp_path: Path, data_dir: Path
 ) -> None:
@@ -419,6 +465,7 @@ def test_without_held_out_text_it_trains_unevaluated_and_says_so(tmp_path: Path)
     assert not (phase_dir / names.BEST).exists()
 
 
+@pytest.mark.slow
 def test_every_planned_checkpoint_is_evaluated_so_that_the_best_is_among_those_kept(
     tmp_path: Path, data_dir: Path
 ) -> None:
@@ -443,6 +490,7 @@ def test_pointers_that_a_kill_left_behind_the_final_checkpoint_are_mended(tmp_pa
     assert json.loads((phase_dir / names.BEST).read_text())["step"] in (2, 4)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_is_done_without_aloud_and_never_when_asked_for_by_name(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,6 +538,7 @@ def test_by_default_each_checkpoint_has_its_sample(tmp_path: Path, data_dir: Pat
     assert (tmp_path / names.SAMPLES / written[0]).read_text().startswith("[the cat]")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_carries_the_tokenizer_with_its_chat_template(tmp_path: Path, data_dir: Path) -> None:
     go(tmp_path, make_run(data_dir, num_steps=1))
     folder = tmp_path / "checkpoints/pretrain" / names.step_dir(1)
@@ -581,6 +630,7 @@ def program(run_dir: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_program_ends_with_training_complete_the_state_and_the_path(tmp_path: Path, data_dir: Path) -> None:
     make_run_dir(tmp_path, make_run(data_dir, num_steps=2))
     with program(tmp_path) as child:
@@ -591,6 +641,7 @@ def test_the_program_ends_with_training_complete_the_state_and_the_path(tmp_path
     assert last.endswith(str(tmp_path / "checkpoints/pretrain" / names.step_dir(2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_step_saves_and_ends_with_75(tmp_path: Path, data_dir: Path, number: int) -> None:
     make_run_dir(tmp_path, make_run(data_dir, num_steps=100_000, save_every=0, eval_every=0))
@@ -608,6 +659,7 @@ def test_a_signal_finishes_the_step_saves_and_ends_with_75(tmp_path: Path, data_
     assert outcome(tmp_path).step == saved.manifest.step == metrics(tmp_path)[-1].step
 
 
+@pytest.mark.slow
 def test_the_program_explains_a_mistake_in_lines_and_not_in_a_traceback(tmp_path: Path) -> None:
     with program(tmp_path / "absent") as child:
         out, err = child.communicate(timeout=120)
@@ -617,6 +669,7 @@ def test_the_program_explains_a_mistake_in_lines_and_not_in_a_traceback(tmp_path
     assert out.startswith("Training failed | state failed | exit 1")
 
 
+@pytest.mark.slow
 def test_the_trainer_loads_torch_numpy_safetensors_tokenizers_and_nothing_else() -> None:
     foreign = ["pydantic", "typer", "rich", "httpx", "ruamel", "rustbpe", "gigatoken", "zstandard", "transformers"]
     code = f"import homing.lm.train.loop, sys; print([m for m in {foreign} if m in sys.modules])"
@@ -624,6 +677,7 @@ def test_the_trainer_loads_torch_numpy_safetensors_tokenizers_and_nothing_else()
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_swift_trains_stops_and_goes_on_bit_for_bit_and_can_be_talked_to(tmp_path: Path, data_dir: Path) -> None:
     plain = make_run(data_dir, num_steps=6, save_every=3)
     model = dataclasses.replace(plain.model, family="swift", arch="swift", is_tied=False)

@@ -72,6 +72,7 @@ LORA = {"method": "lora", "lora": Lora(rank=4, alpha=8.0, targets=["all"], dropo
 QLORA = {**LORA, "method": "qlora", "recompute": "all", "optimizer": dataclasses.replace(ADAM, states="int8")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [LORA, QLORA], ids=["lora", "qlora"])
 def test_adapters_learn_resume_bit_for_bit_and_the_next_phase_takes_them_in(
     method: dict[str, Any], base: tuple[Path, Path], tmp_path: Path
@@ -104,6 +105,7 @@ def test_adapters_learn_resume_bit_for_bit_and_the_next_phase_takes_them_in(
     assert losses(straight, "mid")[-1][3] == pytest.approx(figures[-1][3], abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_run_of_its_own_starts_from_an_adapter_of_another_with_the_weights_it_stood_beside(
     base: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_run_of_its_own_starts_from_an_adapter_of_another_with_the_weights_it_
         go(tmp_path / "third", alone)
 
 
+@pytest.mark.slow
 def test_an_adapter_on_top_of_an_adapter_is_put_together_with_all_below_it(
     base: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_an_adapter_on_top_of_an_adapter_is_put_together_with_all_below_it(
     assert losses(tmp_path / "b", "mid")[-1][3] == pytest.approx(losses(tmp_path / "a", "mid")[-1][3], abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [LORA, QLORA], ids=["lora", "qlora"])
 def test_a_phase_of_the_same_adapters_goes_on_with_them_beside_the_weights_they_stood_beside(
     method: dict[str, Any], base: tuple[Path, Path], tmp_path: Path
@@ -174,6 +178,7 @@ def test_a_phase_of_the_same_adapters_goes_on_with_them_beside_the_weights_they_
     assert model.lora is None
 
 
+@pytest.mark.slow
 def test_another_base_under_the_same_adapter_is_refused(base: tuple[Path, Path], tmp_path: Path) -> None:
     data_dir, base_run = base
     run_dir = started(base_run, tmp_path / "a")

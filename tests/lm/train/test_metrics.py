@@ -6,6 +6,7 @@ import csv
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ from homing.wire import codec, names
 from homing.wire.event import Metric
 
 
-def metric(step: int, phase: str = "pretrain", **values: float | None) -> Metric:
-    return Metric(t=1.0, phase=phase, step=step, num_steps=20000, num_tokens=step, **{"loss": 3.2142, **values})  # type: ignore[arg-type]
+def metric(step: int, phase: str = "pretrain", **values: Any) -> Metric:
+    return Metric(t=1.0, phase=phase, step=step, num_steps=20000, num_tokens=step, **{"loss": 3.2142, **values})
 
 
 def read_lines(path: Path) -> list[dict[str, object]]:

@@ -88,6 +88,7 @@ def test_weights_and_state_are_the_same_bit_for_bit(kind: str) -> None:
     assert near.num_steps == far.num_steps == 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_loads")
 @pytest.mark.parametrize("is_away_first", [True, False])
 @pytest.mark.parametrize("kind", SPECS)
@@ -242,7 +243,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current[-1])
     place = HostPlace(CPU)
     place._lanes = offload._Lanes(CPU)
-    place._make_slab = lambda size: torch.empty(size, dtype=torch.uint8)  # type: ignore[method-assign]
+    monkeypatch.setattr(place, "_make_slab", lambda size: torch.empty(size, dtype=torch.uint8))
     slots: dict[int, int] = {}  # id of a tensor of the card -> where it lies
     free: list[int] = []
     empty, copy = torch.empty, Tensor.copy_
@@ -281,9 +282,10 @@ def loads_of(card: SimpleNamespace, sizes: list[int]) -> list[Load]:
 
 def take(card: SimpleNamespace, loads: list[Load]) -> None:
     for load, states in card.place.pass_over(loads):
-        load.step(states, None)  # type: ignore[arg-type]
+        load.step(states, Now(1.0, torch.ones(()), torch.ones(())))
 
 
+@pytest.mark.slow
 def test_no_two_streams_use_memory_at_once_and_three_loads_are_there_at_most(card: SimpleNamespace) -> None:
     loads = loads_of(card, [5, 9, 3, 9, 7, 1])
     for _ in range(3):
@@ -346,6 +348,7 @@ def test_on_a_processor_it_is_refused(tmp_path: Path, data_dir: Path) -> None:
         go(tmp_path, make_run(data_dir, num_steps=2, offload="optimizer"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_state_in_the_other_place_bit_for_bit(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +372,7 @@ def test_a_run_goes_on_with_its_state_in_the_other_place_bit_for_bit(
         assert optimizers[0] == optimizers[1]
 
 
+@pytest.mark.slow
 def test_a_host_that_is_too_small_is_refused_before_anything_is_taken(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

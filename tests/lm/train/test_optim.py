@@ -376,6 +376,7 @@ def test_the_state_of_swift_comes_back_from_disk(tmp_path: Path) -> None:
 # -- compiled ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_compiled_step_equals_the_eager_one_and_no_rate_or_momentum_compiles_it_anew() -> None:
     # Traced and functionalized as for a card; turning it into kernels takes a compiler half a minute on a CPU.
     torch._dynamo.reset()

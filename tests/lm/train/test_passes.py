@@ -404,6 +404,7 @@ class StopAt(Wishes):
         return Stop("signal", "SIGTERM was received.") if self.looks <= 0 else None
 
 
+@pytest.mark.slow
 def test_a_run_with_graphs_has_the_losses_of_one_without_and_goes_on_with_what_it_found(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +423,7 @@ def test_a_run_with_graphs_has_the_losses_of_one_without_and_goes_on_with_what_i
     assert figures(tmp_path / "graphs") == figures(tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_a_run_that_falls_back_has_the_losses_of_one_without(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,6 +435,7 @@ def test_a_run_that_falls_back_has_the_losses_of_one_without(
     assert choices(tmp_path / "graphs", 4)["graphs"] == "off"
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_gives_the_graphs_back_and_goes_on_with_fewer_rows(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """How an adapter speaks to a provider's REST API: JSON, timeouts, safe repetition, their errors as ours.
 
-    GET, DELETE, PUT   repeated after no answer, 429 and 5xx, with growing pauses and Retry-After kept; so is a POST
-                       of which the adapter says that twice is as good as once
+    GET, DELETE, PUT   repeated after no answer, 408, 429 and 5xx, with growing pauses and Retry-After kept; so is a
+                       POST of which the adapter says that twice is as good as once
     POST               sent once; Unsure when nobody knows whether it took effect, so that the adapter looks before it
                        asks again. Only 429 is repeated: it says that nothing was done
 
@@ -32,7 +32,7 @@ _TIMEOUT_S = 30.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 60.0
 _NO_MORE_TEXT = 300
-_BUSY = 429
+_BUSY, _TIMED_OUT = 429, 408
 
 
 class Unsure(Exception):
@@ -130,7 +130,7 @@ class Api:
                 break
             if number + 1 < TRIES:
                 self.world.sleep(_pause_s(response, number))
-        if response.status >= 500:
+        if _is_unclear(response):
             raise Unsure(f"{self.name} answered {response.status} {_text_of(response)}")
         return self._reply("POST", path, response).body
 
@@ -148,7 +148,7 @@ class Api:
             except NetworkError as exc:
                 problem = str(exc)
             if response is not None:
-                if response.status != _BUSY and response.status < 500:
+                if response.status != _BUSY and not _is_unclear(response):
                     return self._reply(method, path, response)
                 problem = f"It answered {response.status} {_text_of(response)}"
             if number + 1 < TRIES:
@@ -195,6 +195,11 @@ class Api:
                 fix="Try again in a minute: homing runs",
             )
         return Reply(response.status, body)
+
+
+def _is_unclear(response: HttpResponse) -> bool:
+    """5xx; and 408, by which whoever stands between says that it waited in vain: it may have passed the request on."""
+    return response.status >= 500 or response.status == _TIMED_OUT
 
 
 def _pause_s(response: HttpResponse | None, number: int) -> float:

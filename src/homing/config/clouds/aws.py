@@ -95,7 +95,8 @@ class AwsCloud(Section):
         le=2.0,
     )
     image: Annotated[Filled, _like(r"ami-[0-9a-f]{8,17}", "ami-0123456789abcdef0")] = key(
-        "A certain image; it needs an NVIDIA driver, bash, curl and python3 3.11 or newer.",
+        "A certain image; it needs an NVIDIA driver, bash, curl and python3 (where that is older than 3.11 another one"
+        " is brought).",
         default="",
         derived="the newest that image_name finds",
         example="ami-0123456789abcdef0",

@@ -68,8 +68,9 @@ class RunpodCloud(Section):
     """Settings for `providers: [runpod]`: the pod's image, disk, place and network volume."""
 
     image: Filled = key(
-        "Container image; it needs bash, python3 3.11 or newer, and sshd, by which it gets its files. Its own torch is"
-        " used where homing knows that version, else one is installed at boot, which takes minutes.",
+        "Container image; it needs bash, python3 (where that is older than 3.11 another one is brought) and sshd, by"
+        " which it gets its files. Its own torch is used where homing knows that version, else one is installed at"
+        " boot, which takes minutes.",
         default="",
         derived=f"the template's, else {IMAGE}",
         example="me/train:latest",

@@ -50,16 +50,20 @@ class Pair:
 
 
 def pair_row(tokenizer: Tokenizer, begin: str, end: str, *, context: int) -> Pair:
-    if begin and not begin[-1].isspace() and not end[0].isspace():
-        end = f" {end}"
-    # A space at the end of the beginning belongs to the first word after it, as tokenizers have it.
-    spaces = len(begin) - len(begin.rstrip())
-    begin, end = begin[: len(begin) - spaces], begin[len(begin) - spaces :] + end
+    begin, end = _seamed(begin, end)
     whole = [tokenizer.end_of_text_id, *tokenizer.encode(begin + end)]
     num_before = 1 + len(tokenizer.encode(begin))
     num_cut = max(0, len(whole) - context - 1)
     is_target = np.arange(len(whole)) >= min(num_before, len(whole) - 1)
     return Pair(Row(whole[num_cut:], is_target[num_cut:]), num_cut)
+
+
+def _seamed(begin: str, end: str) -> tuple[str, str]:
+    """With one space between them. It belongs to the first word after it, as tokenizers have it, and so to the end."""
+    if begin and not begin[-1].isspace() and not end[0].isspace():
+        end = f" {end}"
+    spaces = len(begin) - len(begin.rstrip())
+    return begin[: len(begin) - spaces], begin[len(begin) - spaces :] + end
 
 
 def _check_ends(task: TaskFile, items: list[Choice], made: list[list[Pair]], context: int) -> None:
@@ -90,7 +94,7 @@ def _cloze_scores(items: list[Choice], scored: list[Scored]) -> list[Score]:
     what = f"{len(items):,} questions"
     nats = np.array([one.nats.sum() for one in scored])
     tokens = np.array([len(one.nats) for one in scored], dtype=np.float64)
-    num_bytes = np.array([len(item.pairs[0][1].encode()) for item in items], dtype=np.float64)
+    num_bytes = np.array([len(_seamed(*item.pairs[0])[1].encode()) for item in items], dtype=np.float64)
     return [
         share("acc", (bool(one.is_likeliest.all()) for one in scored), what),
         Score("perplexity", nats, tokens, what, is_exp=True, by_tokenizer=True, is_compared=False),

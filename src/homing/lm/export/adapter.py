@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from homing.errors import UsageError
 from homing.install import pip_install
@@ -19,6 +18,7 @@ from homing.lm.export.folder import write_tokenizer
 from homing.lm.export.opened import Opened
 from homing.lm.export.whole import write_json
 from homing.lm.model.lora import adapter_config, lora_tensors
+from homing.lm.open_weights.save import save_tensors
 from homing.wire import names
 
 __all__ = ["open_with_peft", "write_adapter"]
@@ -34,7 +34,7 @@ def write_adapter(opened: Opened, folder: Path, base: Path) -> None:
             why=f"{base} holds no whole weights, so nobody else has what this one was trained on.",
             fix=f"homing export {shlex.quote(str(opened.folder))} --to merged",
         )
-    save_file({name: t.contiguous() for name, t in lora_tensors(opened.model).items()}, folder / names.ADAPTER)
+    save_tensors({name: t.contiguous() for name, t in lora_tensors(opened.model).items()}, folder / names.ADAPTER)
     run = opened.card.run
     repository, _, revision = _repository(opened, run.base.address if run is not None and run.base is not None else "")
     config = adapter_config(settings, repository or str(base.resolve()))

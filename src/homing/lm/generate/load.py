@@ -66,13 +66,15 @@ def load_for_use(
     tokenizer = load_tokenizer(folder / names.TOKENIZER)
     _check_vocabulary(card, tokenizer)
     precision = pick_precision(precision, where)
+    dtype = PRECISIONS[precision]  # kept as they are computed with: a master copy in fp32 is for training
     if card.adapter_phase is not None:
         assert card.run is not None, "an adapter's phase stands in its run"
         model = load_adapted(files, card.run, card.adapter_phase, card.base_sha256, where, base)
+        for parameter in model.parameters():  # these alone: positions are turned in fp32
+            parameter.data = parameter.data.to(dtype)
     else:
         _check_size(card, files)
-        # Kept as they are computed with: a master copy in fp32 is for training.
-        model = load_decoder(files, card.shape, device=where, dtype=PRECISIONS[precision])
+        model = load_decoder(files, card.shape, device=where, dtype=dtype)
     model.set_precision(precision)
     return model.eval(), tokenizer
 

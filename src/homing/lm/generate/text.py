@@ -18,8 +18,8 @@ from homing.lm.tokenizer.specials import IM_END, IM_START, lacks_turns
 
 __all__ = ["ChatTurns", "complete", "text_pieces"]
 
-# One character is at most four bytes, so at most this many tokens; more undecodable ids than that are simply not text.
-_MAX_TOKENS_PER_CHARACTER = 4
+_HALF = "\ufffd"  # what the beginning of a character, and whatever else is none, is decoded to
+_MOST_BEFORE = 3  # tokens that hold the beginning of a character: it has four bytes at most, and one is to come
 
 
 def complete(
@@ -49,18 +49,21 @@ def complete(
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Text as soon as it is whole: a character may be spread over several tokens, and half of one is not shown."""
+    """Text as soon as it is whole: a character may be spread over several tokens, and half of one is not shown. A token
+    may end one and begin the next, so what is whole is shown, and only the tokens are kept that the rest lies in."""
     held: list[int] = []
+    num_shown = 0  # characters of theirs
     for i in ids:
         held.append(i)
         text = tokenizer.decode(held)
-        if text.endswith("\ufffd") and len(held) < _MAX_TOKENS_PER_CHARACTER:
-            continue
-        held = []
-        if text:
-            yield text
+        is_whole = not text.endswith(_HALF)
+        end = len(text) if is_whole else len(text) - 1
+        if end > num_shown:
+            yield text[num_shown:end]
+        held = [] if is_whole else held[-_MOST_BEFORE:]
+        num_shown = 0 if is_whole else len(tokenizer.decode(held)) - 1
     if held:
-        yield tokenizer.decode(held)
+        yield tokenizer.decode(held)[num_shown:]
 
 
 class ChatTurns:

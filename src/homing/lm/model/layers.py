@@ -1,6 +1,6 @@
 """The small pieces of a block: Linear, RMSNorm, RoPE, SwiGLU.
 
-Shapes: B batch, T positions, D width, H heads, K head size, F feed-forward width.
+Shapes: B batch, T positions, N tokens, D width, H heads, K head size, F feed-forward width.
 
 Master weights stay fp32. A product is computed in the type of its input, so one cast of the embedding at the bottom
 decides the precision of the whole model; there is no autocast to guess with.
@@ -9,6 +9,7 @@ decides the precision of the whole model; there is no autocast to guess with.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -40,18 +41,34 @@ class Linear(nn.Module):
 
 
 def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
-    """x through several layers in one product, their outputs side by side. The casts of the weights lie side by side
-    too: a wide product fills a card better than narrow ones. Frozen weights are not copied for it: they may be most of
-    what the card holds."""
+    """x through several layers, their outputs side by side. In training the casts of the weights lie side by side too:
+    a wide product fills a card better than narrow ones. Frozen weights are not copied for it: they may be most of what
+    the card holds."""
     if isinstance(layers[0], FrozenLinear):
         frozen = [layer for layer in layers if isinstance(layer, FrozenLinear)]
         return adapted_product(x, [f.weight for f in frozen], [f.bias for f in frozen], [f.adapter for f in frozen])
     trained = [layer for layer in layers if isinstance(layer, Linear)]
     if all(layer.is_fp8 for layer in trained):
         return fp8_product(x, torch.cat([layer.weight for layer in trained]))
+    if not torch.is_grad_enabled():
+        return _side_by_side(x, trained)
     biases = [layer.bias.to(x.dtype) for layer in trained if layer.bias is not None]
     bias = torch.cat(biases) if biases else None  # all of them have one, or none
     return F.linear(x, torch.cat([layer.weight.to(x.dtype) for layer in trained]), bias)
+
+
+def _side_by_side(x: Tensor, layers: Sequence[Linear]) -> Tensor:
+    """`joined` without gradients: each product writes its columns of one result. Copying the weights together would
+    read and write all of them, and for a single new token the product itself does no more than read them."""
+    x_ND, widths = x.reshape(-1, x.shape[-1]), [len(layer.weight) for layer in layers]
+    y_NF = x.new_empty(len(x_ND), sum(widths))
+    for layer, y_Nf in zip(layers, y_NF.split(widths, dim=1), strict=True):
+        weight_Df = layer.weight.to(x.dtype).t()
+        if layer.bias is None:
+            torch.mm(x_ND, weight_Df, out=y_Nf)
+        else:
+            torch.addmm(layer.bias.to(x.dtype), x_ND, weight_Df, out=y_Nf)
+    return y_NF.view(*x.shape[:-1], -1)
 
 
 class Embedding(nn.Module):

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from homing.lm.open_weights.files import INDEX, WeightFiles
 from homing.lm.open_weights.load import DTYPES
 from homing.wire import names
 
-__all__ = ["SHARD_BYTES", "save_weights"]
+__all__ = ["SHARD_BYTES", "save_tensors", "save_weights"]
 
 SHARD_BYTES = 5 * 10**9
 
@@ -45,7 +46,7 @@ def save_weights(
     for file in files:
         # One shard at a time: beside the model, memory holds one shard in its type and no more.
         part = {name: t.to(dtypes[name]).contiguous().cpu() for name, t in tensors.items() if where[name] == file}
-        save_file(part, folder / file, metadata={"format": "pt"})
+        save_tensors(part, folder / file, metadata={"format": "pt"})
         _flush(folder / file)
     if files != [names.WEIGHTS]:
         total = sum(t.numel() * dtypes[name].itemsize for name, t in tensors.items())
@@ -53,6 +54,14 @@ def save_weights(
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         files.append(INDEX)
     return files
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """safetensors has an error of its own for a full disk: here it is the OSError that everybody else takes it for."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as exc:
+        raise OSError(f"{path} could not be written: {exc}") from exc
 
 
 def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype | None, like: WeightFiles | None) -> torch.dtype:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from homing.errors import DataError, UsageError
 from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model import Decoder
-from homing.lm.shards.conversations import PackedConversations, mixture_of, open_conversations
+from homing.lm.shards.conversations import IGNORED, PackedConversations, mixture_of, open_conversations
 from homing.lm.shards.pack import check_ids
 from homing.lm.shards.read import read_manifest
 from homing.lm.train.batch import Batch
@@ -28,6 +29,9 @@ __all__ = ["Chat"]
 
 _EVAL_TOKENS_AT_A_TIME = {"cuda": 32768, "mps": 8192, "cpu": 4096}
 _TELL_EVERY_S = 20.0
+# Rows are packed longest first, and where not all are read a part must be fair: so they too come in an order drawn, the
+# same one every time.
+_VAL_SEED = 0
 
 
 class Chat:
@@ -56,10 +60,10 @@ class Chat:
             )
         held_out = manifest.splits.get("val")
         self.can_evaluate = held_out is not None and held_out.num_documents > 0
-        self._val = self._packed(data_dir, manifest, "val", seed=None) if self.can_evaluate else None
+        self._val = self._packed(data_dir, manifest, "val", seed=_VAL_SEED) if self.can_evaluate else None
         self._most_val_rows = max(1, phase.eval_tokens // self._context)
 
-    def _packed(self, data_dir: Path, manifest: DataManifest, split: str, seed: int | None) -> PackedConversations:
+    def _packed(self, data_dir: Path, manifest: DataManifest, split: str, seed: int) -> PackedConversations:
         conversations = open_conversations(data_dir, manifest, split)
         return PackedConversations(conversations, mixture_of(manifest, split), context=self._context, seed=seed)
 
@@ -77,7 +81,7 @@ class Chat:
         nats, count, told = 0.0, 0, time.monotonic()
         for first in range(0, num_rows, at_a_time):
             host = np.empty((3, min(at_a_time, num_rows - first), self._context), dtype=np.int32)
-            count += self._val.read_into(first, host[0], host[1], host[2])
+            count += _read(self._val, first, host, self._vocab_size, "val")
             ids_BT, targets_BT, segments_BT = torch.from_numpy(host).to(model.device).unbind()
             losses_BT = model.token_losses(ids_BT.long(), targets_BT.long(), segments=segments_BT)
             nats += float(losses_BT.double().sum())
@@ -104,12 +108,22 @@ class _ChatRows:
         return self._step_NRT[:, self._mine].shape
 
     def read_into(self, first_row: int, host: Tensor) -> int:
-        ids, targets, segments = self._step_NRT
-        num_targets = self._rows.read_into(first_row, ids, targets, segments)
-        check_ids(ids, self._vocab_size, self.name)
+        num_targets = _read(self._rows, first_row, self._step_NRT, self._vocab_size, "train")
         host.numpy()[:] = self._step_NRT[:, self._mine]
         return num_targets
 
     def to_batch(self, device_tensor: Tensor, num_targets: int) -> Batch:
         ids_RT, targets_RT, segments_RT = device_tensor.unbind()
         return Batch(ids_RT.long(), targets_RT.long(), num_targets, segments_RT=segments_RT)
+
+
+def _read(
+    rows: PackedConversations, first_row: int, ids_targets_segments: NDArray[np.int32], vocab_size: int, split: str
+) -> int:
+    """Fills consecutive rows; returns how many targets are learned from. Both are looked at: the last token of a
+    conversation is a target alone."""
+    ids, targets, segments = ids_targets_segments
+    num_targets = rows.read_into(first_row, ids, targets, segments)
+    check_ids(ids, vocab_size, split)
+    check_ids(np.where(targets == IGNORED, 0, targets), vocab_size, split)
+    return num_targets

@@ -93,6 +93,8 @@ def encode_all(
                     write_beside.submit(release_free_memory)
                 if marking.is_due(piece.num_text_bytes):
                     writing.result()
+                    if proof is not None:  # whoever goes on from here proves what comes after it
+                        proof.check(is_last=True)
                     position = {"source": piece.after.source, "document": piece.after.document}
                     states = {"train": train.mark(), "val": val.mark()}
                     work.save(mark={"threshold": threshold, "position": position, **states})

@@ -135,7 +135,8 @@ def scan_warnings(scan: Scan, order: PrepOrder, *, has_validation: bool) -> list
     if order.specials == "one" and (missing := marker_note(scan)):
         warnings.append(missing)
     if order.val_fraction and not has_validation and not scan.threshold:
-        warnings.append("There is only one document, so none is held out for validation.")
+        alike = "Every document is the same text" if scan.num_documents > 1 else "There is only one document"
+        warnings.append(f"{alike}, so none is held out for validation.")
     if has_validation and not scan.num_val_documents:
         warnings.append("The validation files have no text.")
     if scan.windows_files:

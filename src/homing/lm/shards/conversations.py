@@ -97,9 +97,9 @@ class _Epoch:
 
 
 class PackedConversations:
-    """Rows of `context` positions, any of them at once. `seed` None leaves all in the order of the shards."""
+    """Rows of `context` positions, any of them at once."""
 
-    def __init__(self, split: ConversationSplit, mixture: Mixture, *, context: int, seed: int | None) -> None:
+    def __init__(self, split: ConversationSplit, mixture: Mixture, *, context: int, seed: int) -> None:
         assert sum(mixture.counts) == split.tokens.num_documents, "every conversation is of one source"
         self.split, self.context, self.seed = split, context, seed
         self._mixture = mixture
@@ -168,22 +168,20 @@ class PackedConversations:
 
     def _pack(self, number: int) -> _Epoch:
         items = _chosen(self._mixture, self.seed, number)
-        if self.seed is not None:
-            items = items[permutation(len(items), self.seed, number)]
+        items = items[permutation(len(items), self.seed, number)]
         # Stable: conversations of one length stay as they were permuted, so rows differ from epoch to epoch.
         items = items[np.argsort(-self._sizes[items], kind="stable")]
         rows = _best_fit(self._sizes[items].tolist(), self.context)
         num_rows = int(rows.max()) + 1 if len(rows) else 0
-        if self.seed is not None:
-            places = np.empty(num_rows, dtype=np.int64)
-            places[permutation(num_rows, self.seed ^ _ROW_KEY, number)] = np.arange(num_rows)
-            rows = places[rows]
+        places = np.empty(num_rows, dtype=np.int64)
+        places[permutation(num_rows, self.seed ^ _ROW_KEY, number)] = np.arange(num_rows)
+        rows = places[rows]
         by_row = np.argsort(rows, kind="stable")
         starts = np.searchsorted(rows[by_row], np.arange(num_rows + 1), side="left")
         return _Epoch(items[by_row], starts.astype(np.int64))
 
 
-def _chosen(mixture: Mixture, seed: int | None, epoch: int) -> NDArray[np.int64]:
+def _chosen(mixture: Mixture, seed: int, epoch: int) -> NDArray[np.int64]:
     """Conversations of one epoch: each source its whole number of times, and of what is broken its turn.
 
     The part of a broken number moves through a fixed order from epoch to epoch: over time all come equally often.
@@ -194,7 +192,7 @@ def _chosen(mixture: Mixture, seed: int | None, epoch: int) -> NDArray[np.int64]
         whole, part = int(copies), copies - int(copies)
         chosen += [here] * whole
         if part:
-            order = here if seed is None else here[permutation(count, seed ^ (place + 1), 0)]
+            order = here[permutation(count, seed ^ (place + 1), 0)]
             begin, end = round(epoch * part * count), round((epoch + 1) * part * count)
             chosen.append(order[np.arange(begin, end) % count] if count else here)
         first += count

@@ -28,6 +28,12 @@ MARKER = b"<|endoftext|>"
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
+# What people have beside plain text: how it begins, what it is, and what makes text of it.
+_NO_TEXT = {
+    b"%PDF": ("a PDF", "pdftotext {path} {text}"),
+    b"PK\x03\x04": ("a zip, as .docx, .odt and .epub are", "pandoc -t plain -o {text} {path}"),
+    b"\xd0\xcf\x11\xe0": ("an old Office file, such as .doc", "libreoffice --convert-to txt:Text {path}"),
+}
 # Best border first. The third is a line's end, the last a word's.
 _BORDERS = (b"\n\n", b"\n\r\n", b"\n", b" ")
 
@@ -130,6 +136,13 @@ def _checked(texts: Iterable[bytes], path: str, offset: int, cuts: Cuts) -> Iter
 
 
 def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
+    for beginning, (kind, how) in _NO_TEXT.items():
+        if _begins_with(path, beginning):
+            return DataError(
+                what=f"{path} is {kind}, not text.",
+                why=f"It begins with {beginning!r}, and byte {offset:,} is not UTF-8.",
+                fix=f"{how.format(path=shlex.quote(path), text=shlex.quote(path + '.txt'))}, or leave the file out.",
+            )
     is_utf16 = offset == 0 and byte in (0xFE, 0xFF)  # of its byte-order mark; UTF-8 has neither
     kinds = "A file of UTF-16 begins" if is_utf16 else "Packed, binary and Latin-1 files read"
     command = f"iconv -f {'utf-16' if is_utf16 else 'latin1'} -t utf-8"
@@ -138,6 +151,14 @@ def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
         why=f"{reason}. {kinds} like this.",
         fix=f"{command} {shlex.quote(path)} > {shlex.quote(path + '.utf8')}, or leave the file out.",
     )
+
+
+def _begins_with(path: str, beginning: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(beginning)) == beginning
+    except OSError:
+        return False
 
 
 def _json_documents(reading: Reading, cuts: Cuts) -> Iterator[bytes]:

@@ -137,6 +137,12 @@ def _source(path: str, key: str) -> Source:
         with open(path, "rb"):
             pass
     except OSError as exc:
+        if os.path.islink(path) and not os.path.exists(path):
+            raise DataError(
+                what=f"{key}: {path} is a link to nothing.",
+                why=f"It names {os.readlink(path)}, which is not there.",
+                fix="Mend the link, or delete it.",
+            ) from exc
         raise DataError(
             f"{key}: {path} cannot be read.", why=exc.strerror or str(exc), fix="Check its rights."
         ) from exc

@@ -58,10 +58,11 @@ class Tokenizer:
 
     def token_bytes(self) -> list[int]:
         """How many bytes of UTF-8 each id stands for; a special stands for none."""
-        sizes = [0] * self.vocab_size
+        sizes, added = [0] * self.vocab_size, self._backend.get_added_tokens_decoder()
         for token, number in self._backend.get_vocab(with_added_tokens=True).items():
             if token not in self.specials:
-                sizes[number] = len(token)  # one character of the byte alphabet is one byte
+                # One character of the byte alphabet is one byte; what was added is written as it reads.
+                sizes[number] = len(token.encode()) if number in added else len(token)
         return sizes
 
 

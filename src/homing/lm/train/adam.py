@@ -45,10 +45,12 @@ class AdamBase(ABC):
         """(name on disk, the parameter whose padding rows are to be cut or "", live tensor)"""
 
     def grads(self, part: Sequence[Span]) -> list[Tensor]:
-        found = [parameter.grad for parameter in self.parameters]
-        missing = [self.names[span.index] for span in part if found[span.index] is None]
-        assert not missing, f"no gradient for {missing}; backward before step"
-        return [span.of(found) for span in part]  # type: ignore[arg-type]  # those of this part are there
+        made = []
+        for span in part:
+            grad = self.parameters[span.index].grad
+            assert grad is not None, f"no gradient for {self.names[span.index]}; backward before step"
+            made.append(span.cut(grad))
+        return made
 
 
 class AdamGroup(AdamBase):

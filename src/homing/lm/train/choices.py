@@ -99,7 +99,7 @@ def pick_choices(
         precision=precision or pick_precision(train.precision, device),
         is_compiled=is_compile_worthwhile(device) if compiled is None else bool(compiled),
         attention=str(kept.get("attention", "")) or ("sdpa" if device.type != "cuda" else ""),
-        segments=str(kept.get("segments", "")) or "mask",
+        segments=str(kept.get("segments", "")) or ("mask" if device.type != "cuda" else ""),
         micro_batch=micro,
     )
     if not micro:
@@ -114,7 +114,7 @@ def pick_choices(
 
 
 def pick_attention(
-    train: Train, phase: Phase, model: Model, device: torch.device, choices: Choices, before: dict[str, Any]
+    train: Train, phase: Phase, model: Model, device: torch.device, choices: Choices
 ) -> tuple[Choices, list[str]]:
     """With the attention that this card does best, and what is to be told of how it was found. A card that is kept
     keeps its own: another kernel in the middle of a run would be another rounding."""
@@ -140,12 +140,12 @@ def pick_attention(
         race = race_attention(model, device, dtype)
         choices = replace(choices, attention=race.winner)
         told.append(f"Attention by {race.winner}: {race.told()}.")
-    has_segments = phase.kind == "rl" or (phase.data is not None and phase.data.kind == "chat")
-    if has_segments and "segments" not in before:
+    has_segments = phase.data is not None and phase.data.kind == "chat"  # a row of rl is one answer
+    if has_segments and not choices.segments:
         race = race_segments(model, device, dtype)
         choices = replace(choices, segments=race.winner)
         told.append(f"Attention inside of conversations by {race.winner}: {race.told()}.")
-    return choices, told
+    return replace(choices, segments=choices.segments or "mask"), told
 
 
 def memory_warning(peak_bytes: int, total_bytes: int) -> str:

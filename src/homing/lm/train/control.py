@@ -91,17 +91,22 @@ class Wishes:
 
     def left_s(self) -> float | None:
         """Seconds until the nearer moment by which all must be done, None without one. Costs one stat."""
-        control = self._read()
-        found = [] if control.land_by is None else [control.land_by - time.time()]
-        if self.time_limit_s:
-            found.append(self.time_limit_s - (time.monotonic() - self.started))
-        return min(found, default=None)
+        return min((left for left, _ in self._moments()), default=None)
 
     def why(self) -> str:
         """What the nearer moment is, in the words of whoever set it."""
-        if self.time_limit_s and self._read().land_by is None:
-            return f"the time limit of {format_duration(self.time_limit_s)} (train.time_limit)"
-        return "the " + (self._read().reason.removesuffix(" is near.").removeprefix("The ") or "limit")
+        return min(self._moments(), default=(0.0, "the limit"))[1]
+
+    def _moments(self) -> list[tuple[float, str]]:
+        """Seconds until each, and what it is."""
+        control, found = self._read(), []
+        if control.land_by is not None:
+            said = control.reason.removesuffix(" is near.").removeprefix("The ")
+            found.append((control.land_by - time.time(), f"the {said or 'limit'}"))
+        if self.time_limit_s:
+            limit = f"the time limit of {format_duration(self.time_limit_s)} (train.time_limit)"
+            found.append((self.time_limit_s - (time.monotonic() - self.started), limit))
+        return found
 
     def _read(self) -> Control:
         try:

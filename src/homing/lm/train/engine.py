@@ -64,7 +64,7 @@ class Engine:
         """`before`: the choices of the checkpoint, or none."""
         train, model, device = self.s.run.train, self.s.run.model, self.s.device
         picked, changed = pick_choices(train, self.phase, model, device, self.num_rows, before)
-        picked, told = pick_attention(train, self.phase, model, device, picked, before)
+        picked, told = pick_attention(train, self.phase, model, device, picked)
         # Another card may have had more memory free, or a slow moment.
         picked, changed = self.s.ranks.agree((picked, changed))
         for text in told:

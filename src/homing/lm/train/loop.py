@@ -100,7 +100,12 @@ def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
     state, code = ("stopped", names.EXIT_STOPPED) if stop else ("done", names.EXIT_DONE)
     reason = stop.reason if stop else "Every phase is trained."
     kind, step = work.phase.kind, work.state.step
-    work.s.journal.event(f"run_{state}", reason, phase=kind, step=step)
+    told = reason
+    if stop and stop.is_landed:  # where and why was told when it landed
+        told = "Every phase ended with a finished model, not all of them with the steps that were planned."
+    elif stop:
+        told = f"Stopped at step {step:,}: {reason}"
+    work.s.journal.event(f"run_{state}", told, phase=kind, step=step, **({"why": stop.kind} if stop else {}))
     return Outcome(state, reason, code, phase=kind, step=step, t=time.time(), is_final=stop is None)
 
 
@@ -198,7 +203,6 @@ class _Phase:
                 if is_saved:
                     self._save(is_needed=is_last or stop is not None)
                 if stop:
-                    self._event("stopping", f"Stopped at step {step:,}: {stop.reason}", why=stop.kind)
                     return stop
                 if self.s.ranks.is_first and self._is_sample_due():
                     self._sample()

@@ -64,7 +64,9 @@ class Span:
     stretch: slice | None = None
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        whole = tensors[self.index]
+        return self.cut(tensors[self.index])
+
+    def cut(self, whole: Tensor) -> Tensor:
         return whole if self.stretch is None else whole.reshape(-1)[self.stretch]
 
 

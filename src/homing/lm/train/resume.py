@@ -31,16 +31,22 @@ def config_sha256(run: Run, phase: Phase) -> str:
 
 
 def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
-    """Refuses a checkpoint of another configuration; its own run.json tells what differs."""
+    """Refuses a checkpoint of another configuration; its own run.json tells what differs. Where nothing does, a homing
+    of another version wrote it: one that knew fewer settings is gone on from, for those it lacked are as they were."""
     if found_sha256 == config_sha256(run, phase):
         return
+    strange: list[str] = []
     try:
-        then = codec.loads(Run, (folder / names.RUN).read_bytes())
+        data = json.loads((folder / names.RUN).read_bytes())
+        then = codec.load(Run, data)
+        strange = sorted(_keys(data) - _keys(codec.dump(then)))
         phase_then = next((p for p in then.phases if p.kind == phase.kind), None)
         before = _flat(_identity(then, phase_then)) if phase_then else {}
-    except ValueError:  # whole by its hash, so written by a homing whose run.json was another
+    except (ValueError, RecursionError):  # whole by its hash, so of a homing whose run.json was another
         before = {}
     now = _flat(_identity(run, phase))
+    if before == now and not strange:
+        return
     differences = [
         f"{key}: {before.get(key, 'absent')} in the checkpoint, {now.get(key, 'absent')} in run.json"
         for key in sorted({*before, *now})
@@ -48,8 +54,10 @@ def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
     ]
     raise UsageError(
         what=f"The checkpoint {folder} belongs to another configuration.",
-        why="\n".join(differences) or "Its configuration hash differs, though its run.json reads the same.",
-        fix="Put these values back to go on with it, or begin anew: homing train RUN --fresh",
+        why="\n".join(differences) or f"It was written with settings that this homing lacks: {', '.join(strange)}.",
+        fix="Put these values back to go on with it, or begin anew: homing train RUN --fresh"
+        if differences
+        else "Go on with the homing that wrote it, or begin anew: homing train RUN --fresh",
     )
 
 
@@ -79,3 +87,12 @@ def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, inner in value.items():
         flat |= _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": inner}
     return flat
+
+
+def _keys(value: Any, prefix: str = "") -> set[str]:
+    """Every key inside, with its path; the items of a list by their number."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found: set[str] = set()
+    for key, inner in items:
+        found |= {f"{prefix}{key}", *_keys(inner, f"{prefix}{key}.")}
+    return found

@@ -31,7 +31,7 @@ def cast_both_ways(x_ND: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor, Ten
 
 
 @triton.jit
-def _largest(x_ptr, largest_ptr, num, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _largest(x_ptr, largest_ptr, num, CHUNK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * CHUNK * 8
     most = tl.zeros([CHUNK], dtype=tl.float32)
     for part in range(8):
@@ -42,9 +42,7 @@ def _largest(x_ptr, largest_ptr, num, CHUNK: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit
-def _cast(  # type: ignore[no-untyped-def]
-    x_ptr, largest_ptr, x8_ptr, x8_t_ptr, inverse_ptr, num_rows, num_cols, most, TILE: tl.constexpr
-):
+def _cast(x_ptr, largest_ptr, x8_ptr, x8_t_ptr, inverse_ptr, num_rows, num_cols, most, TILE: tl.constexpr):
     largest = tl.maximum(tl.load(largest_ptr), 1e-12)
     scale = most / largest
     rows = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)

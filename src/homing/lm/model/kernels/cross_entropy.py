@@ -33,14 +33,14 @@ def differentiate_(logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_si
 
 
 @triton.jit
-def _capped(x, softcap, HAS_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
+def _capped(x, softcap, HAS_CAP: tl.constexpr):
     if HAS_CAP:
         x = softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0)  # tanh
     return x
 
 
 @triton.jit
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     logits_ptr, targets_ptr, losses_ptr, count_ptr, row_stride, vocab_size, num_cols, softcap,
     HAS_CAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -30,7 +30,7 @@ def dequantize(
 
 
 @triton.jit
-def _dequantize(  # type: ignore[no-untyped-def]
+def _dequantize(
     packed_ptr, scales_ptr, super_scales_ptr, offset_ptr, code_ptr, steps_ptr, out_ptr, num_bytes,
     BLOCK: tl.constexpr, SUPER_BLOCK: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip

@@ -43,7 +43,7 @@ def sum_norm_backward(
 
 
 @triton.jit
-def _forward(x_ptr, y_ptr, weight_ptr, total_ptr, normed_ptr, width, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(x_ptr, y_ptr, weight_ptr, total_ptr, normed_ptr, width, eps, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     is_there = cols < width
     at = tl.program_id(0).to(tl.int64) * width + cols
@@ -58,7 +58,7 @@ def _forward(x_ptr, y_ptr, weight_ptr, total_ptr, normed_ptr, width, eps, BLOCK:
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
+def _backward(
     total_ptr, dtotal_ptr, dnormed_ptr, weight_ptr, dx_ptr, partial_ptr, num_rows, width, eps, rows_each,
     BLOCK: tl.constexpr,
 ):  # fmt: skip

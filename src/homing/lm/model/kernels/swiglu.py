@@ -32,7 +32,7 @@ def swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
 
 
 @triton.jit
-def _forward(gate_up_ptr, y_ptr, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(gate_up_ptr, y_ptr, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width
@@ -42,7 +42,7 @@ def _forward(gate_up_ptr, y_ptr, width, BLOCK: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit
-def _backward(gate_up_ptr, dy_ptr, out_ptr, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _backward(gate_up_ptr, dy_ptr, out_ptr, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < width

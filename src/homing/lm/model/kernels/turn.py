@@ -63,7 +63,7 @@ def turn_backward(
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+def _forward(
     qkv_ptr, cos_ptr, sin_ptr, weights_ptr, q_ptr, k_ptr, row_width, num_positions, num_heads, num_kv_heads, scale, eps,
     HALF: tl.constexpr, HEADS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
+def _backward(
     qkv_ptr, dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, weights_ptr, dqkv_ptr, partial_ptr, num_tokens, row_width,
     num_positions, num_heads, num_kv_heads, num_q, num_k, scale, eps,
     HALF: tl.constexpr, ROWS: tl.constexpr, TURNS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_WEIGHTS: tl.constexpr,

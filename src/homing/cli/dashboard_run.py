@@ -1,0 +1,241 @@
+"""One run for the page, followed for as long as somebody looks at it: curves, samples, events, log, status, report.
+
+    every 2 s      metrics, events, samples and log, by their new ends; the line that `homing watch` prints
+    every 10 s     what `homing status` shows, and the commands to type next
+    every minute   checkpoints, machines and receipt, as `homing report` has them; at once after a new checkpoint
+
+All in one thread of its own, which waits alone where a store is slow. Guards nothing and ends nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, cast
+
+from homing.cli.dashboard_store import Remembering
+from homing.cli.mask import Mask
+from homing.cli.report import subject_of
+from homing.cli.status import look_closely, next_words, rows_here
+from homing.cli.trained_here import Trained, look_again, store_here
+from homing.cli.watch_here import progress_of
+from homing.cloud import meter
+from homing.cloud.ahead import Planned, planned
+from homing.cloud.ask import ASK_S
+from homing.cloud.home import Home
+from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.logs import PROGRAMS
+from homing.cloud.news import News
+from homing.cloud.signs import Tail
+from homing.cloud.status import BY_REWARD, look, progress_line
+from homing.cloud.watch import newest_beat
+from homing.errors import HomingError
+from homing.report import read_report
+from homing.store import Store, run_key
+from homing.web.dashboard.feed import Feed
+from homing.wire import names
+from homing.wire.codec import WireError
+from homing.wire.event import Metric
+
+__all__ = ["Following", "commands_in"]
+
+POLL_S = 2.0
+_ENDED_S = 60.0  # a rented run that is over: every look costs requests, and only a resume would change it
+_STATUS_S = 10.0
+_REPORT_S = 60.0
+_MOST_LOG = 400  # lines
+_MOST_EVENTS = 300
+_MOST_SAMPLES = 40
+_log = logging.getLogger(__name__)
+
+
+class Following:
+    """From the first who looks at it until the last leaves."""
+
+    def __init__(self, home: Home, run: RunRow | Trained) -> None:
+        self.feed = Feed()
+        self._since: float | None = None  # by the stop watch: when the look that is under way began
+        self._home, self._run, self._is_left = home, run, threading.Event()
+        self._id = run.run if isinstance(run, Trained) else run.id
+        self._mask = Mask(home.world.environment())
+        self._due: dict[str, float] = {}
+        self._problems: dict[str, list[str]] = {}
+        self._plans: dict[str, Planned | None] = {}  # by mark
+        self._pushed = ""
+        self._points: list[list[Any]] = []
+        self._tails: tuple[News, Tail, dict[str, Tail]] | None = None
+        threading.Thread(target=self._follow, name=f"homing-dashboard {self._id}", daemon=True).start()
+
+    def leave(self) -> None:
+        self._is_left.set()
+
+    def say_silence(self) -> None:
+        """By another thread: a look that lasts longer than a provider may take is told while it lasts."""
+        since, now = self._since, self._home.world.monotonic()
+        if since is not None and now - since > ASK_S:
+            self._put("problems", [f"No answer for more than {ASK_S:g} s: what is shown is from before. It goes on."])
+            self.feed.is_told.set()
+
+    def _follow(self) -> None:
+        world = self._home.world
+        while not self._is_left.is_set():
+            self._since = world.monotonic()
+            self._look("lines", 0.0, self._read_on)
+            self._look("status", _STATUS_S, self._look_closely)
+            self._look("report", _REPORT_S, self._report)
+            self._since = None
+            self._put("problems", list(dict.fromkeys(itertools.chain(*self._problems.values()))))
+            self.feed.is_told.set()
+            self._is_left.wait(_ENDED_S if self._is_over() else POLL_S)
+
+    def _is_over(self) -> bool:
+        return isinstance(self._run, RunRow) and not self._run.is_live
+
+    def _look(self, what: str, every_s: float, work: Callable[[list[str]], None]) -> None:
+        """Where it is due. What was wrong then is told until the next time."""
+        now = self._home.world.monotonic()
+        if now < self._due.get(what, now):
+            return
+        self._due[what], problems = now + every_s, self._problems.setdefault(what, [])
+        problems.clear()
+        try:
+            work(problems)
+        except (HomingError, WireError, OSError) as exc:
+            problems.append((str(exc) or type(exc).__name__).splitlines()[0])
+        except Exception as exc:  # our mistake: told on the page, and the other parts go on
+            _log.exception("a look at %s failed", self._id)
+            problems.append(f"The dashboard made a mistake here: {type(exc).__name__}: {exc}")
+
+    # --- every look ---
+
+    def _read_on(self, problems: list[str]) -> None:
+        self._run = self._look_again()
+        news, metrics, logs = self._open()
+        lines = [] if isinstance(self._run, Trained) else self._home.ledger.lines(self._id)
+        self._add_points(metrics.documents(Metric), lines)
+        for report in news.reports(lines, self._home.world.now()):
+            if report.kind == "sample":
+                self._add("samples", [{"name": report.data["name"], "text": report.text}], _MOST_SAMPLES)
+            else:
+                self._add("events", [{"t": report.data.get("t"), "kind": report.kind, "text": report.text}],
+                          _MOST_EVENTS)  # fmt: skip
+        for program, tail in logs.items():
+            self._add(f"log {program}", tail.lines()[-_MOST_LOG:], _MOST_LOG)
+        self._put("head", self._head(news, problems))
+
+    def _look_again(self) -> RunRow | Trained:
+        if isinstance(self._run, Trained):
+            return look_again(self._home, self._run)
+        return self._home.ledger.run(self._id) or self._run
+
+    def _open(self) -> tuple[News, Tail, dict[str, Tail]]:
+        if self._tails is None:
+            is_here = isinstance(self._run, Trained)
+            found = store_here(self._home) if is_here else self._home.store_of(cast(RunRow, self._run))
+            store = cast(Store, Remembering(found, self._home.world))
+            programs = ("trainer",) if is_here else PROGRAMS
+            logs = {each: Tail(store, run_key(self._id, names.LOGS, f"{each}.log")) for each in programs}
+            self._tails = News(store, self._id), Tail(store, run_key(self._id, names.METRICS)), logs
+        return self._tails
+
+    def _add_points(self, metrics: Sequence[Metric], lines: Sequence[LedgerLine]) -> None:
+        """The trainer goes back to a checkpoint, and the file is read anew: what it told beyond is no longer so."""
+        fresh = [_point(metric, lines) for metric in metrics]
+        cut = next((at for at, point in enumerate(self._points) if fresh and _is_behind(point, fresh[0])), None)
+        if cut is not None:  # all that was told after it, of later phases too, is told again
+            self._points = [*self._points[:cut], *fresh]
+            self.feed.renew("points", self._points)
+            return
+        self._points += fresh
+        self.feed.add("points", fresh)
+
+    def _head(self, news: News, problems: list[str]) -> dict[str, Any]:
+        if isinstance(self._run, Trained):
+            run = self._run
+            told = {"run": run.run, "name": run.name, "state": run.state, "reason": run.reason, "phases": run.phases,
+                    "line": progress_of(run, news)}  # fmt: skip
+            return {**told, "is_live": run.is_live, "is_billing": False, "is_trained_here": True, "limit_usd": None}
+        status = look(self._home, self._run)
+        if status.problem:
+            problems.append(status.problem)
+        beat = newest_beat(status, news.metric)
+        figures = news.figures.get(beat.phase) if beat else None
+        mark = status.lines[-1].mark if status.lines else ""
+        if mark not in self._plans:
+            self._plans[mark] = planned(self._home, self._run)
+        told = {"run": self._id, "name": self._run.name, "state": self._run.state, "reason": self._run.reason,
+                "phases": status.phases, "line": progress_line(status, beat, figures, self._plans[mark])}  # fmt: skip
+        return {
+            **told,
+            "is_live": self._run.is_live,
+            "is_billing": status.is_billing,
+            "is_trained_here": False,
+            "limit_usd": None if status.limit_usd is None else float(status.limit_usd),
+        }
+
+    # --- now and then ---
+
+    def _look_closely(self, problems: list[str]) -> None:
+        if isinstance(self._run, Trained):
+            rows, next_ = rows_here(self._home, self._run, self._open()[0]), commands_in(self._run.next_words)
+            pushed = dict(rows).get("saved", "")
+        else:
+            found = look_closely(self._home, self._run, problems)
+            rows, next_ = found.rows, commands_in(next_words(found.status, self._id))
+            pushed = str(found.document["pushed"])
+            if found.status.is_billing:
+                next_.append({"why": "End billing at once", "command": f"homing destroy {self._id}"})
+        if pushed != self._pushed:
+            self._pushed = pushed
+            self._due.pop("report", None)
+        next_.append({"why": "All of it as one page", "command": f"homing report {self._id} --out report.html"})
+        self._put("rows", rows)
+        self._put("next", next_)
+
+    def _report(self, problems: list[str]) -> None:
+        report = read_report(self._home, subject_of(self._run)).to_dict()
+        problems += report["problems"]
+        told = ("kept", "attempts", "machines", "made", "spend_usd", "spend_limit_usd", "is_at_most", "stored")
+        self._put("report", {name: report[name] for name in told})
+
+    def _put(self, name: str, value: Any) -> None:
+        self.feed.put(name, self._mask(value))
+
+    def _add(self, name: str, items: list[Any], most: int) -> None:
+        self.feed.add(name, self._mask(items), most=most)
+
+
+def commands_in(words: str) -> list[dict[str, str]]:
+    """`Watch it: homing watch moss   Stop it: homing stop moss`, as the verbs say it, one by one."""
+    found = []
+    for part in words.split("   "):
+        why, _, command = part.rpartition(": ")
+        if command.startswith("homing "):
+            found.append({"why": why, "command": command})
+    return found
+
+
+def _point(metric: Metric, lines: Sequence[LedgerLine]) -> list[Any]:
+    """As small as it can be, for there may be thousands: phase, step, t, and the figures in the order of page.js."""
+    learned = metric.more.get("reward") if metric.phase == BY_REWARD else metric.loss
+    figures = [learned, metric.val_loss, metric.tokens_per_s, metric.mfu, metric.memory_bytes, metric.lr]
+    usd = _spent_at(lines, metric.t) if lines else None
+    return [metric.phase, metric.step, metric.t, *figures, usd]
+
+
+def _spent_at(lines: Sequence[LedgerLine], t: float) -> float:
+    """By our own count, at a moment that has passed: what the provider said since was not known then."""
+    spent = Decimal(0)
+    for line in lines:
+        if line.created_at is not None:
+            until = t if line.destroyed_at is None else min(t, line.destroyed_at)
+            spent += meter.cost(Decimal(line.rate_usd_per_hour), until - line.created_at)
+    return round(float(spent), 6)
+
+
+def _is_behind(point: list[Any], other: list[Any]) -> bool:
+    """Of the same phase and beyond its step, so it was told before the trainer went back; or the very same line."""
+    return point[0] == other[0] and (point[1] > other[1] or point[:3] == other[:3])

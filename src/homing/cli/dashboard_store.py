@@ -1,0 +1,64 @@
+"""A store as somebody sees it who looks again and again: what has not grown is not read a second time.
+
+    in a folder    only what came to a growing file since the last look
+    elsewhere      a growing file when its size or hash in the listing is another one
+
+What `News` and `Tail` read through it is the whole file each time, so they stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+
+from homing.errors import StoreError
+from homing.store import FileStore, NotInStore, Store
+from homing.store.base import Entries, not_in_store
+from homing.world import World
+
+__all__ = ["Remembering"]
+
+_GROWING = (".jsonl", ".log")
+_SEAM_BYTES = 256  # so much of the end that we have must still stand there, or it is another file by now
+
+
+class Remembering:
+    def __init__(self, store: Store, world: World) -> None:
+        self.url, self._store, self._world = store.url, store, world
+        self._have: dict[str, bytes] = {}
+        self._sha256: dict[str, str | None] = {}
+
+    def list(self, prefix: str) -> Entries:
+        return self._store.list(prefix)
+
+    def read(self, key: str) -> bytes:
+        if not key.endswith(_GROWING):
+            return self._store.read(key)
+        store = self._store
+        try:
+            data = self._from_folder(store.root, key) if isinstance(store, FileStore) else self._from_far(key)
+        except NotInStore:
+            self._have.pop(key, None)
+            raise
+        self._have[key] = data
+        return data
+
+    def _from_folder(self, root: str, key: str) -> bytes:
+        have, path = self._have.get(key, b""), os.path.join(root, *key.split("/"))
+        seam = have[-_SEAM_BYTES:]
+        try:
+            fresh = self._world.read(path, len(have) - len(seam))
+        except (FileNotFoundError, NotADirectoryError):
+            return self._store.read(key)  # which tells an absent file from an absent disk
+        except OSError as exc:
+            raise StoreError(f"{key} in {self.url} cannot be read.", str(exc), "homing doctor") from exc
+        return have + fresh[len(seam) :] if fresh.startswith(seam) else self._store.read(key)
+
+    def _from_far(self, key: str) -> bytes:
+        entry = next((each for each in self._store.list(key) if each.key == key), None)
+        if entry is None:
+            raise not_in_store(key, self.url)
+        have = self._have.get(key)
+        if have is not None and len(have) == entry.num_bytes and self._sha256.get(key) == entry.sha256:
+            return have
+        self._sha256[key] = entry.sha256
+        return self._store.read(key)

@@ -1,0 +1,97 @@
+"""One round of the guard at home: what it found and did, and how it ends what it has decided to end.
+
+    decided -> side by side over all providers, one try each -> gone: the run is stopped
+                                                             -> not confirmed, or the next limit comes: may bill
+
+Nobody is waited for past the next limit: a provider may take minutes to say nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from homing.cloud.destroy import destroy_lines, still_billing
+from homing.cloud.home import Home
+from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.reconcile import unasked
+from homing.errors import HomingError, StillBilling
+from homing.wire.codec import WireError
+
+__all__ = ["TROUBLE", "End", "Pass", "end_all", "end_lines", "is_silent", "told"]
+
+DESTROY_S = 60.0
+
+# What a round outlives: besides what fails, words of a provider that nobody knows (its list, its offers, its log), and
+# our own mistakes. The others are still guarded.
+TROUBLE = (HomingError, OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclass
+class Pass:
+    """What one round found and did, in sentences; `next_at` is when a limit will need the next one at the latest."""
+
+    done: list[str] = field(default_factory=list)
+    alerts: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    may_bill: list[str] = field(default_factory=list)
+    next_at: float = math.inf
+    due: dict[str, float] = field(default_factory=dict)  # run id -> when its limit will need a guard
+    by: float = math.inf  # when a limit needs this very round, as far as that is known before anybody is asked
+    ends: list[End] = field(default_factory=list)  # of those at their limit, which are ended at once
+
+
+@dataclass(frozen=True)
+class End:
+    """That a run's machines end was decided; `lines` are those that can be destroyed from here."""
+
+    run: RunRow
+    lines: list[LedgerLine]
+    text: str
+    columns: dict[str, Any]  # of the run, once they are gone
+
+
+def end_all(home: Home, made: Pass) -> None:
+    """Those at their limits, side by side: a machine that does not go keeps no other past its own."""
+    ends, made.ends = made.ends, []
+    if not ends:
+        return
+    try:
+        with contextlib.suppress(StillBilling):  # told below, by run
+            end_lines(home, [line for end in ends for line in end.lines], made)
+    except TROUBLE as exc:
+        made.problems.append(told(exc))
+    for end in ends:
+        try:
+            _conclude(home, end, made)
+        except TROUBLE as exc:
+            made.problems.append(f"{end.run.id}: {told(exc)}")
+
+
+def end_lines(home: Home, lines: list[LedgerLine], made: Pass) -> None:
+    """Not waited for longer than the next limit allows: a provider may take minutes to say nothing."""
+    destroy_lines(home, lines, deadline_s=DESTROY_S, by=made.next_at)
+
+
+def is_silent(made: Pass, line: LedgerLine) -> bool:
+    """Whether its provider did not answer in this round: to ask it again would only take as long again."""
+    return any(text.startswith(unasked(line.provider)) for text in made.problems)
+
+
+def _conclude(home: Home, end: End, made: Pass) -> None:
+    marks, left = [line.mark for line in end.lines], end.lines
+    with contextlib.suppress(HomingError):  # without the ledger nobody knows that they are gone
+        left = [line for line in home.ledger.lines(end.run.id) if line.mark in marks and line.destroyed_at is None]
+    if left:
+        raised = still_billing(home, left, {line.mark: line.note for line in left})
+        made.may_bill.append(f"{end.run.id}: {raised.why}")
+        return
+    home.ledger.set_run(end.run.id, only_live=True, state="stopped", reason=end.text, **end.columns)
+    made.done.append(f"{end.run.id}: {end.text}")
+
+
+def told(exc: Exception) -> str:
+    is_ours = isinstance(exc, (HomingError, WireError, OSError))
+    return ((str(exc) if is_ours else f"{type(exc).__name__}: {exc}") or type(exc).__name__).splitlines()[0]

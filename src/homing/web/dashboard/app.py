@@ -1,0 +1,181 @@
+"""The routes, all for reading.
+
+    GET /                        the page, and its files: page.css page.js uplot.css uplot.js
+    GET /health                  whether it lives
+    GET /api/runs                all runs and what bills, now; /api/runs/live the same as server-sent events
+    GET /api/runs/RUN            one run, now; /api/runs/RUN/live likewise
+
+A stream first tells all, then what is new. One that has nothing to tell says so now and then, which is how a browser
+and we notice that the other is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from importlib.resources import files
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from homing.web.dashboard.door import Door
+from homing.web.dashboard.feed import Feed, Place
+
+__all__ = ["NoSuchRun", "Source", "make_app"]
+
+_LOOK_S = 0.25  # how soon a stream sees what was added to its feed
+_FIRST_S = 30.0  # for the first look at a run that nobody looked at
+_QUIET_S = 10.0  # without a word until it says that it lives
+_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/uplot.css": ("uplot.css", "text/css; charset=utf-8"),
+    "/uplot.js": ("uplot.js", "text/javascript; charset=utf-8"),
+}
+
+
+class NoSuchRun(LookupError):
+    pass
+
+
+class Source(Protocol):
+    """Whoever looks at runs. May be asked by any thread."""
+
+    @property
+    def is_ending(self) -> bool: ...  # streams end then
+    def all_runs(self) -> AbstractContextManager[Feed]: ...  # for as long as somebody reads it
+    def one_run(self, run_id: str) -> AbstractContextManager[Feed]: ...  # raises NoSuchRun
+
+
+def make_app(source: Source, *, token: str, hosts: Sequence[str]) -> ASGIApp:
+    routes = _Routes(source)
+    app = Starlette(
+        routes=[
+            *(Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()),
+            Route("/health", routes.health),
+            Route("/api/runs", routes.runs),
+            Route("/api/runs/live", routes.runs_live),
+            Route("/api/runs/{run}", routes.run),
+            Route("/api/runs/{run}/live", routes.run_live),
+        ],
+        exception_handlers={HTTPException: _no_route, NoSuchRun: _no_run, Exception: _broken},
+    )
+    app.router.redirect_slashes = False  # a path is known or it is not
+    return Door(app, token=token, hosts=hosts)  # around all of it: also a mistake of ours is answered with its headers
+
+
+class _Routes:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def runs(self, request: Request) -> Response:
+        return await asyncio.to_thread(_now, self._source.all_runs, "homing.dashboard/1")
+
+    async def run(self, request: Request) -> Response:
+        name = request.path_params["run"]
+        return await asyncio.to_thread(_now, lambda: self._source.one_run(name), "homing.dashboard-run/1")
+
+    async def runs_live(self, request: Request) -> Response:
+        return _Live(self._source, self._source.all_runs())
+
+    async def run_live(self, request: Request) -> Response:
+        # Which run it is may have to be looked up on the disk.
+        opened = await asyncio.to_thread(self._source.one_run, request.path_params["run"])
+        return _Live(self._source, opened)
+
+
+def _now(opened: Callable[[], AbstractContextManager[Feed]], schema: str) -> Response:
+    with opened() as feed:
+        feed.is_told.wait(_FIRST_S)
+        return JSONResponse({"schema": schema, **feed.whole()})
+
+
+class _Live(Response):
+    """Server-sent events, one for each part of the feed that is new. It holds no thread: the feed is only looked at."""
+
+    def __init__(self, source: Source, opened: AbstractContextManager[Feed]) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._source, self._opened = source, opened
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._opened as feed:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with _listening(receive) as has_left:
+                async for part in self._parts(feed, has_left):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _parts(self, feed: Feed, has_left: asyncio.Event) -> AsyncIterator[bytes]:
+        place: Place = {}
+        clock = asyncio.get_running_loop().time
+        quiet_since = clock()
+        yield b": homing\n\n"
+        while not self._source.is_ending and not has_left.is_set():
+            place, parts = feed.since(place)
+            for part in parts:
+                yield f"data: {json.dumps(part, ensure_ascii=True)}\n\n".encode()
+            if parts:
+                quiet_since = clock()
+            elif clock() - quiet_since >= _QUIET_S:
+                yield b": nothing new\n\n"
+                quiet_since = clock()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(has_left.wait(), _LOOK_S)
+
+
+@contextlib.asynccontextmanager
+async def _listening(receive: Receive) -> AsyncIterator[asyncio.Event]:
+    has_left = asyncio.Event()
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left.set()
+
+    listener = asyncio.create_task(listen())
+    try:
+        yield has_left
+    finally:
+        listener.cancel()
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    """Read once, when the app is made: no request names a file."""
+    content = files("homing.web.dashboard").joinpath(name).read_bytes()
+
+    async def answer(request: Request) -> Response:
+        return Response(content, headers={"content-type": kind})
+
+    return answer
+
+
+def _error(message: str, status: int) -> JSONResponse:
+    body: dict[str, Any] = {"error": {"message": message}}
+    return JSONResponse(body, status)
+
+
+async def _no_run(request: Request, exc: Exception) -> Response:
+    return _error("There is no such run. All runs: homing runs", 404)
+
+
+async def _no_route(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException), "registered for it"
+    return _error(f"{exc.detail}.", exc.status_code)
+
+
+async def _broken(request: Request, exc: Exception) -> Response:
+    """Our own mistake; its trace is in the log."""
+    return _error(f"The server made a mistake: {type(exc).__name__}.", 500)

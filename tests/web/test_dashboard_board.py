@@ -1,0 +1,406 @@
+"""What the dashboard looks at, and how: by new ends of files, side by side, without changing or guarding anything."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.web.dashboard_rig import (
+    FAILED,
+    HERE,
+    MARK,
+    RENTED,
+    add,
+    at_work,
+    fail,
+    make_home,
+    rent,
+    served,
+    step,
+    train_here,
+    until,
+)
+
+from homing.cli import dashboard_board, dashboard_run
+from homing.cli.dashboard_board import Board
+from homing.cli.dashboard_run import commands_in
+from homing.cli.dashboard_store import Remembering
+from homing.cli.mask import Mask
+from homing.cloud.home import Home
+from homing.cloud.ledger import RunRow
+from homing.cloud.signs import Tail
+from homing.cloud.status import Status
+from homing.store import FileStore, NotInStore
+from homing.web.dashboard.app import NoSuchRun
+from homing.wire import names
+from homing.wire.event import Metric
+from homing.world import World
+
+
+@pytest.fixture
+def home(homing_home: Path) -> Home:
+    return make_home(homing_home)
+
+
+@pytest.fixture
+def board(homing_home: Path) -> Iterator[Board]:
+    board = Board(homing_home)
+    yield board
+    board.end()
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """Every thread that was begun since, for a test to wait for."""
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (begun.append(self), start(self))[1])
+    return begun
+
+
+def sections(board: Board) -> dict[str, Any]:
+    with board.all_runs() as feed:
+        return feed.whole()
+
+
+def run_in(board: Board, run_id: str) -> dict[str, Any]:
+    with board.one_run(run_id) as feed:
+        assert feed.is_told.wait(60)
+        return feed.whole()
+
+
+def test_all_runs_are_shown_with_the_figures_of_homing_runs(
+    board: Board, home: Home, looks: list[threading.Thread]
+) -> None:
+    fail(home)
+    rent(home)
+    with at_work(train_here(home.path)):
+        board._tick()
+        for thread in looks:
+            thread.join()
+        board._tick()
+    told = sections(board)
+    rows = {row["run"]: row for row in told["runs"]}
+    assert [row["run"] for row in told["runs"]][2] == FAILED, "what lives comes first"
+    assert rows[HERE]["state"] == "training"
+    assert rows[HERE]["step"] == "6/20"
+    assert rows[RENTED]["billing"] == "yes"
+    assert rows[RENTED]["limit"] == "$12.00"
+    assert rows[RENTED]["line"].startswith("step 6/20 | loss 3.500 | 6.4k tok/s | $0.4")
+    assert 0 < rows[RENTED]["share"] < 0.1
+    assert rows[FAILED]["reason"] == "Out of memory at step 12."
+    assert rows[FAILED]["spent"].startswith("$0.70")
+    assert told["money"]["words"] == ["1 billing or maybe billing, $2.50/h. End all: homing destroy --all"]
+    assert told["money"]["is_billing"]
+
+
+def test_an_empty_home_is_told_as_empty(board: Board) -> None:
+    board._tick()
+    told = sections(board)
+    assert (told["runs"], told["money"]["is_empty"]) == ([], True)
+    assert told["money"]["words"] == ["The providers are being asked."], "nobody said yet that nothing bills"
+    board._ask()
+    board._tick()
+    assert sections(board)["money"]["words"] == ["Nothing bills."]
+    assert board._money.asked_at is not None
+    board._money.asked_at -= 3600
+    board._tick()
+    told = sections(board)["money"]
+    assert told["words"] == ["Nothing is known to bill."], "an answer from an hour ago is none"
+    assert "have not answered since" in told["problems"][0]
+
+
+def test_a_provider_that_cannot_be_asked_is_told_and_its_run_stays_billing(board: Board, home: Home) -> None:
+    rent(home)
+    board._ask()
+    board._tick()
+    told = sections(board)["money"]
+    assert any("could not be asked" in problem for problem in told["problems"]), told
+    assert told["is_billing"]
+
+
+def test_a_store_that_does_not_answer_holds_back_its_own_line_alone(
+    board: Board, home: Home, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rent(home)
+    rent(home, run_id="slow-20260101-120000-aaaa", mark="homing-abc123-slow-1")
+    real, is_free = dashboard_board.look, threading.Event()
+
+    def look(home: Home, row: RunRow) -> Status:
+        if row.name == "slow":
+            is_free.wait()
+        return real(home, row)
+
+    monkeypatch.setattr(dashboard_board, "look", look)
+    board._tick()
+    next(thread for thread in looks if RENTED in thread.name).join()
+    board._tick()
+    rows = {row["name"] if "name" in row else row["run"].split("-")[0]: row for row in sections(board)["runs"]}
+    assert rows["moss"]["line"].startswith("step 6/20")
+    assert rows["slow"]["spent"].startswith("$0.4"), "dollars are the ledger's, and wait for no store"
+    assert rows["slow"]["problem"] == ""
+    monkeypatch.setattr(dashboard_board, "ASK_S", -1.0)
+    board._tick()
+    rows = {row["run"].split("-")[0]: row for row in sections(board)["runs"]}
+    assert "has not answered" in rows["slow"]["problem"]
+    assert len([thread for thread in looks if "slow" in thread.name]) == 1, "nobody is sent after one who waits"
+    is_free.set()
+    for thread in looks:
+        thread.join()
+    board._tick()
+    rows = {row["run"].split("-")[0]: row for row in sections(board)["runs"]}
+    assert (rows["slow"]["problem"], rows["slow"]["step"]) == ("", "6/20")
+
+
+def test_silent_stores_do_not_use_up_the_looks_at_the_others(
+    board: Board, home: Home, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        rent(home, run_id=f"slow{number}-20260101-120000-aaaa", mark=f"homing-abc123-slow{number}-1")
+    is_free = threading.Event()
+    monkeypatch.setattr(dashboard_board, "_MOST_AT_ONCE", 2)
+    real = dashboard_board.look
+    monkeypatch.setattr(dashboard_board, "look", lambda home, row: is_free.wait() and real(home, row))
+    board._tick()
+    board._tick()
+    assert len(looks) == 2
+    monkeypatch.setattr(dashboard_board, "ASK_S", -1.0)
+    board._tick()
+    assert len(looks) == 4
+    is_free.set()
+    for thread in looks:
+        thread.join()
+
+
+def test_a_mistake_in_a_look_is_told_on_its_line(
+    board: Board, home: Home, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rent(home)
+    monkeypatch.setattr(dashboard_board, "look", lambda home, row: 1 // 0)
+    board._tick()
+    looks[0].join()
+    board._tick()
+    (row,) = sections(board)["runs"]
+    assert "ZeroDivisionError" in row["problem"]
+
+
+def test_a_run_over_its_limit_is_shown_and_not_ended(board: Board, home: Home) -> None:
+    """The dashboard is no guard."""
+    rent(home, limit="0.01")
+    board._tick()
+    (row,) = sections(board)["runs"]
+    assert row["share"] == 1.0
+    run_in(board, RENTED)
+    (line,) = home.ledger.lines(RENTED)
+    assert (line.destroyed_at, home.ledger.is_destroy_asked(MARK)) == (None, False)
+    assert home.ledger.run(RENTED).is_live  # type: ignore[union-attr]
+
+
+def test_one_run_has_its_curves_samples_events_log_and_commands(board: Board, home: Home) -> None:
+    with at_work(train_here(home.path)):
+        told = run_in(board, HERE)
+    assert [point[:2] for point in told["points"]] == [["pretrain", n] for n in (1, 2, 3, 4, 5, 6, 6)]
+    assert told["points"][1][3:7] == [3.0, None, 6400.0, 0.41]
+    assert told["points"][-1][3:5] == [None, 1.25]
+    assert told["samples"] == [{"name": "pretrain-00000005.txt", "text": "once <b>upon</b> a time"}]
+    assert "trainer: Phase pretrain begins." in told["events"][0]["text"]
+    assert told["log trainer"] == ["trainer begins", "with *** in its log"]
+    assert told["head"]["line"].startswith("step 6/20 | loss 1.000 | 6.4k tok/s | mfu 41% | card memory")
+    assert [each["command"] for each in told["next"]][:3] == [
+        f"homing watch {HERE}", f"homing logs {HERE} -f", f"homing stop {HERE}",
+    ]  # fmt: skip
+    assert dict(told["rows"])["trained"] == "on this computer; nothing bills"
+    assert told["report"]["kept"] == []
+    assert told["problems"] == []
+
+
+def test_a_rented_run_has_its_dollars_and_the_command_that_ends_billing(board: Board, home: Home) -> None:
+    rent(home, began=600.0)
+    told = run_in(board, RENTED)
+    dollars = [point[-1] for point in told["points"]]
+    assert dollars == pytest.approx([2.5 * n / 3600 for n in range(1, 7)], abs=1e-5)
+    assert {"why": "End billing at once", "command": f"homing destroy {RENTED}"} in told["next"]
+    assert told["head"]["limit_usd"] == 12.0
+    assert "| $0.4" in told["head"]["line"]
+    assert told["report"]["attempts"][0]["billing"] in ("yes", "maybe")
+
+
+def test_a_store_that_is_away_is_a_problem_and_no_empty_run(board: Board, home: Home) -> None:
+    folder = rent(home)
+    folder.parent.parent.rename(home.path / "elsewhere")
+    told = run_in(board, RENTED)
+    assert told["problems"], "blindness is told"
+
+
+def test_a_look_that_gets_no_answer_is_told_while_it_waits(
+    board: Board, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rent(home)
+    real, is_free, is_asked = dashboard_run.look, threading.Event(), threading.Event()
+
+    def look(home: Home, row: RunRow) -> Status:
+        is_asked.set()
+        is_free.wait()
+        return real(home, row)
+
+    monkeypatch.setattr(dashboard_run, "look", look)
+    with board.one_run(RENTED) as feed:
+        assert is_asked.wait(60)
+        board._tick()
+        assert not feed.is_told.is_set(), "not before its time"
+        monkeypatch.setattr(dashboard_run, "ASK_S", -1.0)
+        board._tick()
+        assert "No answer for more than" in feed.whole()["problems"][0]
+        assert len(feed.whole()["points"]) == 6, "what came before is shown"
+        monkeypatch.setattr(dashboard_run, "ASK_S", 1e9)
+        is_free.set()
+        until(lambda: "head" in feed.whole() and "No answer" not in str(feed.whole()["problems"]))
+
+
+def test_a_run_is_found_by_its_whole_id_alone(board: Board, home: Home) -> None:
+    train_here(home.path)
+    for typed in ("", ".", "..", "first", HERE[:-1], f"../runs/{HERE}", f"{HERE}/", "store", "%2e%2e"):
+        with pytest.raises(NoSuchRun):
+            board.one_run(typed)
+
+
+def test_the_page_of_a_run_is_followed_once_for_all_and_no_longer_than_somebody_looks(
+    board: Board, home: Home, looks: list[threading.Thread]
+) -> None:
+    train_here(home.path)
+    with board.one_run(HERE) as first:
+        with board.one_run(HERE) as second:
+            assert first is second
+        (thread,) = looks
+        assert thread.is_alive()
+    thread.join(60)
+    assert not thread.is_alive()
+    with board.one_run(HERE) as third:
+        assert third is not first
+
+
+def test_a_trainer_that_goes_back_takes_its_points_with_it(board: Board, home: Home) -> None:
+    from homing.cli.dashboard_run import Following
+
+    folder = train_here(home.path)
+    following = Following.__new__(Following)
+    following.feed, following._points = board._feed, []
+    tail = Tail(FileStore(str(home.path), home.world), f"runs/{HERE}/{names.METRICS}")
+    following._add_points(tail.documents(Metric), [])
+    later = Metric(2000.0, "sft", 1, 5, 64, 2.0)
+    add(folder, names.METRICS, later)
+    following._add_points(tail.documents(Metric), [])
+    lines = (folder / names.METRICS).read_text().splitlines(keepends=True)
+    (folder / names.METRICS).write_text("".join(lines[:3]))
+    add(folder, names.METRICS, step(4, 0.5))
+    following._add_points(tail.documents(Metric), [])
+    assert [(point[0], point[1], point[3]) for point in board._feed.whole()["points"]] == [
+        ("pretrain", 1, 6.0), ("pretrain", 2, 3.0), ("pretrain", 3, 2.0), ("pretrain", 4, 0.5),
+    ]  # fmt: skip
+
+
+def test_of_a_file_in_a_folder_only_its_new_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    real = World.read
+
+    def counted(self: World, path: Any, offset: int = 0, max_bytes: int = -1) -> bytes:
+        data = real(self, path, offset, max_bytes)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(World, "read", counted)
+    path, world = tmp_path / "runs/a/metrics.jsonl", World()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x" * 100_000 + b"\n")
+    store = Remembering(FileStore(str(tmp_path), world), world)
+    assert len(store.read("runs/a/metrics.jsonl")) == 100_001
+    with open(path, "ab") as file:
+        file.write(b"more\n")
+    read.clear()
+    assert store.read("runs/a/metrics.jsonl").endswith(b"x\nmore\n")
+    assert sum(read) < 1000
+    path.write_bytes(b"y" * 200_000)
+    assert store.read("runs/a/metrics.jsonl") == b"y" * 200_000, "another file in its place is read whole"
+    path.unlink()
+    with pytest.raises(NotInStore):
+        store.read("runs/a/metrics.jsonl")
+
+
+def test_of_a_far_store_what_has_not_grown_is_not_read_again(tmp_path: Path) -> None:
+    world = World()
+    inner = FileStore(str(tmp_path), world)
+    inner.put_bytes("runs/a/metrics.jsonl", b"one\n")
+    read: list[str] = []
+
+    class Far:
+        url = "s3:far"
+        list = staticmethod(inner.list)
+
+        @staticmethod
+        def read(key: str) -> bytes:
+            read.append(key)
+            return inner.read(key)
+
+    store = Remembering(Far(), world)  # type: ignore[arg-type]
+    for _ in range(3):
+        assert store.read("runs/a/metrics.jsonl") == b"one\n"
+    assert len(read) == 1
+    inner.put_bytes("runs/a/metrics.jsonl", b"one\ntwo\n")
+    assert store.read("runs/a/metrics.jsonl") == b"one\ntwo\n"
+    with pytest.raises(NotInStore):
+        store.read("runs/a/events.jsonl")
+
+
+def test_secrets_are_hidden_wherever_they_stand() -> None:
+    mask = Mask({"HF_TOKEN": "a-value-of-mine", "MY_API_KEY": "short", "HOME": "/home/somebody"})
+    assert mask({"a": ["it is a-value-of-mine.", ("short", 7)], "b": None}) == {
+        "a": ["it is ***.", ["short", 7]],
+        "b": None,
+    }
+    assert mask("sk-abcdefghijklmnopqrst and /home/somebody") == "*** and /home/somebody"
+
+
+def test_commands_are_those_that_the_verbs_say() -> None:
+    words = "Why: homing logs moss   Go on from its last checkpoint: homing launch moss --resume"
+    assert commands_in(words) == [
+        {"why": "Why", "command": "homing logs moss"},
+        {"why": "Go on from its last checkpoint", "command": "homing launch moss --resume"},
+    ]
+    assert commands_in("") == []
+
+
+def test_a_look_that_fails_is_told_and_tried_again(
+    board: Board, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_mended, was_tried = threading.Event(), threading.Event()
+
+    def tick() -> float:
+        was_tried.set()
+        if not is_mended.is_set():
+            raise OSError("no such disk")
+        board.end()
+        return 0.0
+
+    monkeypatch.setattr(dashboard_board, "_MONEY_S", 0.0)
+    thread = threading.Thread(target=board._go_on, args=("board", tick))
+    thread.start()
+    assert was_tried.wait(30)
+    until(lambda: "no such disk" in str(sections(board).get("failure board")))
+    is_mended.set()
+    thread.join(30)
+    assert sections(board)["failure board"] == ""
+
+
+def test_over_a_socket_the_page_of_a_run_grows_as_it_trains(board: Board, home: Home) -> None:
+    from tests.web.test_dashboard_live import parts_of
+
+    folder = train_here(home.path)
+    with at_work(folder), served(board, board.end) as client, client.stream("GET", f"/api/runs/{HERE}/live") as live:
+        parts = (part for part in parts_of(live) if part["section"] == "points")
+        assert len(next(parts)["items"]) == 7
+        add(folder, names.METRICS, step(7, 0.25))
+        part = next(parts)
+        assert (part["is_new"], part["items"][0][1], part["items"][0][3]) == (False, 7, 0.25)

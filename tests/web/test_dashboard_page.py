@@ -1,0 +1,98 @@
+"""The dashboard in a real browser: what a person sees, at a desk and on a phone, and that it follows by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.web.browser import Browser
+from tests.web.dashboard_rig import HERE, RENTED, TOKEN, add, at_work, fail, make_home, rent, served, step, train_here
+
+from homing.cli import dashboard_board
+from homing.cli.dashboard_board import Board
+from homing.wire import names
+
+pytestmark = [pytest.mark.machine]
+
+
+@pytest.fixture
+def board(homing_home: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
+    monkeypatch.setattr(dashboard_board, "TICK_S", 0.1)
+    return Board(homing_home)
+
+
+@pytest.fixture
+def client(board: Board) -> Iterator[httpx.Client]:
+    with served(board, board.end) as client:
+        yield client
+
+
+def test_a_person_sees_all_runs_then_one_and_its_curves_grow(
+    browser: Browser, board: Board, client: httpx.Client, homing_home: Path
+) -> None:
+    home = make_home(homing_home)
+    fail(home)
+    rent(home)
+    folder = train_here(homing_home)
+    with ExitStack() as stack:
+        stack.enter_context(at_work(folder))
+        board.begin()
+        page = stack.enter_context(browser.page(f"{client.base_url}/#token={TOKEN}"))
+        page.until("document.querySelectorAll('a.run').length === 3")
+        page.until("document.querySelector('#money .big').innerText.includes('1 billing or maybe billing, $2.50/h')")
+        assert "token" not in page.js("location.href"), "it does not stay in the address"
+        assert "homing destroy --all" in page.text("#money")
+        page.until("document.title.includes('$2.50/h')")
+        page.click(f"a.run[href='#run={HERE}']")
+        page.until("document.querySelectorAll('#charts canvas').length === 4")
+        page.until("document.querySelector('#charts .now').innerText.includes('held-out 1.250')")
+        page.until("document.querySelector('#next').innerText.includes('homing stop')")
+        assert "once <b>upon</b> a time" in page.text("#samples"), "as text, whoever wrote it"
+        assert "hf_" not in page.text("#log")
+        assert "keeps no limit and ends nothing" in page.text("footer")
+        add(folder, names.METRICS, step(7, 0.125))
+        page.until("document.querySelector('#charts .now').innerText.startsWith('0.125')")
+        page.js(f"location.hash = 'run={RENTED}'")
+        page.until("document.querySelector('#next').innerText.includes('homing destroy')")
+        page.until("document.querySelectorAll('#charts canvas').length === 5")
+        for is_dark in (False, True):
+            page.look(360, 740, is_phone=True, is_dark=is_dark)
+            page.until("document.querySelector('#charts canvas').getBoundingClientRect().width < 360")
+            assert page.overflow_px() <= 0
+        page.click("#home")
+        page.until("document.querySelectorAll('a.run').length === 3")
+        assert page.overflow_px() <= 0
+
+
+def test_without_a_token_it_asks_and_with_none_of_ours_it_says_so(
+    browser: Browser, board: Board, client: httpx.Client
+) -> None:
+    board._tick()
+    with browser.page(f"{client.base_url}/") as page:
+        page.until("!document.querySelector('#login').hidden")
+        page.click("#token")
+        page.type("not the right one at all")
+        page.press("Enter")
+        page.until("document.querySelector('#refusal').innerText.includes('missing or wrong')")
+        assert [error for error in page.errors if "401" not in error] == []
+        page.errors.clear()
+        page.js("document.querySelector('#token').value = ''")
+        page.click("#token")
+        page.type(TOKEN)
+        page.press("Enter")
+        page.until("document.querySelector('#all').innerText.includes('homing quickstart')")
+
+
+def test_a_server_that_is_gone_is_told_and_not_passed_over(browser: Browser, board: Board) -> None:
+    board._tick()
+    with ExitStack() as stack:
+        client = stack.enter_context(served(board, board.end))
+        page = stack.enter_context(browser.page(f"{client.base_url}/#token={TOKEN}"))
+        page.until("document.querySelector('#link').innerText === 'live'")
+        board.end()
+        page.until("document.querySelector('#link').innerText.includes('still running')")
+        page.js("stream.abort()")
+        page.errors.clear()

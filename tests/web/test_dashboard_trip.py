@@ -1,0 +1,47 @@
+"""A whole trip on the local provider, seen through the dashboard: it lives, it bills, it ends, nothing bills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.control_rig import Homing, cli_with
+from tests.web.dashboard_rig import until
+
+from homing.cli.dashboard_board import Board
+
+cli = cli_with(steps=40)
+
+
+@pytest.mark.slow
+def test_a_rented_run_is_seen_from_its_first_heartbeat_to_its_receipt(cli: Homing, homing_home: Path) -> None:
+    assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    board = Board(homing_home)
+    board._ask()
+    board._tick()
+    with board.all_runs() as feed:
+        (row,) = feed.whole()["runs"]
+        assert row["limit"] == "$1.00"
+        with board.one_run(row["run"]) as one:
+
+            def has_ended() -> bool:
+                board._ask()
+                board._tick()
+                (row,) = feed.whole()["runs"]
+                return row["state"] == "done" and row["billing"] == "no"
+
+            until(has_ended)
+            assert feed.whole()["money"]["words"] == ["Nothing bills."]
+            assert one.is_told.wait(60)
+        with board.one_run(row["run"]) as one:
+            assert one.is_told.wait(60)
+            told = one.whole()
+    board.end()
+    assert [point[1] for point in told["points"]] == list(range(1, 41))
+    assert told["head"]["state"] == "done"
+    assert f"homing fetch {row['run']}" in [each["command"] for each in told["next"]]
+    assert {each["step"] for each in told["report"]["kept"]} >= {40}
+    assert told["report"]["attempts"][0]["billing"] == "no"
+    assert told["problems"] == []
+    said = cli("runs", "--json").json["runs"][0]
+    assert (said["state"], said["is_billing"]) == ("done", False)
