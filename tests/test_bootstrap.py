@@ -268,6 +268,7 @@ class Index(Machine):
         quiet: dict[str, str | int] = {"uname": "x86_64\n", "venv": "", "install": "", "ln": "", "uv --version": 1}
         super().__init__(**{**quiet, **answers})
         self.makes_folders, self.wheel, self.num_silent, self.pythons_dir = True, wheel, 0, ""
+        self.status = 0  # what it answers with while it is silent; 0: nothing
         self.waited: list[float] = []
 
     def run(
@@ -281,6 +282,8 @@ class Index(Machine):
 
     def http(self, request: HttpRequest) -> HttpResponse:
         if len(self.waited) < self.num_silent:
+            if self.status:
+                return HttpResponse(self.status, {}, b"later")
             raise NetworkError("nobody answers")
         if request.url != bootstrap.INDEX:
             assert request.url == "https://files.example/uv-0.13.7", "the newest for this machine that nobody took back"
@@ -314,7 +317,7 @@ def test_a_python_that_is_too_old_gets_one_by_uv_which_comes_from_the_index(boot
     uv = tmp_path / "uv"
     assert uv.stat().st_mode & 0o777 == 0o755
     (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
-    assert [str(uv), "venv", "--python", bootstrap.PYTHON, str(env)] in machine.asked
+    assert [str(uv), "venv", "--python", bootstrap.PYTHON, "--clear", str(env)] in machine.asked
     assert machine.pythons_dir == str(tmp_path / "python"), "with the environments, wherever those lie"
     assert installs(machine) == [
         [str(uv), "pip", "install", "--python", f"{env}/bin/python", "-r", f"{env}/lock.txt"]
@@ -358,6 +361,49 @@ def test_an_index_that_is_silent_for_a_while_is_asked_again_and_not_for_ever(
     assert bootstrap.run(bare(boot, tmp_path), machine) == code
     assert machine.waited == list(bootstrap.PAUSES_S)[:num_silent]
     assert not code or "nobody answers" in problem(boot)
+
+
+@pytest.mark.parametrize(("status", "num_silent", "code", "num_asked_again"), [
+    (429, 1, 0, 1), (503, 2, 0, 2), (500, 3, 1, 2), (404, 1, 1, 0),
+])  # fmt: skip
+def test_an_index_that_is_busy_or_ill_is_asked_again_and_one_that_says_no_is_not(
+    boot: Boot, tmp_path: Path, status: int, num_silent: int, code: int, num_asked_again: int
+) -> None:
+    machine = Index(uv_wheel(), importlib="3 10\n")
+    machine.num_silent, machine.status = num_silent, status
+    assert bootstrap.run(bare(boot, tmp_path), machine) == code
+    assert machine.waited == list(bootstrap.PAUSES_S)[:num_asked_again]
+    assert not code or f"{bootstrap.INDEX} answered with {status}" in problem(boot)
+
+
+@pytest.mark.parametrize(("num_failures", "code"), [(1, 0), (2, 0), (3, 1)])
+def test_a_python_that_does_not_come_at_once_is_asked_for_again_and_not_for_ever(
+    boot: Boot, tmp_path: Path, num_failures: int, code: int
+) -> None:
+    class Slow(Index):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if len(self.waited) == num_failures:
+                self.answers["venv"] = ""
+
+    machine = Slow(uv_wheel(), importlib="3 10\n", venv=1)
+    assert bootstrap.run(bare(boot, tmp_path), machine) == code
+    assert machine.waited == list(bootstrap.PAUSES_S)[:num_failures]
+    assert machine.pythons_dir == str(tmp_path / "python")
+    assert not code or "it broke" in problem(boot)
+
+
+@pytest.mark.parametrize(("said", "is_taken"), [("uv 0.9.30 (x86_64)\n", True), ("uv 0.7.22\n", False), (126, False)])
+def test_a_uv_that_lies_beside_the_environments_is_taken_only_if_it_runs_here_and_is_new_enough(
+    boot: Boot, tmp_path: Path, said: str | int, is_taken: bool
+) -> None:
+    """On a volume it outlives its machine, and the next one may be of another kind."""
+    (tmp_path / "uv").write_text("of another machine")
+    machine = Index(uv_wheel(), importlib="3 10\n")
+    machine.answers = {"/uv --version": said, **machine.answers}  # that on the path has no folder before it
+    assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
+    assert installs(machine)[0][0] == str(tmp_path / "uv")
+    assert ((tmp_path / "uv").read_text() == "of another machine") is is_taken
 
 
 @pytest.mark.parametrize("old", ["#sha256", "manylinux", "<a"])

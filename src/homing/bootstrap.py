@@ -34,7 +34,7 @@ __all__ = ["StageFailed", "main", "run"]
 NOTE = "bootstrap.json"  # in the work folder: the stage, how often each was begun, what went wrong
 MAX_TRIES = 3
 INSTALL_S, PROBE_S = 1800.0, 60.0
-PAUSES_S = (10.0, 30.0)  # before packages are asked for again
+PAUSES_S = (10.0, 30.0)  # before packages, or a Python, are asked for again
 MIN_PYTHON = [3, 11]
 PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # what uv finds or brings where python3 is too old; it knows --torch-backend
 INDEX = "https://pypi.org/simple/uv/"
@@ -173,7 +173,7 @@ def _environment(boot: Boot, told: Bootstrap, world: World) -> str:
         pip = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install", "--no-input"]
         # By `auto` every index counts whose CUDA the driver can run, the newest first, and last the one without any: a
         # torch from there sees no card, and the probe says so.
-        _install(world, [*pip, *(["--torch-backend", "auto"] if older else []), "-r", lock])
+        _bring(world, [*pip, *(["--torch-backend", "auto"] if older else []), "-r", lock])
         world.write(whole, b"")
     _run(world, ["ln", "-sfn", env, os.path.join(boot.work_dir, "env")], 20.0)
     whose = f"the image's torch {torch}" if is_theirs else ours + (f" for a driver of CUDA {older}" if older else "")
@@ -199,7 +199,8 @@ def _make_env(told: Bootstrap, env: str, world: World, *, is_old: bool, needs_uv
     uv = _uv(told, world)
     # A Python that it brings lies beside the environments: on a volume they outlive this machine, and need it.
     beside = {**world.environment(), "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(told.env_dir), "python")}
-    _run(world, [uv, "venv", "--python", PYTHON if is_old else told.python, env], INSTALL_S, beside)
+    # What a try that was cut short has left is cleared: uv makes no environment over one that is there.
+    _bring(world, [uv, "venv", "--python", PYTHON if is_old else told.python, "--clear", env], beside)
     return uv
 
 
@@ -208,7 +209,8 @@ def _uv(told: Bootstrap, world: World) -> str:
     if _parts(world.run(["uv", "--version"], 20.0).out) >= MIN_UV:
         return "uv"
     path = os.path.join(os.path.dirname(told.env_dir), "uv")
-    if world.exists(path):
+    # Asked, not only found: on a volume it outlives its machine, and this one may be of another kind.
+    if world.exists(path) and _parts(world.run([path, "--version"], 20.0).out) >= MIN_UV:
         return path
     machine = world.run(["uname", "-m"], 20.0).out.strip()
     page = _get(world, INDEX).decode("utf-8", "replace")
@@ -234,7 +236,9 @@ def _get(world: World, url: str) -> bytes:
     request = HttpRequest("GET", url, timeout_s=300.0)
     for pause_s in PAUSES_S:
         with contextlib.suppress(NetworkError):
-            return _body(world.http(request), url)
+            reply = world.http(request)
+            if reply.status != 429 and reply.status < 500:  # these are over in a while, and the stage has one try
+                return _body(reply, url)
         world.sleep(pause_s)
     return _body(world.http(request), url)
 
@@ -245,16 +249,16 @@ def _body(reply: HttpResponse, url: str) -> bytes:
     return reply.body
 
 
-def _install(world: World, argv: List[str]) -> None:
+def _bring(world: World, argv: List[str], env: Any = None) -> None:
     """A line that breaks for a minute must not cost a machine; pip and uv give up after seconds, and keep what came."""
     deadline = world.monotonic() + INSTALL_S
     for pause_s in PAUSES_S:
         try:
-            _run(world, argv, max(1.0, deadline - world.monotonic()))
+            _run(world, argv, max(1.0, deadline - world.monotonic()), env)
             return
         except StageFailed:
             world.sleep(pause_s)
-    _run(world, argv, max(1.0, deadline - world.monotonic()))
+    _run(world, argv, max(1.0, deadline - world.monotonic()), env)
 
 
 def _take_turn(lock: str, world: World) -> None:

@@ -50,6 +50,8 @@ def test_what_was_exported_for_other_programs_is_called_so(tmp_path: Path) -> No
     for typed in ("./out", "out/moss-F16.gguf"):
         with pytest.raises(DataError, match="is a GGUF, which homing writes and does not open"):
             find_model(typed)
+    (tmp_path / "out" / names.WEIGHTS).touch()
+    assert find_model("./out") == Path("out"), "a model with a GGUF beside it is a model"
     (weights(tmp_path / "adapter") / "adapter_config.json").write_text("{}")
     with pytest.raises(DataError, match="an adapter alone, for peft") as raised:
         find_model("./adapter")

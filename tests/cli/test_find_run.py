@@ -251,11 +251,17 @@ def test_a_run_under_another_name_is_begun_again_from_the_file_that_it_was_begun
     (w / "runs/moss.yaml").write_text(RUN_FILE.replace("0.01", "0.02"))
     copy = homing_home / "runs" / said.json["run"] / names.RUN_FILE
     assert f"afresh: homing launch {copy} --name walk" in cli("launch", "walk", "--resume").err
-    assert f"in the place of walk: {copy}" in cli("plan", "walk").err
+    changed = cli("plan", "walk").err
+    assert f"Its file is not here any more, or was changed since; its copy: {copy}" in changed
+    assert f"in the place of walk: {copy}" in changed
     monkeypatch.chdir(tmp_path)
     elsewhere = cli("plan", "walk")
     assert "only a run" in elsewhere.err
     assert f"fix cd {w}   and type it there" in elsewhere.err
+    shutil.rmtree(w)
+    gone = cli("plan", "walk").err
+    assert "under --name" not in gone
+    assert f"its copy: {copy}" in gone
 
 
 def test_a_name_that_another_file_has_is_refused_with_both_files(cli: Homing, w: Path) -> None:

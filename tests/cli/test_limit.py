@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, cli_with
+
+from homing.cloud.ledger import SILENT, Ledger
+from homing.world import World
 
 say = cli_with(steps=100_000)
 
@@ -36,6 +41,18 @@ def test_an_ended_run_is_told_how_to_go_on(say: Homing) -> None:
     said = say("limit", "moss", "--spend", "3")
     assert said.code == 2
     assert re.search(r"homing launch moss-\S+ --resume --spend-limit 3\.00", said.err)
+
+
+def test_a_run_that_a_guard_may_go_on_with_is_told_who_begins_with_its_new_limit(say: Homing) -> None:
+    assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
+    assert say("destroy", "moss", "--yes").code == 0
+    ledger = Ledger(Path(os.environ["HOMING_HOME"]) / "ledger.sqlite", World())
+    ledger.set_run(ledger.find("moss").id, state="failed", reason=SILENT)
+    said = say("limit", "moss", "--spend", "3")
+    assert said.code == 0
+    assert "No machine is at work on it" in said.err
+    assert "obeys" not in said.err
+    assert ledger.find("moss").spend_limit_usd == "3"
 
 
 @pytest.mark.parametrize("typed", ["0.12", "$3"])

@@ -258,7 +258,18 @@ def test_whoever_asks_for_a_server_by_another_word_is_told_ours(say: Say) -> Non
         ("eval moss fern", "homing eval --compare moss fern"),
         ("eval moss fern --chat 'my chats.jsonl'", "homing eval --compare moss fern --chat 'my chats.jsonl'"),
         ("eval --at-most 9 moss fern", "homing eval --compare A B"),
+        ("eval moss moss", "homing eval --compare moss moss"),
+        ("eval moss moss --at-most 9", "homing eval --compare moss moss --at-most 9"),
     ],
 )
 def test_two_models_to_measure_are_answered_with_the_option_that_compares_them(say: Say, line: str, fix: str) -> None:
     assert fix_of(say(line)) == fix
+
+
+def test_a_text_behind_the_model_to_measure_is_answered_with_its_option(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("Once upon a time.")
+    (tmp_path / "chats.jsonl").write_text("{}")
+    (tmp_path / "merged").mkdir()
+    assert fix_of(say("eval moss book.txt")) == "homing eval moss --text book.txt"
+    assert fix_of(say("eval moss chats.jsonl")) == "homing eval moss --chat chats.jsonl"
+    assert fix_of(say("eval moss ./merged")) == "homing eval --compare moss ./merged"

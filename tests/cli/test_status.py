@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import shlex
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, clear, cli_with, lay_out, typing
 
 from homing.cli import call
+from homing.cli.status import next_words
+from homing.cloud.ledger import RunRow
+from homing.cloud.status import Status
 
 cli = cli_with(steps=100_000)
+
+
+def test_a_store_with_letters_of_the_shell_is_quoted_in_the_command_that_takes_the_run_back() -> None:
+    store = "s3://a/b?endpoint=http://127.0.0.1:9&region=x"
+    row = RunRow("moss-1", "moss", "adopted", 0.0, store, "0" * 64, "1")
+    said = next_words(Status(row, [], None, Decimal(0), None), "moss")
+    assert said.endswith(f": homing adopt {shlex.quote(store)} moss-1")
 
 
 def test_one_run_now_with_its_instance_and_dollars(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from homing.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lm"))
 
-from tiny import make_data
+from tiny import make_data, make_run
 
 RUN_FILE = """
 name: tiny
@@ -84,6 +84,23 @@ def test_a_launched_run_of_that_name_that_lives_is_told_of_with_what_it_costs(
     said = capsys.readouterr().err
     assert ("tiny-1 was launched, is running on runpod at $2.49/h, and goes on" in said) is not is_over
     assert ("homing stop tiny-1" in said) is not is_over
+
+
+def test_a_launched_run_that_has_ended_with_a_machine_that_may_bill_is_told_of_with_what_ends_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger(Path(os.environ["HOMING_HOME"]) / "ledger.sqlite", World())
+    line = LedgerLine("m1", "tiny-1", "tiny", 1, "runpod", "h100", "2.49", "12", 1.0)
+    ledger.intend(RunRow("tiny-1", "tiny", "running", 1.0, "s3://far/away", "f" * 64, "12"), line)
+    ledger.begin_create("m1", 1.0)
+    ledger.set_run("tiny-1", state="failed")
+    with pytest.raises(DataError):
+        verb.command("tiny")
+    said = capsys.readouterr().err
+    assert "tiny-1 was launched and is failed, and its machine on runpod may still bill, at $2.49/h" in said
+    assert "homing destroy tiny-1" in said
+    assert "homing stop" not in said, "it would be refused"
+    assert "goes on" not in said
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_first_step(
@@ -153,6 +170,24 @@ def test_only_a_run_that_was_trained_here_and_is_not_done_is_gone_on_with(tmp_pa
     assert verb._newest_unfinished(tmp_path, "tiny") == stopped
     make("tiny-20260101-000006-ffff", state="done")
     assert verb._newest_unfinished(tmp_path, "tiny") is None
+
+
+def test_settings_that_this_homing_lacks_cannot_be_put_back(tmp_path: Path) -> None:
+    make_data(tmp_path)
+    run = make_run(tmp_path)
+    folder = tmp_path / names.CHECKPOINTS / "pretrain" / names.step_dir(2)
+    folder.mkdir(parents=True)
+    document = json.loads(codec.dumps(run))
+    document["model"]["colour"] = "blue"
+    (folder / names.RUN).write_text(json.dumps(document))
+    manifest = CheckpointManifest("tiny", "tiny-1", "pretrain", 2, 1, False, "another", 7, [])
+    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+    with pytest.raises(UsageError) as caught:
+        verb._refuse_if_changed(run, tmp_path, "homing train tiny --set seed=7 --fresh")
+    assert (
+        caught.value.fix
+        == "Begin anew: homing train tiny --set seed=7 --fresh   Or go on with the homing that wrote it."
+    )
 
 
 @pytest.mark.slow

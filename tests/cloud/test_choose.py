@@ -46,7 +46,12 @@ def refuse_first(home: Home, monkeypatch: pytest.MonkeyPatch, meanwhile: Callabl
     monkeypatch.setattr(provider, "create", create)
 
 
-def go(home: Home, ready: Draft, between: Callable[[], object] = lambda: None) -> tuple[Draft, Launched]:
+def go(
+    home: Home,
+    ready: Draft,
+    between: Callable[[], object] = lambda: None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[Draft, Launched]:
     """With one more offer, to which the person agrees after `between`."""
     other = SimpleNamespace(offer=dataclasses.replace(ready.order.offer, region="elsewhere"), timing=ready.timing,
                             cost_usd=Decimal(1))  # fmt: skip
@@ -55,7 +60,7 @@ def go(home: Home, ready: Draft, between: Callable[[], object] = lambda: None) -
         between()
         return True
 
-    return launch_any(ready, [other], home, tell=lambda text: None, agree=agree)  # type: ignore[list-item]
+    return launch_any(ready, [other], home, tell=tell, agree=agree)  # type: ignore[list-item]
 
 
 def destroys(home: Home, run: RunRow) -> None:
@@ -122,18 +127,60 @@ def test_a_run_that_is_destroyed_while_its_first_offer_is_undone_stays_destroyed
     assert is_nothing_rented(home)
 
 
+def sets_limit(usd: str, time_s: float | None = None) -> Says:
+    def says(other: Home, run: RunRow) -> None:
+        began = other.world.monotonic()
+        is_confirmed = change_limit(
+            other, propose(other, run, Decimal(usd), time_s), confirm_s=0.0 if run.is_live else 60
+        )
+        assert not is_confirmed
+        assert other.world.monotonic() - began < 30, "where nothing of it lives, nobody is waited for"
+
+    return says
+
+
 def test_a_limit_that_is_lowered_while_the_first_offer_is_asked_for_holds_on_the_next(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lowers(other: Home, run: RunRow) -> None:
-        change_limit(other, propose(other, run, Decimal("0.50"), 7200.0), confirm_s=0.0)
-
+    lowers = sets_limit("0.50", 7200.0)
     refuse_first(home, monkeypatch, meanwhile=lambda: in_another_terminal(home, lowers))
     ready, done = go(home, make_draft(home, tmp_path))
     assert ready.spend_limit_usd == Decimal("0.50")
     assert home.ledger.find("moss").spend_limit_usd == "0.50"
     assert limits_of(home, done.run).time_s == 7200.0
     assert (done.heartbeat.spend_limit_usd, done.heartbeat.time_limit_s) == ("0.50", 7200.0)
+
+
+def test_a_limit_that_is_changed_while_the_question_stands_holds_on_the_next_and_is_asked_about_again(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    answers = iter([lambda: in_another_terminal(home, sets_limit("0.50", 7200.0)), lambda: None])
+    refuse_first(home, monkeypatch)
+    ready, done = go(home, make_draft(home, tmp_path), between=lambda: next(answers)(), tell=told.append)
+    assert next(answers, None) is None, "the question named other limits"
+    assert (ready.attempt, ready.spend_limit_usd) == (2, Decimal("0.50"))
+    assert home.ledger.find("moss").spend_limit_usd == home.ledger.lines()[-1].limit_usd == "0.50"
+    assert limits_of(home, done.run).time_s == 7200.0
+    assert (done.heartbeat.spend_limit_usd, done.heartbeat.time_limit_s) == ("0.50", 7200.0)
+    assert "Its limits are others by now: $0.50, time 2h00m" in told
+
+
+def test_an_offer_that_no_longer_fits_a_limit_lowered_while_the_question_stands_is_not_taken(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    refuse_first(home, monkeypatch)
+    with pytest.raises(NoOffer):
+        go(
+            home,
+            make_draft(home, tmp_path),
+            between=lambda: in_another_terminal(home, sets_limit("0.0001")),
+            tell=told.append,
+        )
+    assert any("The spend limit of $0.0001 is too small" in text for text in told)
+    assert home.ledger.find("moss").spend_limit_usd == "0.0001"
+    assert is_nothing_rented(home)
 
 
 def test_a_plain_failed_launch_keeps_its_reason_when_it_is_destroyed(

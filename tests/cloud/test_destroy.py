@@ -149,6 +149,7 @@ def test_a_store_that_does_not_answer_holds_up_no_end(
     monkeypatch.setattr(home.world, "together", World().together)  # with real time
     monkeypatch.setattr("homing.cloud.destroy.read_signs", lambda *_: waited.append(waits.wait(20)))
     monkeypatch.setattr(Home, "store_of", lambda *_: None)
+    home.ledger.set_run(line.run_id, store="s3://far-away/moss")
     run = home.ledger.run(line.run_id)
     assert run is not None
     assert "did not answer within 0.2 s" in would_be_lost(home, run)

@@ -20,10 +20,12 @@ from tests.cloud.rig import clear, make_draft, marked_now, trainer_argv
 
 from homing.cloud import destroy as destroying
 from homing.cloud import diary, meter, relaunch
+from homing.cloud import guard as guarding
 from homing.cloud import launch as launching
 from homing.cloud import reconcile as reconciling
 from homing.cloud.adopt import adopt, propose
 from homing.cloud.ask import ASK_S, HURRY_S
+from homing.cloud.destroy import Problem
 from homing.cloud.guard import DEAD_S, LAUNCH_S, STALE_S, Pass, guard_pass, wait_for_next
 from homing.cloud.guards import is_on_duty
 from homing.cloud.home import Home
@@ -36,7 +38,7 @@ from homing.cloud.reconcile import refresh
 from homing.cloud.record import write_record
 from homing.cloud.stop import ask_to_stop, wait_for_stop
 from homing.cloud.watch import watch
-from homing.errors import ProviderRefused, ProviderSilent, StoreError
+from homing.errors import LimitReached, ProviderRefused, ProviderSilent, StoreError
 from homing.store import FileStore, run_key
 from homing.wire import codec, names
 from homing.wire.control import Heartbeat, Request
@@ -726,7 +728,7 @@ def test_of_two_that_reach_their_limits_a_stubborn_one_does_not_keep_the_other_b
     assert tried.count("fern") > 1
     assert [said.split(":")[0] for said in made.done] == [row(home).id]
     assert ["fern" in said and "reset" in said for said in made.may_bill[:1]] == [True]
-    assert home.ledger.find("fern").is_live
+    assert home.ledger.find("fern").state == "stopped", "nothing of it is worth going on"
 
 
 def test_an_end_that_hangs_keeps_the_guard_from_no_limit_that_comes_meanwhile(
@@ -739,10 +741,10 @@ def test_an_end_that_hangs_keeps_the_guard_from_no_limit_that_comes_meanwhile(
 
     def hang(self: Local, instance_id: str) -> None:
         if "fern" in instance_id:
-            waited.append("in vain" if not answers.wait(20) else "until it was time")
+            waited.append("in vain" if not answers.wait(60) else "until it was time")
         real(self, instance_id)
 
-    monkeypatch.setattr("homing.cloud.ask.HURRY_S", 0.2)
+    monkeypatch.setattr("homing.cloud.destroy.HURRY_S", 0.2)
     monkeypatch.setattr(Local, "destroy", hang)
     before = set(threading.enumerate())
     made = guard_pass(home)
@@ -756,6 +758,83 @@ def test_an_end_that_hangs_keeps_the_guard_from_no_limit_that_comes_meanwhile(
         thread.join(20)
     assert "in vain" not in waited
     assert all(line.destroyed_at is not None for line in home.ledger.lines())
+    refresh(home)
+    assert home.ledger.find("fern").exit_code == LimitReached.exit_code, "confirmed late, and ended by its limit"
+
+
+def test_a_limit_that_passed_long_ago_takes_the_hurry_from_no_other(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path, name="fern", limit="0.90")
+    begin(home, tmp_path)
+    monkeypatch.setattr("homing.cloud.guard._Round.is_within_limit", lambda self: True)  # fern stays, past its limit
+    due = guard_pass(home).by
+    assert due == guarding._soonest(home, home.ledger.find("fern").id)
+    assert due < guarding._soonest(home, row(home).id)
+    ahead(home, guarding._soonest(home, row(home).id) - home.world.now() - 12)
+    assert home.world.now() - due > 60
+    assert 0 < guard_pass(home).by - home.world.now() <= 12
+
+
+def test_a_machine_that_does_not_go_at_once_is_tried_again_however_long_the_others_took(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern")
+    ahead(home, 10_000)
+    real, tried, passed_s = Local.destroy, list[str](), [0.0]
+
+    def slow(self: Local, instance_id: str) -> None:
+        tried.append("fern" if "fern" in instance_id else "moss")
+        if tried == ["moss"]:
+            raise OSError("reset")
+        if tried == ["moss", "fern"]:
+            passed_s[0] = 600.0  # more than moss would have, were it counted from its own first try
+        real(self, instance_id)
+
+    monkeypatch.setattr(Local, "destroy", slow)
+    monkeypatch.setattr(home.world, "monotonic", lambda: time.monotonic() + passed_s[0])
+    made = guard_pass(home)
+    assert tried[:3] == ["moss", "fern", "moss"]
+    assert made.may_bill == []
+
+
+def test_what_lies_beside_the_machines_is_asked_for_once_in_a_round(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(home, tmp_path)
+    begin(home, tmp_path, name="fern")
+    asked = list[str]()
+
+    def note(self: Local) -> Any:
+        asked.append("asked")
+        raise ProviderSilent("local cannot be asked now.")
+
+    monkeypatch.setattr(Local, "list_resources", note)
+    made = guard_pass(home)
+    assert asked == ["asked"]
+    assert len([text for text in made.problems if "its volumes could not be listed" in text]) == 2
+
+
+def test_a_list_that_is_refused_keeps_nobody_from_looking_at_a_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = begin(home, tmp_path)
+    asked, real = list[str](), Local.describe
+
+    def refuse(self: Local) -> Any:
+        raise ProviderRefused("403 Forbidden")
+
+    def note(self: Local, instance_id: str) -> Any:
+        asked.append(instance_id)
+        return real(self, instance_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "list_owned", refuse)
+        patch.setattr(Local, "describe", note)
+        made = guard_pass(home)
+    assert any("local could not be asked" in text for text in made.problems)
+    assert done.instance.id in asked, "it was no silence: what can be asked is asked"
 
 
 def test_a_provider_that_did_not_answer_is_not_asked_about_each_machine(
@@ -1031,7 +1110,7 @@ def test_an_end_in_words_that_nobody_knows_ends_no_guard(home: Home, monkeypatch
     mark, now = f"homing-{home.owner}-heather-1", home.world.now()
     home.ledger.adopt(LedgerLine(mark, "", "heather", 1, "runpod", "o", "2.49", "1", now, "p-1", now))
     home.ledger.ask_destroy(mark, now)
-    monkeypatch.setattr("homing.cloud.guard_round.destroy_lines", unknown_word)
+    monkeypatch.setattr("homing.cloud.guard_round.end_each", unknown_word)
     assert f"{mark}: TypeError: no such word" in guard_pass(home).may_bill
 
 
@@ -1276,9 +1355,9 @@ def test_ends_that_are_tried_again_keep_no_limit_waiting(
     def stubborn(at_home: Home, lines: list[LedgerLine], **given: float) -> Any:
         tried.append(lines[0].mark)
         ahead(home, 200)
-        raise destroying.still_billing(at_home, lines)
+        return {line.mark: Problem("It is still shown.") for line in lines}
 
-    monkeypatch.setattr("homing.cloud.guard_round.destroy_lines", stubborn)
+    monkeypatch.setattr("homing.cloud.guard_round.end_each", stubborn)
     ahead(home, 10_000 - 130)
     made = guard_pass(home)
     assert len(tried) == 1

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from homing.cloud.ledger import _TABLES, Ledger, LedgerLine, RunRow
-from homing.errors import HomingError, IntegrityError, UsageError
+from homing.errors import EndedElsewhere, HomingError, IntegrityError, UsageError
 from homing.world import Database, World
 
 
@@ -177,6 +177,19 @@ def test_an_attempt_that_is_in_the_ledger_already_is_not_begun_again(ledger: Led
     ledger.set_run("moss-1", state="failed")
     with pytest.raises(UsageError, match="from elsewhere"):
         ledger.intend(row(), line(row()))
+
+
+def test_a_run_whose_limit_was_changed_since_it_was_judged_is_not_launched_under_the_old_one(ledger: Ledger) -> None:
+    ledger.intend(row(), line(row()))
+    ledger.set_run("moss-1", state="failed", reason="lost: no heartbeat")
+    judged = ledger.find("moss")
+    ledger.set_run("moss-1", spend_limit_usd="3")
+    with pytest.raises(EndedElsewhere, match=r"not launched again: its limit is \$3\.00 by now") as caught:
+        ledger.intend(row(), line(row(), attempt=2), judged)
+    assert caught.value.fix == "homing launch moss-1 --resume --spend-limit 3"
+    assert [each.attempt for each in ledger.lines()] == [1]
+    assert ledger.find("moss").spend_limit_usd == "3"
+    ledger.intend(row(), line(row(), attempt=2), ledger.find("moss"))
 
 
 def test_a_run_that_ended_meanwhile_stays_ended(ledger: Ledger) -> None:

@@ -13,7 +13,7 @@ from tests.cloud.rig import make_draft
 from homing.cloud.destroy import destroy_run
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
-from homing.cloud.ledger import Ledger, RunRow
+from homing.cloud.ledger import SILENT, Ledger, RunRow
 from homing.cloud.limit import change_limit, propose
 from homing.cloud.providers.local import Local
 from homing.cloud.relaunch import papers
@@ -144,3 +144,18 @@ def test_a_run_that_ended_is_gone_on_with_by_resuming(home: Home, run: RunRow) -
 def test_no_limit_named_is_no_change(home: Home, run: RunRow) -> None:
     with pytest.raises(UsageError, match="No new limit"):
         propose(home, run, None, None)
+
+
+def test_a_run_that_a_guard_may_go_on_with_gets_its_new_limit_and_nobody_is_waited_for(
+    home: Home, tmp_path: Path
+) -> None:
+    run = launch(make_draft(home, tmp_path, steps=100_000), home).run
+    destroy_run(home, run)
+    home.ledger.set_run(run.id, state="failed", reason=SILENT)
+    change = propose(home, home.ledger.find("moss"), Decimal(3), 7200.0)
+    assert change.worst_case_usd == 3, "the rate of its next machine is not known"
+    assert not change_limit(home, change, confirm_s=3600.0)
+    row = home.ledger.find("moss")
+    limits = papers(home, row).run.limits
+    assert (row.spend_limit_usd, limits.spend_usd, limits.time_s) == ("3", "3", 7200.0)
+    assert (row.state, row.reason) == ("failed", SILENT)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from tests.cloud.rig import make_draft, make_run
 from tests.doubles.shop import offer
 
+from homing.cloud import diary, relaunch
+from homing.cloud.destroy import destroy_run
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import Home
 from homing.cloud.launch import launch
-from homing.cloud.ledger import LedgerLine
+from homing.cloud.ledger import SILENT, LedgerLine
+from homing.cloud.limit import change_limit, propose
+from homing.cloud.plan import Plan
 from homing.cloud.providers.base import Instance, Request
 from homing.cloud.providers.local import Local
 from homing.cloud.relaunch import _refuse_dear
+from homing.cloud.terms import limits_of
 from homing.cloud.watch import watch
-from homing.errors import UsageError
-from homing.wire.run import Limits
+from homing.errors import EndedElsewhere, UsageError
+from homing.wire.run import Limits, Run
+from homing.world import World
 
 
 def line(rate: str) -> LedgerLine:
@@ -34,6 +41,31 @@ def test_a_far_dearer_hour_is_not_taken_by_a_guard_unless_the_person_allowed_it(
     _refuse_dear(dear, dataclasses.replace(run, limits=Limits(rate_usd_per_hour="40.00")), [line("2.49")])
     _refuse_dear(dear, run, [line("35.00")])  # it was as dear before, and a person said yes to that
     _refuse_dear(offer(rate="3.29"), run, [line("2.49")])
+
+
+@pytest.mark.parametrize(("usd", "time_s"), [("0.50", None), (None, 7200.0)])
+def test_limits_that_are_changed_while_a_guard_looks_for_offers_hold_on_the_next_machine(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usd: str | None, time_s: float | None
+) -> None:
+    run = launch(make_draft(home, tmp_path, steps=100_000), home).run
+    destroy_run(home, run)
+    home.ledger.set_run(run.id, state="failed", reason=SILENT)
+    real = relaunch.make_plan
+
+    def slow(told: Run, at_home: Home) -> Plan:
+        monkeypatch.setattr(relaunch, "make_plan", real)
+        other = Home(home.path, World())
+        change_limit(other, propose(other, other.ledger.find("moss"), Decimal(usd) if usd else None, time_s))
+        return real(told, at_home)
+
+    monkeypatch.setattr(relaunch, "make_plan", slow)
+    with pytest.raises(EndedElsewhere, match="its limits are others by now"):
+        relaunch.relaunch(home, home.ledger.find("moss"), lambda text: None)
+    assert diary.count(home, run.id, relaunch.RELAUNCHED) == 0, "it costs none of them"
+    relaunch.relaunch(home, home.ledger.find("moss"), lambda text: None)  # a guard's next look
+    now = home.ledger.find("moss")
+    assert now.spend_limit_usd == (usd or run.spend_limit_usd)
+    assert time_s is None or limits_of(home, now).time_s == time_s
 
 
 @pytest.mark.slow

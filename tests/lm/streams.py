@@ -53,6 +53,7 @@ class StreamsOnly:
     def __init__(self, *, is_failing: bool = False) -> None:
         self.is_failing, self.current, self.log = is_failing, "main", list[str]()
         self.pool: object = None
+        self.captured_ops: list[str] = []
         self.can_draw = True
 
     def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +103,7 @@ class StreamsOnly:
         self.pool = self.pool if pool is None else pool
         with graph.recorder:
             yield
+        self.captured_ops += [str(func) for func, *_ in graph.recorder.ops]
         if self.is_failing and pool is not None:
             raise RuntimeError("operation failed due to a previous error during capture")
         self.current, self.can_draw = before, True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ from tests.web.dashboard_rig import (
 
 from homing.cli import dashboard_board, dashboard_run
 from homing.cli.dashboard_board import Board
-from homing.cli.dashboard_run import commands_in
+from homing.cli.dashboard_run import Following, commands_in, plan_of
 from homing.cli.dashboard_store import Remembering
-from homing.cli.mask import Mask
+from homing.cli.mask import Mask, MaskLines
+from homing.cloud.ahead import Planned
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
 from homing.cloud.signs import Tail
@@ -187,6 +190,31 @@ def test_a_mistake_in_a_look_is_told_on_its_line(
     assert "ZeroDivisionError" in row["problem"]
 
 
+def test_an_ended_run_whose_look_failed_is_looked_at_again_after_a_while(
+    board: Board, home: Home, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(home)
+    real = dashboard_board.look
+    monkeypatch.setattr(dashboard_board, "look", lambda home, row: 1 // 0)
+
+    def tick() -> Any:
+        board._tick()
+        for thread in looks:
+            thread.join()
+        board._tick()
+        return sections(board)["runs"][0]["problem"]
+
+    with board.all_runs():
+        assert "ZeroDivisionError" in tick()
+        tick()
+        assert len(looks) == 1, "not with each tick"
+        monkeypatch.setattr(dashboard_board, "look", real)
+        monkeypatch.setattr(dashboard_board, "_IDLE_S", 0.0)
+        assert tick() == ""
+        tick()
+        assert len(looks) == 2, "it has ended, and that is known now"
+
+
 def test_a_run_over_its_limit_is_shown_and_not_ended(board: Board, home: Home) -> None:
     """The dashboard is no guard."""
     rent(home, limit="0.01")
@@ -283,8 +311,6 @@ def test_the_page_of_a_run_is_followed_once_for_all_and_no_longer_than_somebody_
 
 
 def test_a_trainer_that_goes_back_takes_its_points_with_it(board: Board, home: Home) -> None:
-    from homing.cli.dashboard_run import Following
-
     folder = train_here(home.path)
     following = Following.__new__(Following)
     following.feed, following._points = board._feed, []
@@ -315,7 +341,7 @@ def test_of_a_file_in_a_folder_only_its_new_end_is_read(tmp_path: Path, monkeypa
     path, world = tmp_path / "runs/a/metrics.jsonl", World()
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x" * 100_000 + b"\n")
-    store = Remembering(FileStore(str(tmp_path), world), world)
+    store = Remembering(FileStore(str(tmp_path), world), world, "runs/a/")
     assert len(store.read("runs/a/metrics.jsonl")) == 100_001
     with open(path, "ab") as file:
         file.write(b"more\n")
@@ -344,14 +370,88 @@ def test_of_a_far_store_what_has_not_grown_is_not_read_again(tmp_path: Path) -> 
             read.append(key)
             return inner.read(key)
 
-    store = Remembering(Far(), world)  # type: ignore[arg-type]
+    store = Remembering(Far(), world, "runs/a/")  # type: ignore[arg-type]
     for _ in range(3):
+        store.look_again()
         assert store.read("runs/a/metrics.jsonl") == b"one\n"
     assert len(read) == 1
     inner.put_bytes("runs/a/metrics.jsonl", b"one\ntwo\n")
+    store.look_again()
     assert store.read("runs/a/metrics.jsonl") == b"one\ntwo\n"
     with pytest.raises(NotInStore):
         store.read("runs/a/events.jsonl")
+
+
+def looked_at_by_hand(home: Home) -> Following:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: None)
+        return Following(home, home.ledger.run(RENTED))  # type: ignore[arg-type]
+
+
+def test_one_look_at_a_far_store_lists_the_run_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub counts its calls, S3 bills them."""
+    folder = rent(home)
+    (folder / names.SAMPLES).mkdir()
+    (folder / names.SAMPLES / "pretrain-00000005.txt").write_text("once upon a time")
+    (folder / names.LOGS).mkdir()
+    (folder / names.LOGS / "agent.log").write_text("agent begins\n")
+    inner, listed = FileStore(str(home.path / "store"), home.world), list[str]()
+
+    class Far:
+        url, read = "s3:far", staticmethod(inner.read)
+
+        @staticmethod
+        def list(prefix: str) -> Any:
+            listed.append(prefix)
+            return inner.list(prefix)
+
+    following = looked_at_by_hand(home)
+    monkeypatch.setattr(Home, "store_of", lambda self, run: Far())
+    for number in (1, 2):
+        following._read_on([])
+        assert listed == [f"runs/{RENTED}/"] * number
+    told = following.feed.whole()
+    assert (len(told["points"]), len(told["samples"]), told["log agent"]) == (6, 1, ["agent begins"])
+
+
+@pytest.mark.parametrize(("url", "pause_s"), [("file:/a", 2.0), ("s3://a/b", 2.5), ("hf:a/b", 30.0)])
+def test_a_store_is_looked_at_no_oftener_than_its_pace_makes_sense(home: Home, url: str, pause_s: float) -> None:
+    rent(home)
+    following = Following.__new__(Following)
+    following._run = dataclasses.replace(home.ledger.run(RENTED), store=url)  # type: ignore[type-var]
+    following._is_over = False
+    assert following._pause_s() == pause_s
+    following._is_over = True
+    assert following._pause_s() == 60.0
+
+
+def test_a_run_that_ended_and_bills_is_followed_and_its_last_words_need_no_newline(home: Home) -> None:
+    log = rent(home) / names.LOGS / "trainer.log"
+    log.parent.mkdir()
+    log.write_text("begins\nout of mem")
+    home.ledger.set_run(RENTED, state="failed", reason="Out of memory.", exit_code=1)
+    following = looked_at_by_hand(home)
+    following._read_on([])
+    assert following._pause_s() == dashboard_run.POLL_S, "it bills"
+    assert following.feed.whole()["log trainer"] == ["begins"]
+    home.ledger.close(MARK, at=home.world.now(), spend_usd=Decimal("0.70"), note="destroyed")
+    for _ in range(2):
+        following._read_on([])
+        assert following.feed.whole()["log trainer"] == ["begins", "out of mem"]
+    assert following._pause_s() > dashboard_run.POLL_S
+
+
+def test_a_plan_is_remembered_when_the_launch_has_its_machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    rent(home)
+    row = home.ledger.run(RENTED)
+    assert row is not None
+    first, second = Planned(Decimal(1), []), Planned(Decimal(2), [])
+    papers: list[Planned | None] = [None, first, second, first]
+    monkeypatch.setattr(dashboard_run, "planned", lambda home, run: papers.pop(0))
+    launching, known = dataclasses.replace(row, state="launching"), dict[str, Planned]()
+    assert plan_of(known, home, row, MARK) is None
+    assert plan_of(known, home, launching, MARK) is first
+    assert [plan_of(known, home, row, MARK) for _ in range(3)] == [second] * 3
 
 
 def test_secrets_are_hidden_wherever_they_stand() -> None:
@@ -361,6 +461,32 @@ def test_secrets_are_hidden_wherever_they_stand() -> None:
         "b": None,
     }
     assert mask("sk-abcdefghijklmnopqrst and /home/somebody") == "*** and /home/somebody"
+
+
+@pytest.mark.parametrize(
+    ("environment", "text", "shown"),
+    [
+        ({"HOMING_DASHBOARD_TOKEN": "value-of-mine"}, "it is value-of-mine.", "it is ***."),
+        ({"MLFLOW_TRACKING_TOKEN": "value-of-mine"}, "it is value-of-mine.", "it is ***."),
+        ({"GIT_TOKEN": "value-of-mine"}, "it is value-of-mine.", "it is ***."),
+        ({"MY_PRIVATE_KEY": "first line of it\nsecond line of it\nend\n"}, "a second line of it, end", "a ***, end"),
+        ({}, "with github_pat_11ABCDEFG0abcdefghij_klmnop in it", "with *** in it"),
+        ({}, "ASIAABCDEFGHIJKLMNOP", "***"),
+        ({}, "a\n-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabcd\n-----END RSA PRIVATE KEY-----\nb", "a\n***\nb"),
+        ({}, "cut: -----BEGIN PRIVATE KEY-----\nMIIE\n", "cut: ***"),
+        ({"HOME": "/home/somebody"}, "the pad_token is <pad>", "the pad_token is <pad>"),
+    ],
+)
+def test_secrets_are_known_by_name_and_by_form(environment: dict[str, str], text: str, shown: str) -> None:
+    assert Mask(environment)(text) == shown
+
+
+def test_a_private_key_is_hidden_line_by_line_also_where_two_looks_cut_it() -> None:
+    mask = MaskLines(Mask({}))
+    assert mask(["before", "-----BEGIN OPENSSH PRIVATE KEY-----", "b3BlbnNzaC1rZXk"]) == ["before", "***", "***"]
+    assert mask(["AAAAB3NzaC1", "-----END OPENSSH PRIVATE KEY-----", "after"]) == ["***", "***", "after"]
+    assert mask(["-----BEGIN PRIVATE KEY-----"]) == ["***"]
+    assert mask(["a line"] * 1000)[-1] == "a line", "one that never ends does not take the whole log with it"
 
 
 def test_commands_are_those_that_the_verbs_say() -> None:
@@ -378,7 +504,9 @@ def test_a_look_that_fails_is_told_and_tried_again(
     is_mended, was_tried = threading.Event(), threading.Event()
 
     def tick() -> float:
-        was_tried.set()
+        if not was_tried.is_set():
+            was_tried.set()
+            raise OSError  # has no words
         if not is_mended.is_set():
             raise OSError("no such disk")
         board.end()

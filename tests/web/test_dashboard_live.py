@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.web.dashboard_rig import HERE, Told, served
+from tests.web.dashboard_rig import HERE, Told, served, until
 
 from homing.web.dashboard import app as app_module
 from homing.web.dashboard.feed import Feed
@@ -144,6 +144,25 @@ def test_an_unknown_run_and_an_unknown_path_are_told_in_words(client: httpx.Clie
         assert (answer.status_code, "homing runs" in answer.json()["error"]["message"]) == (404, True)
     assert client.get("/api/nothing").json() == {"error": {"message": "Not Found."}}
     assert client.get(f"/api/runs/{HERE}").json() == {"schema": "homing.dashboard-run/1"}
+    assert client.get("/api/runs").json() == {"schema": "homing.dashboard-runs/1"}
+
+
+def test_a_run_whose_store_is_silent_is_answered_in_words_and_holds_up_no_end(
+    client: httpx.Client, source: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.one.is_told.clear()
+    monkeypatch.setattr(app_module, "_FIRST_S", 0.0)
+    answer = client.get(f"/api/runs/{HERE}")
+    assert (answer.status_code, "No answer" in answer.json()["error"]["message"]) == (504, True)
+    monkeypatch.setattr(app_module, "_FIRST_S", 1e9)
+    answers: list[httpx.Response] = []
+    asker = threading.Thread(target=lambda: answers.append(client.get(f"/api/runs/{HERE}")))
+    asker.start()
+    until(lambda: source.num_open == 1)
+    source.end()
+    asker.join(30)
+    assert answers[0].status_code == 503
+    assert answers[0].json() == {"error": {"message": "The dashboard is ending."}}
 
 
 def test_the_page_and_its_files_ask_for_nothing_outside(client: httpx.Client) -> None:

@@ -9,10 +9,25 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.web.browser import Browser
-from tests.web.dashboard_rig import HERE, RENTED, TOKEN, add, at_work, fail, make_home, rent, served, step, train_here
+from tests.web.dashboard_rig import (
+    HERE,
+    RENTED,
+    TOKEN,
+    Told,
+    add,
+    at_work,
+    fail,
+    make_home,
+    rent,
+    served,
+    step,
+    train_here,
+    until,
+)
 
 from homing.cli import dashboard_board
 from homing.cli.dashboard_board import Board
+from homing.web.dashboard import app as app_module
 from homing.wire import names
 
 pytestmark = [pytest.mark.machine]
@@ -74,7 +89,7 @@ def test_without_a_token_it_asks_and_with_none_of_ours_it_says_so(
     with browser.page(f"{client.base_url}/") as page:
         page.until("!document.querySelector('#login').hidden")
         page.click("#token")
-        page.type("not the right one at all")
+        page.type("not-the-right-one-at-all")
         page.press("Enter")
         page.until("document.querySelector('#refusal').innerText.includes('missing or wrong')")
         assert [error for error in page.errors if "401" not in error] == []
@@ -84,6 +99,45 @@ def test_without_a_token_it_asks_and_with_none_of_ours_it_says_so(
         page.type(TOKEN)
         page.press("Enter")
         page.until("document.querySelector('#all').innerText.includes('homing quickstart')")
+
+
+def test_a_token_that_comes_later_is_taken_and_one_that_no_header_holds_locks_nobody_out(
+    browser: Browser, board: Board, client: httpx.Client
+) -> None:
+    board._tick()
+    with browser.page(f"{client.base_url}/#token=schl%C3%BCssel") as page:
+        page.until("document.querySelector('#refusal').innerText.includes('letters like these')")
+        page.js(f"location.hash = 'token={TOKEN}'")
+        page.until("document.querySelector('#all').innerText.includes('homing quickstart')")
+        assert "token" not in page.js("location.href")
+        assert page.js("document.querySelector('#login').hidden")
+
+
+def test_a_connection_that_is_silent_is_told_and_made_anew(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "_QUIET_S", 1e9)  # as of a server at the other end of a tunnel that is gone
+    source = Told()
+    with ExitStack() as stack:
+        client = stack.enter_context(served(source, source.end))
+        page = stack.enter_context(browser.page(f"{client.base_url}/#token={TOKEN}"))
+        page.until("document.querySelector('#link').innerText === 'live'")
+        page.js("window.seen = []; new MutationObserver(() => seen.push(document.querySelector('#link').innerText))"
+                ".observe(document.querySelector('#link'), { childList: true }); silence_s = 0.2; open()")  # fmt: skip
+        page.until("seen.join().includes('not connected') && seen.filter((each) => each === 'live').length > 1")
+        until(lambda: source.num_open <= 1)  # the silent ones are given up, and not held open
+        page.js("silence_s = 30")
+
+
+def test_curves_come_back_after_a_phase_without_any(browser: Browser) -> None:
+    source = Told()
+    point = ["pretrain", 1, 1000.0, 3.0, None, 6400.0, None, None, None, None]
+    source.one.add("points", [point])
+    with served(source, source.end) as client, browser.page(f"{client.base_url}/#token={TOKEN}") as page:
+        page.js(f"location.hash = 'run={HERE}'")
+        page.until("document.querySelectorAll('#charts canvas').length === 2")
+        source.one.renew("points", [])
+        page.until("document.querySelector('#charts').innerText.includes('No line of numbers')")
+        source.one.renew("points", [point])
+        page.until("document.querySelectorAll('#charts canvas').length === 2")
 
 
 def test_a_server_that_is_gone_is_told_and_not_passed_over(browser: Browser, board: Board) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -72,7 +73,8 @@ def _list(store: Store, home: Home) -> None:
         )
     talk.emit("adopt-list/1", {"store": store.url, "runs": documents})
     talk.table(["run", "state", "owner", "attempts", "limit", "written"], rows)
-    talk.say(f"Adopt one: homing adopt {store.url} RUN" if records else f"No run has a record in {store.url}.")
+    again = f"Adopt one: homing adopt {shlex.quote(store.url)} RUN"
+    talk.say(again if records else f"No run has a record in {store.url}.")
 
 
 def _question(proposal: Proposal) -> str:

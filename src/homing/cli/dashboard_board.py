@@ -18,12 +18,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from homing.cli.dashboard_run import Following
+from homing.cli.dashboard_run import Following, plan_of
 from homing.cli.mask import Mask
 from homing.cli.runs import HEADERS, billing_words, forgotten_row, forgotten_words, run_row, thing_row, trained_row
 from homing.cli.trained_here import Trained, trained_here
 from homing.cloud import meter
-from homing.cloud.ahead import Planned, planned
+from homing.cloud.ahead import Planned
 from homing.cloud.ask import ASK_S
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
@@ -81,7 +81,7 @@ class Board:
         self._num_viewers = 0
         self._followed: dict[str, tuple[Following, int]] = {}  # with how many look at it
         self._looks: dict[str, _Look] = {}
-        self._plans: dict[str, Planned | None] = {}  # by mark
+        self._plans: dict[str, Planned] = {}  # by mark
         self._money = _Money()
         self._is_busy = False  # something lives or bills
 
@@ -153,7 +153,8 @@ class Board:
             try:
                 pause_s = work()
             except Exception as exc:  # a page that stands still without a word would be believed
-                said = str(exc).splitlines()[0] if isinstance(exc, (HomingError, WireError, OSError)) else repr(exc)
+                is_told = isinstance(exc, (HomingError, WireError, OSError))
+                said = _first_line(exc) if is_told else repr(exc)
                 _log.log(logging.WARNING, "a look failed", exc_info=exc)
                 self._feed.put(f"failure {name}", self._mask(f"What is shown is from before: {said}"))
                 pause_s = _MONEY_S
@@ -194,7 +195,6 @@ class Board:
             {
                 "words": words if money.asked_at is not None or billing else ["The providers are being asked."],
                 "is_billing": bool(billing or money.things),
-                "is_known": money.asked_at is not None,
                 "asked": format_moment(money.asked_at) if money.asked_at is not None else "",
                 "beside": [
                     *(_cells(forgotten_row(line, now)) for line in forgotten),
@@ -230,9 +230,12 @@ class Board:
             threading.Thread(target=self._look, args=(row, current), name=f"homing-look {row.id}", daemon=True).start()
 
     def _is_due(self, row: RunRow, lines: list[LedgerLine], last: _Look, now: float) -> bool:
-        """What lives, every few seconds while somebody looks; what has ended, once after its end."""
+        """What lives, every few seconds while somebody looks; what has ended, once after its end, and again after a
+        while where that look failed."""
         if row.is_live or billing_lines(lines):
             return self._is_seen and last.ended is not None and now - last.ended >= _LOOK_S
+        if last.problem:
+            return self._is_seen and last.ended is not None and now - last.ended >= _IDLE_S
         return last.status is None or last.status.run != row
 
     def _look(self, row: RunRow, current: _Look) -> None:
@@ -240,7 +243,7 @@ class Board:
             current.status = look(Home(self._path, World()), row)
             current.problem = current.status.problem
         except (HomingError, WireError, OSError) as exc:
-            current.problem = (str(exc) or type(exc).__name__).splitlines()[0]
+            current.problem = _first_line(exc)
         except Exception as exc:  # our mistake, in a thread that nobody waits for: its line says so
             _log.exception("a look at %s failed", row.id)
             current.problem = f"The dashboard made a mistake here: {type(exc).__name__}: {exc}"
@@ -260,8 +263,7 @@ class Board:
     def _row(self, status: Status, now: float) -> dict[str, Any]:
         beat = status.signs.heartbeat if status.signs else None
         mark = status.lines[-1].mark if status.lines else ""
-        if status.run.is_live and mark not in self._plans:
-            self._plans[mark] = planned(self._home, status.run)
+        plan = plan_of(self._plans, self._home, status.run, mark) if status.run.is_live else None
         last = self._looks.get(status.run.id)
         problem = last.problem if last is not None else ""
         if last is not None and last.is_silent(self._world.monotonic()):
@@ -272,7 +274,7 @@ class Board:
             **_cells(run_row(status, now)),
             "is_live": status.run.is_live or status.is_billing,
             "is_here": False,
-            "line": progress_line(status, beat, plan=self._plans.get(mark)),
+            "line": progress_line(status, beat, plan=plan),
             "reason": status.run.reason,
             "problem": problem,
             "share": _share(status),
@@ -288,6 +290,10 @@ def _stale(money: _Money, now: float) -> list[str]:
     if money.asked_at is None or now - money.asked_at < _STALE_S:
         return []
     return [f"The providers have not answered since {format_moment(money.asked_at)}."]
+
+
+def _first_line(exc: Exception) -> str:
+    return (str(exc) or type(exc).__name__).splitlines()[0]
 
 
 def _cells(row: list[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One run for the page, followed for as long as somebody looks at it: curves, samples, events, log, status, report.
 
-    every 2 s      metrics, events, samples and log, by their new ends; the line that `homing watch` prints
+    every 2 s      metrics, events, samples and log, by their new ends; the line that `homing watch` prints; more seldom
+                   where the store itself is written to more seldom
     every 10 s     what `homing status` shows, and the commands to type next
     every minute   checkpoints, machines and receipt, as `homing report` has them; at once after a new checkpoint
 
@@ -17,7 +18,7 @@ from decimal import Decimal
 from typing import Any, cast
 
 from homing.cli.dashboard_store import Remembering
-from homing.cli.mask import Mask
+from homing.cli.mask import MOST_KEY_LINES, Mask, MaskLines
 from homing.cli.report import subject_of
 from homing.cli.status import look_closely, next_words, rows_here
 from homing.cli.trained_here import Trained, look_again, store_here
@@ -30,19 +31,19 @@ from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.logs import PROGRAMS
 from homing.cloud.news import News
 from homing.cloud.signs import Tail
-from homing.cloud.status import BY_REWARD, look, progress_line
+from homing.cloud.status import BY_REWARD, billing_lines, look, progress_line
 from homing.cloud.watch import newest_beat
 from homing.errors import HomingError
 from homing.report import read_report
-from homing.store import Store, run_key
+from homing.store import Store, pace_of, run_key
 from homing.web.dashboard.feed import Feed
 from homing.wire import names
 from homing.wire.codec import WireError
 from homing.wire.event import Metric
 
-__all__ = ["Following", "commands_in"]
+__all__ = ["Following", "commands_in", "plan_of"]
 
-POLL_S = 2.0
+POLL_S = 2.0  # or half the pace of its store, so that what is new is seen soon and no request is made in vain
 _ENDED_S = 60.0  # a rented run that is over: every look costs requests, and only a resume would change it
 _STATUS_S = 10.0
 _REPORT_S = 60.0
@@ -61,12 +62,14 @@ class Following:
         self._home, self._run, self._is_left = home, run, threading.Event()
         self._id = run.run if isinstance(run, Trained) else run.id
         self._mask = Mask(home.world.environment())
+        self._mask_log = {program: MaskLines(self._mask) for program in PROGRAMS}
         self._due: dict[str, float] = {}
         self._problems: dict[str, list[str]] = {}
-        self._plans: dict[str, Planned | None] = {}  # by mark
+        self._plans: dict[str, Planned] = {}  # by mark
         self._pushed = ""
+        self._is_over = False  # neither live nor billing
         self._points: list[list[Any]] = []
-        self._tails: tuple[News, Tail, dict[str, Tail]] | None = None
+        self._opened: tuple[Remembering, News, Tail, dict[str, Tail]] | None = None
         threading.Thread(target=self._follow, name=f"homing-dashboard {self._id}", daemon=True).start()
 
     def leave(self) -> None:
@@ -89,10 +92,12 @@ class Following:
             self._since = None
             self._put("problems", list(dict.fromkeys(itertools.chain(*self._problems.values()))))
             self.feed.is_told.set()
-            self._is_left.wait(_ENDED_S if self._is_over() else POLL_S)
+            self._is_left.wait(self._pause_s())
 
-    def _is_over(self) -> bool:
-        return isinstance(self._run, RunRow) and not self._run.is_live
+    def _pause_s(self) -> float:
+        if isinstance(self._run, Trained):
+            return POLL_S
+        return _ENDED_S if self._is_over else max(POLL_S, pace_of(self._run.store) / 2)
 
     def _look(self, what: str, every_s: float, work: Callable[[list[str]], None]) -> None:
         """Where it is due. What was wrong then is told until the next time."""
@@ -113,8 +118,10 @@ class Following:
 
     def _read_on(self, problems: list[str]) -> None:
         self._run = self._look_again()
-        news, metrics, logs = self._open()
         lines = [] if isinstance(self._run, Trained) else self._home.ledger.lines(self._id)
+        self._is_over = not self._run.is_live and not billing_lines(lines)
+        store, news, metrics, logs = self._open()
+        store.look_again()
         self._add_points(metrics.documents(Metric), lines)
         for report in news.reports(lines, self._home.world.now()):
             if report.kind == "sample":
@@ -123,7 +130,9 @@ class Following:
                 self._add("events", [{"t": report.data.get("t"), "kind": report.kind, "text": report.text}],
                           _MOST_EVENTS)  # fmt: skip
         for program, tail in logs.items():
-            self._add(f"log {program}", tail.lines()[-_MOST_LOG:], _MOST_LOG)
+            # A program that was ended in the middle of a line has no newline behind its last words.
+            fresh = tail.lines(is_last=self._is_over)[-_MOST_LOG - MOST_KEY_LINES :]
+            self.feed.add(f"log {program}", self._mask_log[program](fresh)[-_MOST_LOG:], most=_MOST_LOG)
         self._put("head", self._head(news, problems))
 
     def _look_again(self) -> RunRow | Trained:
@@ -131,15 +140,16 @@ class Following:
             return look_again(self._home, self._run)
         return self._home.ledger.run(self._id) or self._run
 
-    def _open(self) -> tuple[News, Tail, dict[str, Tail]]:
-        if self._tails is None:
+    def _open(self) -> tuple[Remembering, News, Tail, dict[str, Tail]]:
+        if self._opened is None:
             is_here = isinstance(self._run, Trained)
             found = store_here(self._home) if is_here else self._home.store_of(cast(RunRow, self._run))
-            store = cast(Store, Remembering(found, self._home.world))
+            remembering = Remembering(found, self._home.world, run_key(self._id, ""))
+            store = cast(Store, remembering)
             programs = ("trainer",) if is_here else PROGRAMS
             logs = {each: Tail(store, run_key(self._id, names.LOGS, f"{each}.log")) for each in programs}
-            self._tails = News(store, self._id), Tail(store, run_key(self._id, names.METRICS)), logs
-        return self._tails
+            self._opened = remembering, News(store, self._id), Tail(store, run_key(self._id, names.METRICS)), logs
+        return self._opened
 
     def _add_points(self, metrics: Sequence[Metric], lines: Sequence[LedgerLine]) -> None:
         """The trainer goes back to a checkpoint, and the file is read anew: what it told beyond is no longer so."""
@@ -164,10 +174,9 @@ class Following:
         beat = newest_beat(status, news.metric)
         figures = news.figures.get(beat.phase) if beat else None
         mark = status.lines[-1].mark if status.lines else ""
-        if mark not in self._plans:
-            self._plans[mark] = planned(self._home, self._run)
+        plan = plan_of(self._plans, self._home, self._run, mark)
         told = {"run": self._id, "name": self._run.name, "state": self._run.state, "reason": self._run.reason,
-                "phases": status.phases, "line": progress_line(status, beat, figures, self._plans[mark])}  # fmt: skip
+                "phases": status.phases, "line": progress_line(status, beat, figures, plan)}  # fmt: skip
         return {
             **told,
             "is_live": self._run.is_live,
@@ -180,7 +189,7 @@ class Following:
 
     def _look_closely(self, problems: list[str]) -> None:
         if isinstance(self._run, Trained):
-            rows, next_ = rows_here(self._home, self._run, self._open()[0]), commands_in(self._run.next_words)
+            rows, next_ = rows_here(self._home, self._run, self._open()[1]), commands_in(self._run.next_words)
             pushed = dict(rows).get("saved", "")
         else:
             found = look_closely(self._home, self._run, problems)
@@ -206,6 +215,16 @@ class Following:
 
     def _add(self, name: str, items: list[Any], most: int) -> None:
         self.feed.add(name, self._mask(items), most=most)
+
+
+def plan_of(known: dict[str, Planned], home: Home, run: RunRow, mark: str) -> Planned | None:
+    """Reckoned once for each mark. A launch goes from offer to offer: what its papers say until it has one passes."""
+    if mark in known:
+        return known[mark]
+    found = planned(home, run)
+    if found is not None and run.state != "launching":
+        known[mark] = found
+    return found
 
 
 def commands_in(words: str) -> list[dict[str, str]]:

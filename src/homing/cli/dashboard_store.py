@@ -1,7 +1,8 @@
 """A store as somebody sees it who looks again and again: what has not grown is not read a second time.
 
     in a folder    only what came to a growing file since the last look
-    elsewhere      a growing file when its size or hash in the listing is another one
+    elsewhere      a growing file when its size or hash in the listing is another one; one listing of the run serves a
+                   whole look, for a store counts each, or bills it
 
 What `News` and `Tail` read through it is the whole file each time, so they stay as they are.
 """
@@ -22,13 +23,23 @@ _SEAM_BYTES = 256  # so much of the end that we have must still stand there, or 
 
 
 class Remembering:
-    def __init__(self, store: Store, world: World) -> None:
-        self.url, self._store, self._world = store.url, store, world
+    """Of what lies below `prefix`; what it lists is that of the moment when `look_again` was called."""
+
+    def __init__(self, store: Store, world: World, prefix: str) -> None:
+        self.url, self._store, self._world, self._prefix = store.url, store, world, prefix
+        self._listed: Entries | None = None
         self._have: dict[str, bytes] = {}
         self._sha256: dict[str, str | None] = {}
 
+    def look_again(self) -> None:
+        self._listed = None
+
     def list(self, prefix: str) -> Entries:
-        return self._store.list(prefix)
+        if isinstance(self._store, FileStore) or not prefix.startswith(self._prefix):
+            return self._store.list(prefix)
+        if self._listed is None:
+            self._listed = self._store.list(self._prefix)
+        return [entry for entry in self._listed if entry.key.startswith(prefix)]
 
     def read(self, key: str) -> bytes:
         if not key.endswith(_GROWING):
@@ -54,7 +65,7 @@ class Remembering:
         return have + fresh[len(seam) :] if fresh.startswith(seam) else self._store.read(key)
 
     def _from_far(self, key: str) -> bytes:
-        entry = next((each for each in self._store.list(key) if each.key == key), None)
+        entry = next((each for each in self.list(key) if each.key == key), None)
         if entry is None:
             raise not_in_store(key, self.url)
         have = self._have.get(key)

@@ -32,7 +32,6 @@ __all__ = ["MODELS", "Chosen", "choose_in_run", "find_model"]
 
 PHASES = ("pretrain", "mid", "sft", "rl")  # in the order in which a model goes through them
 _SHOWN = 5
-_ADAPTER = "adapter_config.json"  # peft's
 _RUN_ID = r"{name}-\d{{8}}-\d{{6}}(-\w+)?"
 
 
@@ -237,16 +236,17 @@ def _runs_called(name: str) -> list[Path]:
 
 
 def _need_folder(path: Path) -> Path:
-    if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf"))):
+    is_gguf = path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf")))
+    if is_gguf and not _is_model(path):
         raise DataError(
             what=f"{path} is a GGUF, which homing writes and does not open.",
             why="It is for llama.cpp, Ollama and what stands on them.",
             fix="Name the run or the checkpoint that it was made from, or: llama-cli -m FILE.gguf",
         )
-    if (path / _ADAPTER).is_file() and not (path / names.RUN).is_file():
+    if (path / names.ADAPTER_CONFIG).is_file() and not (path / names.RUN).is_file():
         raise DataError(
             what=f"{path} is an adapter alone, for peft: the weights that it belongs to are not in it.",
-            why=f"{_ADAPTER} names them.",
+            why=f"{names.ADAPTER_CONFIG} names them.",
             fix="Name the run that it was made from, or make one of both: homing export RUN --to merged",
         )
     if not path.is_dir():

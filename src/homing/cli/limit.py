@@ -1,4 +1,4 @@
-"""`homing limit`: a live run's limit, changed everywhere it is guarded."""
+"""`homing limit`: the limit of a run that lives or may go on, changed everywhere it is guarded."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ def command(
             print(_sentence(change))
         if is_confirmed:
             talk.say("The agent has confirmed it.")
+        elif not (home.ledger.run(row.id) or row).is_live:
+            talk.say("No machine is at work on it: the next one, by its launch or by a guard, begins with this limit.")
         else:
             talk.say("The agent has not confirmed it yet: it obeys as soon as the request reaches it.")
             if change.is_lower:

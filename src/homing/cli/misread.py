@@ -157,15 +157,18 @@ def _extra(error: Any, path: str, typed: list[str]) -> UsageError:
     what = f"`{path}` does not know what to do with {extra!r}."
     taken = " ".join(_shown(each) for each in error.ctx.command.params if not each.opts[0].startswith("-"))
     own = _options(error.ctx.command)
-    if "--compare" in own and extra in typed:  # `homing eval A B`
-        first, *rest = (word for word in typed[1:] if word != extra)
-        both = f"{path} --compare A B" if first.startswith("-") else _line([typed[0], "--compare", first, extra, *rest])
-        return UsageError(what, "It takes one RUN; two are measured by --compare A B.", both)
-    if "--text" in own and extra in typed and Path(extra).exists():
+    is_model = "--compare" in own and not Path(extra).is_file()  # a folder may be either
+    if "--text" in own and extra in typed and Path(extra).exists() and not is_model:
         flag = "--chat" if "--chat" in own and _is_chat(extra, typed) else "--text"
         place = typed.index(extra)
         why = f"It takes {taken}, and {'conversations' if flag == '--chat' else 'text'} by {flag}."
         return UsageError(what, why, _line([*typed[:place], flag, *typed[place:]]))
+    if is_model and extra in typed[1:]:  # `homing eval A B`
+        place = len(typed) - 1 - typed[::-1].index(extra)
+        others = [*typed[1:place], *typed[place + 1 :]]
+        is_plain = bool(others) and not others[0].startswith("-")
+        both = _line([typed[0], "--compare", others[0], extra, *others[1:]]) if is_plain else f"{path} --compare A B"
+        return UsageError(what, "It takes one RUN; two are measured by --compare A B.", both)
     return UsageError(what, f"It takes {taken}." if taken else "It takes options only.", f"{path} --help")
 
 

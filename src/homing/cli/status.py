@@ -209,7 +209,8 @@ def next_words(status: Status, name: str) -> str:
     if status.run.is_live:
         return f"Watch it: homing watch {name}   Read it: homing logs {name} -f   Stop it: homing stop {name}"
     if state == ADOPTED:
-        return f"It goes on under that home. Take it back: homing adopt {status.run.store} {status.run.id}"
+        back = f"homing adopt {shlex.quote(status.run.store)} {status.run.id}"
+        return f"It goes on under that home. Take it back: {back}"
     if status.is_billing:
         return f"It has ended and its instance may still cost money: homing destroy {name}"
     if state == "done" and status.run.fetched_step is None:

@@ -100,7 +100,7 @@ def command(
 
 
 def _launched(name: str) -> list[str]:
-    """Runs of this name on rented machines, a sentence each: they go on, and bill, while another is trained here."""
+    """Runs of this name on rented machines, a sentence each: they bill while another is trained here."""
     at_home = Home(home(), World())
     if not at_home.has_ledger:
         return []
@@ -112,7 +112,14 @@ def _launched(name: str) -> list[str]:
     told = []
     for row in [row for row in rows if begun_elsewhere(row.id) is None]:
         line = billing.get(row.id)
-        rate = f" on {line.provider} at {format_usd(Decimal(line.rate_usd_per_hour))}/h" if line is not None else ""
+        at = f"at {format_usd(Decimal(line.rate_usd_per_hour))}/h" if line is not None else ""
+        if line is not None and not row.is_live:
+            told.append(
+                f"{row.id} was launched and is {row.state}, and its machine on {line.provider} may still bill, {at}."
+                f" End it: homing destroy {row.id}"
+            )
+            continue
+        rate = f" on {line.provider} {at}" if line is not None else ""
         told.append(
             f"{row.id} was launched, is {row.state}{rate}, and goes on; this trains another run beside it."
             f" See it: homing watch {row.id}   End it: homing stop {row.id}"
@@ -240,7 +247,7 @@ def _refuse_if_changed(run: Run, run_dir: Path, anew: str) -> None:
             raise UsageError(
                 what=f"{run_dir.name} is not finished, and was begun with other settings.",
                 why=exc.why.replace(" in run.json", " now"),
-                fix=f"Begin anew: {anew}   Or put these values back, and the same command goes on with it.",
+                fix=exc.fix.replace("homing train RUN --fresh", anew),
             ) from exc
         return
 

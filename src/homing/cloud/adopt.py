@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import shlex
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -81,7 +82,7 @@ def propose(store: Store, wanted: str, home: Home) -> Proposal:
         raise UsageError(
             what=f"There is no run {wanted!r} in {store.url}.",
             why=f"Did you mean {near[0]}?" if near else f"It holds the records of {len(records)} runs.",
-            fix=f"homing adopt {store.url}   lists them",
+            fix=f"homing adopt {shlex.quote(store.url)}   lists them",
         )
     return _proposal(record, leases.newest(store, record.run_id), home)
 

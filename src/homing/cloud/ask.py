@@ -16,15 +16,13 @@ from homing.world import World
 __all__ = ["ASK_S", "HURRY_S", "ask_all", "ask_store", "patience_s"]
 
 ASK_S = 30.0  # so long a provider may take to say what it has
-HURRY_S = 5.0  # and so long while a limit is near: two such questions come before it is looked at
-_LATE_S = 60.0  # a limit that passed longer ago is nobody's hurry any more: what was to be done about it was tried
+HURRY_S = 5.0  # and so long while a limit is near: a handful of such questions come before it is looked at
 T = TypeVar("T")
 
 
 def patience_s(world: World, by: float) -> float:
     """How long an answer may take where `by`, in Unix seconds, a limit needs whoever asks."""
-    left_s = by - world.now()
-    return ASK_S if left_s < -_LATE_S else min(ASK_S, max(HURRY_S, left_s))
+    return min(ASK_S, max(HURRY_S, by - world.now()))
 
 
 def ask_store(address: str, question: Callable[[], T], name: str, world: World) -> T:

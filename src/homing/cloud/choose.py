@@ -7,7 +7,8 @@
 Nothing is left of a launch that failed, so the same run goes on as its next attempt; its limit counts over all of them.
 A machine that came and whose agent then gave up is no reason: it would give up on the next one as well. Between two
 offers nothing of the run lives, so a lock says that it goes on: a stop, a destroy or a new limit from another terminal
-counts there too.
+counts there too. The question may stand for long, so after each answer the run is looked at again: ended, it stays so;
+with another limit, that is asked about anew.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from homing.cloud.ledger import UNDONE, RunRow
 from homing.cloud.offers import is_dear
 from homing.cloud.plan import OfferPlan
 from homing.cloud.providers.base import Offer
-from homing.errors import EndedElsewhere, HomingError, NeverCame, NoOffer, UsageError
+from homing.errors import EndedElsewhere, NeverCame, NoOffer, UsageError
+from homing.units import format_duration
+from homing.wire.run import Limits
 
 __all__ = ["MAY_COST", "is_within_plan", "launch_any", "name_of"]
 
@@ -57,11 +60,10 @@ def launch_any(
             except (NoOffer, NeverCame) as exc:
                 how = "is gone" if isinstance(exc, NoOffer) else "never came, and is destroyed"
                 tell(f"{name_of(ready.order.offer)} {how}: {' '.join(exc.why.split()) or exc.what}")
-                last = _as_undone(first, home, exc)
-                found = _next(first, last, rest, home, tell, agree)
+                found = _next(first, rest, home, tell, agree)
                 if found is None:
                     raise
-                ready = found
+                ready, last = found
 
 
 @contextlib.contextmanager
@@ -75,43 +77,60 @@ def _going_on(first: Draft, home: Home) -> Iterator[None]:
             home.world.remove(home.launch_lock(first.run.id))
 
 
-def _as_undone(first: Draft, home: Home, exc: HomingError) -> RunRow:
+def _as_undone(first: Draft, home: Home) -> RunRow:
     """The run as the launch that failed has left it. One that a person has ended meanwhile stays so."""
     run = home.ledger.run(first.run.id)
     if run is None or not run.reason.startswith(UNDONE):
         said = ("gone", "") if run is None else (run.state, run.reason)
-        raise EndedElsewhere(
-            f"{first.run.id} is not launched on the next offer: it is {said[0]} by now.", said[1]
-        ) from exc
+        raise EndedElsewhere(f"{first.run.id} is not launched on the next offer: it is {said[0]} by now.", said[1])
     return run
 
 
 def _next(
     first: Draft,
-    last: RunRow,
     rest: list[OfferPlan],
     home: Home,
     tell: Callable[[str], None],
     agree: Callable[[OfferPlan, Draft], bool],
-) -> Draft | None:
-    """Takes from `rest` until one can be launched; None when nothing is left or a person said no."""
-    told = relaunch.papers(home, last).run  # with the limits of now: `homing limit` may have changed them
-    limit = None if last.spend_limit_usd is None else Decimal(last.spend_limit_usd)
+) -> tuple[Draft, RunRow] | None:
+    """Takes from `rest` until one can be launched, with the run as it was found for it; None when nothing is left or a
+    person said no."""
+    last = _as_undone(first, home)
     while rest:
         row = rest.pop(0)
-        run = dataclasses.replace(first.order.run, id=first.run.id, limits=told.limits, origin=told.origin)
-        order = dataclasses.replace(
-            first.order, run=run, offer=row.offer, timing=row.timing, resume=True, spend_limit_usd=limit
-        )
-        try:
-            ready = draft(order, home)
-        except UsageError as exc:  # too dear for what is left of the limit, or it cannot reach the store
-            tell(f"{name_of(row.offer)}: {exc.what}")
-            continue
-        rate = meter.show_usd(row.offer.rate_usd_per_hour)
-        tell(f"Next: {name_of(row.offer)} at {rate}/h, {meter.show_usd(row.cost_usd)} to finish")
-        return ready if agree(row, ready) else None
+        agreed: Draft | None = None
+        while True:
+            try:
+                ready = _instead(first, last, row, home)
+            except UsageError as exc:  # too dear for what is left of the limit, or it cannot reach the store
+                tell(f"{name_of(row.offer)}: {exc.what}")
+                break
+            if agreed is not None:
+                if _limits(ready) == _limits(agreed):
+                    return ready, last
+                time = f", time {format_duration(ready.run.limits.time_s)}" if ready.run.limits.time_s else ""
+                tell(f"Its limits are others by now: {meter.show_usd(ready.spend_limit_usd)}{time}")
+            rate = meter.show_usd(row.offer.rate_usd_per_hour)
+            tell(f"Next: {name_of(row.offer)} at {rate}/h, {meter.show_usd(row.cost_usd)} to finish")
+            if not agree(row, ready):
+                return None
+            agreed, last = ready, _as_undone(first, home)
     return None
+
+
+def _instead(first: Draft, last: RunRow, row: OfferPlan, home: Home) -> Draft:
+    """The same order on another offer, with the limits of now: `homing limit` may have changed them."""
+    told = relaunch.papers(home, last).run
+    run = dataclasses.replace(first.order.run, id=first.run.id, limits=told.limits, origin=told.origin)
+    limit = None if last.spend_limit_usd is None else Decimal(last.spend_limit_usd)
+    order = dataclasses.replace(
+        first.order, run=run, offer=row.offer, timing=row.timing, resume=True, spend_limit_usd=limit
+    )
+    return draft(order, home)
+
+
+def _limits(ready: Draft) -> tuple[Decimal, Limits]:
+    return ready.spend_limit_usd, ready.order.run.limits
 
 
 def name_of(offer: Offer) -> str:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
 from homing.cloud import meter
-from homing.cloud.ask import HURRY_S, ask_all
+from homing.cloud.ask import HURRY_S, ask_store
 from homing.cloud.home import Home
 from homing.cloud.ledger import REFUSED, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance, Provider
@@ -24,13 +25,15 @@ from homing.cloud.receipt import at_its_rate, receipt, seen_spend
 from homing.cloud.reconcile import CREATE_GRACE_S, end_resources, is_absent, note_twin, refresh
 from homing.cloud.signs import read_signs
 from homing.cloud.whose import check_account, note_account
-from homing.errors import HomingError, IntegrityError, OtherAccount, StillBilling
+from homing.errors import HomingError, OtherAccount, StillBilling
 from homing.wire.codec import WireError
 
 __all__ = [
     "Destroyed",
+    "Problem",
     "destroy_lines",
     "destroy_run",
+    "end_each",
     "end_twins",
     "open_lines",
     "still_billing",
@@ -62,13 +65,10 @@ def would_be_lost(home: Home, run: RunRow) -> str:
     if not lines:
         return ""
     try:
-        # With a deadline: whoever destroys wants an end now, and a store that hangs is tried for minutes.
         name = f"The store of {run.id}"
-        signs = ask_all({name: lambda: read_signs(home.store_of(run), run.id, lines[-1])}, home.world)[name]
-    except WireError as exc:
-        signs = IntegrityError(str(exc))
-    if isinstance(signs, (HomingError, OSError)):
-        return f"the store could not be read ({signs}), so it is not known what was pushed"
+        signs = ask_store(run.store, lambda: read_signs(home.store_of(run), run.id, lines[-1]), name, home.world)
+    except (HomingError, WireError, OSError) as exc:
+        return f"the store could not be read ({exc}), so it is not known what was pushed"
     if signs.heartbeat is None:
         return ""  # nothing was trained yet
     beat = signs.heartbeat
@@ -97,11 +97,18 @@ def destroy_run(home: Home, run: RunRow, *, deadline_s: float = DEADLINE_S) -> D
     return Destroyed(done.lines + late.lines, done.spend_usd + late.spend_usd)
 
 
-def destroy_lines(
-    home: Home, lines: list[LedgerLine], *, deadline_s: float = DEADLINE_S, by: float = math.inf
-) -> Destroyed:
-    """`by`, in Unix seconds, is when whoever asks has something else to do: what has not answered until then goes on by
-    itself, and is told as not confirmed."""
+def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DEADLINE_S) -> Destroyed:
+    problems = end_each(home, lines, deadline_s=deadline_s)
+    after = _as_written(home, lines)
+    if problems:
+        left = [line for line in after if line.mark in problems]
+        raise still_billing(home, left, problems)
+    return Destroyed(after, meter.total_spend(after, home.world.now()))
+
+
+def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: float = math.inf) -> dict[str, Problem]:
+    """What stands in the way of an end, by mark; nothing of those that are gone. `by`, in Unix seconds, is when whoever
+    asks has something else to do: what has not answered until then goes on by itself, and counts as not confirmed."""
     for line in lines:
         # Written first: if we die now, every later verb says that this end is unconfirmed. A ledger that cannot be
         # written (a full disk) must not keep a machine billing: we go on, and the receipt fails loudly.
@@ -111,17 +118,11 @@ def destroy_lines(
     for line in asked:
         if line.created_at is not None:  # from here on a clock that is set back takes back no dollar of its receipt
             seen_spend(home, line)
-    problems = _destroy_each(home, asked, deadline_s, by)
-    after = _as_written(home, lines)
-    if problems:
-        left = [line for line in after if line.mark in problems]
-        raise still_billing(home, left, {mark: each.text for mark, each in problems.items()},
-                            fix=next((each.fix for each in problems.values() if each.fix), ""))  # fmt: skip
-    return Destroyed(after, meter.total_spend(after, home.world.now()))
+    return _destroy_each(home, asked, deadline_s, by)
 
 
 @dataclass(frozen=True)
-class _Problem:
+class Problem:
     """What stands in the way of an end; "" where nothing does. `fix` is there where to ask again would not help."""
 
     text: str
@@ -129,7 +130,7 @@ class _Problem:
     may_pass: bool = False  # it is worth another try
 
 
-def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: float) -> dict[str, _Problem]:
+def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: float) -> dict[str, Problem]:
     """What stands in the way, by mark. Providers side by side: one that says nothing holds up no other's end."""
     by_provider: dict[str, list[LedgerLine]] = {}
     for line in lines:
@@ -140,10 +141,10 @@ def _destroy_each(home: Home, lines: list[LedgerLine], deadline_s: float, by: fl
     longest_s = min(_longest_s(by_provider, deadline_s), max(HURRY_S, by - home.world.now()))
     is_alone = len(calls) == 1 and math.isinf(by)
     found = [calls[0]()] if is_alone else home.world.together(calls, longest_s)
-    problems: dict[str, _Problem] = {}
+    problems: dict[str, Problem] = {}
     for own, answer in zip(by_provider.values(), found, strict=True):
         if isinstance(answer, TimeoutError):
-            answer = {line.mark: _Problem(f"{line.provider} has not answered yet.") for line in own}
+            answer = {line.mark: Problem(f"{line.provider} has not answered yet.") for line in own}
         elif isinstance(answer, Exception):
             raise answer
         problems.update(answer)
@@ -171,24 +172,23 @@ def end_twins(home: Home, line: LedgerLine) -> list[str]:
     return ended
 
 
-def still_billing(
-    home: Home, lines: list[LedgerLine], problems: dict[str, str] | None = None, *, fix: str = ""
-) -> StillBilling:
+def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Problem] | None = None) -> StillBilling:
     assert lines, "nobody is billing"
-    said = []
+    said, problems = [], problems or {}
     for line in lines:
         page = _page(home, line)
         spend = meter.show_usd(meter.line_spend(line, home.world.now()))
         words = [
             f"{line.provider} {line.instance_id or line.mark} at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h,",
             f"{spend} so far.",
-            (problems or {}).get(line.mark, ""),
+            problems[line.mark].text if line.mark in problems else "",
             f"See {page}" if page else "",
         ]
         said.append(" ".join(word for word in words if word))
     run_ids = list(dict.fromkeys(line.run_id for line in lines))
     target = run_ids[0] if len(run_ids) == 1 and run_ids[0] else "--all"
     count = "1 instance" if len(lines) == 1 else f"{len(lines)} instances"
+    fix = next((each.fix for each in problems.values() if each.fix), "")
     return StillBilling(
         what=f"{count} may still cost money: the end is not confirmed.",
         why="\n".join(said),
@@ -212,45 +212,43 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
         return lines
 
 
-def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, _Problem]:
-    """One try each, then again with those that are left: a stubborn one keeps no other waiting for its first. Each has
-    the deadline from there on."""
-    problems, until = dict[str, _Problem](), dict[str, float]()
-    pause_s, waiting = _FIRST_PAUSE_S, lines
+def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, Problem]:
+    """One try each, and from there on until the deadline again with those that are left: a stubborn one keeps no other
+    waiting for its first."""
+    problems = {line.mark: _try(home, line) for line in lines}
+    until, pause_s = home.world.monotonic() + deadline_s, _FIRST_PAUSE_S
     while True:
-        for line in waiting:
-            until.setdefault(line.mark, home.world.monotonic() + deadline_s)
-            problems[line.mark] = _try(home, line)
-        now = home.world.monotonic()
-        waiting = [line for line in waiting if problems[line.mark].may_pass and now < until[line.mark]]
-        if not waiting:
+        waiting = [line for line in lines if problems[line.mark].may_pass]
+        left_s = until - home.world.monotonic()
+        if not waiting or left_s <= 0:
             return problems
-        home.world.sleep(min(pause_s, max(until[line.mark] for line in waiting) - now))
+        home.world.sleep(min(pause_s, left_s))
+        problems |= {line.mark: _try(home, line) for line in waiting}
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
 
-def _try(home: Home, line: LedgerLine) -> _Problem:
+def _try(home: Home, line: LedgerLine) -> Problem:
     if line.destroyed_at is not None:
-        return _Problem("")
+        return Problem("")
     if line.created_at is None:
         # Never asked of the provider, and begin_create refuses a line whose end was asked for.
         try:
             receipt(home, line, None, "never created")
         except HomingError as exc:  # that could not be written, so its launch may go on; the others are still to end
-            return _Problem(str(exc).replace("\n", " "))
-        return _Problem("")
+            return Problem(str(exc).replace("\n", " "))
+        return Problem("")
     try:
         problem = _try_once(home, line)
     except OtherAccount as exc:  # no wait will change that
         with contextlib.suppress(HomingError):
             home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
-        return _Problem(exc.why, exc.fix)
+        return Problem(exc.why, exc.fix)
     except (HomingError, OSError) as exc:
         problem = str(exc).replace("\n", " ") or type(exc).__name__
     if problem and line.state != REFUSED:
         with contextlib.suppress(HomingError):
             home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
-    return _Problem(problem, may_pass=bool(problem))
+    return Problem(problem, may_pass=bool(problem))
 
 
 def _try_once(home: Home, line: LedgerLine) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from homing.cloud.checks import Check, fault, ok, skipped, warning
 from homing.cloud.examined import Examined
@@ -28,7 +29,11 @@ def check_owner(examined: Examined) -> list[Check]:
     except HomingError:
         owner, runs, lost = "", {}, ""  # the ledger cannot be read, which is said below
     if lost:
-        fix = f"homing adopt {runs[next(iter(runs))]}   lists what is there" if runs else "homing runs   writes it anew"
+        fix = (
+            f"homing adopt {shlex.quote(runs[next(iter(runs))])}   lists what is there"
+            if runs
+            else "homing runs   writes it anew"
+        )
         return [warning("home.owner", lost, fix) if text or owner else fault("home.owner", lost, fix)]
     if not text:
         return [skipped("home.owner", f"None yet: nothing was ever launched from {home.path}.")]

@@ -21,13 +21,12 @@ from collections.abc import Callable
 from decimal import Decimal
 
 from homing.cloud import diary, heard, meter, relaunch
-from homing.cloud.ask import ask_all, patience_s
 from homing.cloud.destroy import end_twins
-from homing.cloud.guard_round import TROUBLE, End, Pass, end_all, end_lines, is_silent, told
+from homing.cloud.guard_round import TROUBLE, End, Pass, end_all, end_line, things_of, told
 from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
-from homing.cloud.providers.base import Instance, Resource
+from homing.cloud.providers.base import Instance
 from homing.cloud.receipt import left_at_most
 from homing.cloud.reconcile import refresh, unread
 from homing.cloud.status import Status, billing_lines, look
@@ -46,6 +45,7 @@ DEFAULT_EVERY_S = 60.0
 STALE_S = 300.0  # no heartbeat for so long is worth an alert
 DEAD_S = 60.0  # a machine on which nothing of ours runs gets so long to be looked at twice
 LAUNCH_S = 1800.0  # as long as a launch may take: no other run's limit may come while this guard is at it
+_LATE_S = 60.0  # a limit that passed longer ago is nobody's hurry any more: what was to be done about it was tried
 _NAP_S = 60.0
 
 Say = Callable[[str], None]
@@ -62,8 +62,8 @@ def guard_pass(
     """One round. `only` is the id of one run, as `watch` asks for; with `every_s` it signs in as a guard on duty."""
     made, tell = Pass(), _unfailing(tell)
     try:
-        made.by = _soonest(home)
-        made.problems += refresh(home, by=made.by)
+        made.by = _soonest(home, only)
+        made.problems += refresh(home, by=made.by, silent=made.silent)
     except TROUBLE as exc:  # a full disk: what is in the ledger is guarded all the same
         made.problems.append(told(exc))
     if every_s is not None:
@@ -85,18 +85,18 @@ def guard_pass(
     return made
 
 
-def _soonest(home: Home) -> float:
+def _soonest(home: Home, only: str | None) -> float:
     """When a limit needs this guard, by what is written here alone: so long the others may take to answer. What its
     volumes cost, or its new owner allows, is not known before somebody is asked."""
-    moments = [math.inf]
-    for run in [run for run in home.ledger.runs() if run.state != ADOPTED]:
+    now, moments = home.world.now(), [math.inf]
+    for run in [run for run in home.ledger.runs() if only in (None, run.id) and run.state != ADOPTED]:
         lines = home.ledger.lines(run.id)
         if billing_lines(lines):
             with contextlib.suppress(*TROUBLE):  # told when the limit itself is looked at
                 limit = None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd)
                 time_s = limits_of(home, run).time_s
-                moments.append(meter.moment(GUARD, lines, limit, time_s, home.world.now()))
-    return min(moments)
+                moments.append(meter.moment(GUARD, left_at_most(home, lines), limit, time_s, now))
+    return min(moment for moment in moments if moment > now - _LATE_S)
 
 
 def _is_well(home: Home, run: RunRow, made: Pass, tell: Say, part: Callable[[_Round], bool]) -> bool:
@@ -146,7 +146,7 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
             made.may_bill.append(f"{line.mark}: its end is not confirmed.")
             continue
         try:
-            end_lines(home, [line], made)
+            end_line(home, line, made)
             made.done.append(f"{line.mark} is gone; its end was asked for earlier.")
         except StillBilling as exc:
             if not any(line.mark in said for said in made.may_bill):
@@ -219,10 +219,10 @@ class _Round:
         """Volumes of this run: dollars per hour, and so far. Not known is said, and counts as nothing until it is."""
         rate, spent, marks = Decimal(0), Decimal(0), {line.mark for line in self.lines}
         for line in {line.provider: line for line in self.billing}.values():
-            if is_silent(self.made, line):
-                continue
+            if line.mark in self.made.silent:
+                continue  # told already; to ask it again would only take as long again
             try:
-                owned = [each for each in self._things(line) if each.mark in marks]
+                owned = [each for each in things_of(self.home, line, self.made) if each.mark in marks]
             except TROUBLE as exc:
                 self.made.problems.append(f"{self.run.id}: its volumes could not be listed: {told(exc)}")
                 continue
@@ -230,13 +230,6 @@ class _Round:
             ages = [(each, self.now - (each.created_at or self.now)) for each in owned]
             spent += sum((meter.cost(each.rate_usd_per_hour, age_s) for each, age_s in ages), Decimal(0))
         return rate, spent
-
-    def _things(self, line: LedgerLine) -> list[Resource]:
-        provider, patience = self.home.provider_of(line), patience_s(self.home.world, self.made.by)
-        answer = ask_all({provider.name: provider.list_resources}, self.home.world, patience)[provider.name]
-        if isinstance(answer, (HomingError, OSError)):
-            raise answer
-        return answer
 
     # --- life and death ---
 
@@ -293,11 +286,11 @@ class _Round:
                     self.made.may_bill.append(f"{self.run.id}: {_where(line)}")
                     continue
                 # It was closed before a later one began, which has the run now; this one tells nothing about it.
-                end_lines(self.home, [line], self.made)
+                end_line(self.home, line, self.made)
                 said = f"{line.instance_id} is ended: another has its mark too." if line.is_twin else ""
                 self.made.done.append(f"{self.run.id}: {said or f'{line.mark} came back, and is destroyed.'}")
                 continue
-            if is_silent(self.made, line):
+            if line.mark in self.made.silent:
                 continue
             self.made.done += [f"{self.run.id}: {text}" for text in end_twins(self.home, line)]
             instance = self._describe(line)
@@ -370,7 +363,7 @@ class _Round:
     def _lose(self, line: LedgerLine, why: str) -> None:
         """Its work is in the store; what is left of the machine goes, and the run goes on elsewhere."""
         self._note(f"lost-{line.mark}", "lost", f"{why}; it is destroyed.")
-        end_lines(self.home, [line], self.made)
+        end_line(self.home, line, self.made)
         self.home.ledger.set_run(
             self.run.id, only_live=True, state="failed", reason=f"{LOST}{why}", exit_code=1, ended_at=self.now
         )
@@ -391,11 +384,9 @@ class _Round:
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
         """Those that can be ended from here. The others are told: no wait and no second try shows them to this key."""
         # One that cannot be asked is not another account's.
-        made = self.made
+        silent = self.made.silent
         here = [
-            line
-            for line in lines
-            if line.billing == "yes" or is_silent(made, line) or not is_elsewhere(self.home, line)
+            line for line in lines if line.billing == "yes" or line.mark in silent or not is_elsewhere(self.home, line)
         ]
         self.made.may_bill += [f"{self.run.id}: {_where(line)}" for line in lines if line not in here]
         return here

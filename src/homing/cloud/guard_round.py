@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from homing.cloud.destroy import destroy_lines, still_billing
+from homing.cloud.ask import ask_all, patience_s
+from homing.cloud.destroy import Problem, end_each, still_billing
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.reconcile import unasked
-from homing.errors import HomingError, StillBilling
+from homing.cloud.providers.base import Resource
+from homing.errors import HomingError
 from homing.wire.codec import WireError
 
-__all__ = ["TROUBLE", "End", "Pass", "end_all", "end_lines", "is_silent", "told"]
+__all__ = ["TROUBLE", "End", "Pass", "end_all", "end_line", "things_of", "told"]
 
 DESTROY_S = 60.0
 
@@ -41,6 +43,10 @@ class Pass:
     due: dict[str, float] = field(default_factory=dict)  # run id -> when its limit will need a guard
     by: float = math.inf  # when a limit needs this very round, as far as that is known before anybody is asked
     ends: list[End] = field(default_factory=list)  # of those at their limit, which are ended at once
+    silent: set[str] = field(default_factory=set)  # marks of those whose provider did not answer in this round
+    things: dict[str, list[Resource] | HomingError | OSError] = field(
+        default_factory=dict
+    )  # beside instances, by whose
 
 
 @dataclass(frozen=True)
@@ -58,38 +64,52 @@ def end_all(home: Home, made: Pass) -> None:
     ends, made.ends = made.ends, []
     if not ends:
         return
+    problems: Mapping[str, Problem] = {}
     try:
-        with contextlib.suppress(StillBilling):  # told below, by run
-            end_lines(home, [line for end in ends for line in end.lines], made)
+        problems = _end_each(home, [line for end in ends for line in end.lines], made)
     except TROUBLE as exc:
         made.problems.append(told(exc))
     for end in ends:
         try:
-            _conclude(home, end, made)
+            _conclude(home, end, made, problems)
         except TROUBLE as exc:
             made.problems.append(f"{end.run.id}: {told(exc)}")
 
 
-def end_lines(home: Home, lines: list[LedgerLine], made: Pass) -> None:
+def end_line(home: Home, line: LedgerLine, made: Pass) -> None:
+    problems = _end_each(home, [line], made)
+    if problems:
+        raise still_billing(home, [line], problems)
+
+
+def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
+    """Volumes and the like of whoever has this line; asked once in a round, however many runs want to know."""
+    whose = line.provider if home.is_ours(line.mark) else line.mark
+    if whose not in made.things:
+        provider, patience = home.provider_of(line), patience_s(home.world, made.by)
+        made.things[whose] = ask_all({provider.name: provider.list_resources}, home.world, patience)[provider.name]
+    answer = made.things[whose]
+    if isinstance(answer, (HomingError, OSError)):
+        raise answer
+    return answer
+
+
+def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Problem]:
     """Not waited for longer than the next limit allows: a provider may take minutes to say nothing."""
-    destroy_lines(home, lines, deadline_s=DESTROY_S, by=made.next_at)
+    return end_each(home, lines, deadline_s=DESTROY_S, by=made.next_at)
 
 
-def is_silent(made: Pass, line: LedgerLine) -> bool:
-    """Whether its provider did not answer in this round: to ask it again would only take as long again."""
-    return any(text.startswith(unasked(line.provider)) for text in made.problems)
-
-
-def _conclude(home: Home, end: End, made: Pass) -> None:
+def _conclude(home: Home, end: End, made: Pass, problems: Mapping[str, Problem]) -> None:
+    """The run is over either way: what is confirmed a moment later must not look as if it had ended by itself. Machines
+    that are left are tried again in every round."""
     marks, left = [line.mark for line in end.lines], end.lines
     with contextlib.suppress(HomingError):  # without the ledger nobody knows that they are gone
         left = [line for line in home.ledger.lines(end.run.id) if line.mark in marks and line.destroyed_at is None]
     if left:
-        raised = still_billing(home, left, {line.mark: line.note for line in left})
-        made.may_bill.append(f"{end.run.id}: {raised.why}")
-        return
+        made.may_bill.append(f"{end.run.id}: {still_billing(home, left, problems).why}")
     home.ledger.set_run(end.run.id, only_live=True, state="stopped", reason=end.text, **end.columns)
-    made.done.append(f"{end.run.id}: {end.text}")
+    if not left:
+        made.done.append(f"{end.run.id}: {end.text}")
 
 
 def told(exc: Exception) -> str:

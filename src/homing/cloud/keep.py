@@ -12,6 +12,7 @@ goes first, so that a removal that dies half-way leaves no checkpoint that looks
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -161,7 +162,7 @@ def _check_whose(store: Store, run_id: str, home: Home) -> None:
         raise NotOwner(
             what=f"{run_id} in {store.url} is of the home {owner} on {host}, and stays.",
             why=f"This home is {home.owner}. What another one pushed may be live there, and its only copy.",
-            fix=f"Remove it there, or take it over first: homing adopt {store.url} {run_id}",
+            fix=f"Remove it there, or take it over first: homing adopt {shlex.quote(store.url)} {run_id}",
         )
     run = home.ledger.run(run_id)
     state = run.state if run is not None else record.state if record is not None else ""
@@ -169,7 +170,9 @@ def _check_whose(store: Store, run_id: str, home: Home) -> None:
         raise UsageError(
             what=f"{run_id} is live, and what it pushes must stay.",
             why=f"Its state is {state}." if run is not None else f"Its record says {state}; the ledger here forgot it.",
-            fix=f"homing stop {run_id}, then try again" if run is not None else f"homing adopt {store.url} {run_id}",
+            fix=f"homing stop {run_id}, then try again"
+            if run is not None
+            else f"homing adopt {shlex.quote(store.url)} {run_id}",
         )
 
 
@@ -192,7 +195,7 @@ def _check_no_run_lives(store: Store, home: Home) -> str:
         raise UsageError(
             what="A live run may still need its inputs.",
             why=f"Live: {', '.join(live)}.",
-            fix=f"homing runs   and of other homes: homing adopt {store.url}",
+            fix=f"homing runs   and of other homes: homing adopt {shlex.quote(store.url)}",
         )
     theirs = [record.run_id for record in records if record.owner != home.owner]
     return f"Runs of other homes may need it to go on: {', '.join(theirs)}." if theirs else ""

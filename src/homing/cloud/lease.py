@@ -11,6 +11,7 @@ never given back; the next owner takes the next number. What cannot be read supe
 from __future__ import annotations
 
 import datetime
+import shlex
 from typing import TYPE_CHECKING
 
 from homing.errors import HomingError, NotOwner, StoreError
@@ -79,7 +80,7 @@ def taken_elsewhere(store: Store, lease: Lease, owner: str) -> NotOwner:
     return NotOwner(
         what=f"{lease.run_id} was adopted {describe(lease)}.",
         why=f"The home {lease.owner} holds its lease {lease.number}; two owners would rent and write twice.",
-        fix=f"Go on there, or take it back: homing adopt {store.url} {lease.run_id}",
+        fix=f"Go on there, or take it back: homing adopt {shlex.quote(store.url)} {lease.run_id}",
     )
 
 

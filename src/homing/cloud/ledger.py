@@ -22,6 +22,7 @@ from typing import Any
 from homing.cloud.mark import shown_mark
 from homing.errors import EndedElsewhere, HomingError, IntegrityError, UsageError
 from homing.install import pip_upgrade
+from homing.units import format_usd
 from homing.wire.codec import record
 from homing.world import Database, World
 
@@ -88,7 +89,7 @@ class LedgerLine:
 
 
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine)]
-_UNCHANGED = " AND EXISTS (SELECT 1 FROM runs WHERE id = ? AND state = ? AND reason = ?)"
+_UNCHANGED = " AND EXISTS (SELECT 1 FROM runs WHERE id = ? AND state = ? AND reason = ? AND spend_limit_usd IS ?)"
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """CREATE TABLE IF NOT EXISTS runs (
@@ -170,13 +171,15 @@ class Ledger:
     def intend(self, run: RunRow, line: LedgerLine, last: RunRow | None = None) -> None:
         """Run and line in one transaction. A resumed run must have ended, a new one may not share a live name.
 
-        `last` is the run as a guard has judged it: one that a person has destroyed or launched since stays so.
+        `last` is the run as a guard has judged it: one that a person has destroyed or launched since stays so, and one
+        that has got another limit is not launched under the old one.
         """
         insert = f"INSERT INTO lines ({', '.join(_LINE_COLUMNS)}) SELECT {', '.join('?' * len(_LINE_COLUMNS))}"
         values = [getattr(line, name) for name in _LINE_COLUMNS]
         names = [field.name for field in dataclasses.fields(RunRow)]
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
-        same, judged = ("", []) if last is None else (_UNCHANGED, [last.id, last.state, last.reason])
+        judged = [] if last is None else [last.id, last.state, last.reason, last.spend_limit_usd]
+        same = _UNCHANGED if judged else ""
         if any(known.mark == line.mark for known in self.lines(run.id)):
             raise UsageError(
                 what=f"{run.id} was launched from elsewhere while you were asked.",
@@ -202,6 +205,12 @@ class Ledger:
             return
         now = self.run(last.id) if last is not None else None
         if now is not None and not now.is_live:
+            if last is not None and (now.state, now.reason) == (last.state, last.reason):
+                limit = format_usd(Decimal(now.spend_limit_usd or 0))
+                raise EndedElsewhere(
+                    f"{now.id} is not launched again: its limit is {limit} by now.",
+                    fix=f"homing launch {now.id} --resume --spend-limit {now.spend_limit_usd}",
+                )
             raise EndedElsewhere(f"{now.id} is not launched again: it is {now.state} by now.", now.reason)
         raise self._name_taken(run.name)
 

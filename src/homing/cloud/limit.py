@@ -1,4 +1,4 @@
-"""A run's limit, changed while it lives: in the ledger, in the papers, at the provider, and on the instance.
+"""A run's limit, changed while it lives or may go on: in the ledger, in the papers, at the provider, on the instance.
 
     raise    provider's guard -> ledger and papers -> request to the agent
     lower    ledger and papers -> request to the agent -> (it confirmed, or a deadline) -> provider's guard
@@ -6,6 +6,9 @@
 Killed between two of these, the guards differ for a while, and each still holds one of the two limits that the person
 named. The provider's guard is the hard one, which saves nothing: it goes up before anybody counts on more, and comes
 down after the agent has had the time to land. The agent hands the new limit on to the dead-man.
+
+Of a run between two machines only ledger and papers are there to be changed. Whoever launches the next one goes by
+them: a guard, or a launch whose offer was gone, which looks again after it has asked about the next.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
     lines, now = home.ledger.lines(run.id), home.world.now()
     counted = left_at_most(home, lines)
     spent = meter.total_spend(counted, now)
-    if not run.is_live:
+    if not run.is_live and not home.may_go_on(run):
         more = meter.as_limit(max(spend_usd or Decimal(0), 2 * spent))
         go_on = f"Go on with more: homing launch {run.id} --resume --spend-limit {more}"
         raise UsageError(
@@ -91,14 +94,15 @@ def propose(home: Home, run: RunRow, spend_usd: Decimal | None, time_s: float | 
         )
     rate = Decimal(running[-1].rate_usd_per_hour) if running else Decimal(0)
     before = meter.total_spend([line for line in counted if line not in running], now)
-    worst = meter.worst_case(rate, new, new_time_s, before)
+    # Without a machine there is no rate yet, and time alone bounds nothing.
+    worst = meter.worst_case(rate, new, new_time_s, before) if running else new
     return Change(run, lines, old, new, limits.time_s, new_time_s, spent, worst, meter.at_most(*counted))
 
 
 def change_limit(
     home: Home, change: Change, *, confirm_s: float = CONFIRM_S, tell: Callable[[str], None] = lambda text: None
 ) -> bool:
-    """Whether the agent has confirmed it, in its heartbeat, before the deadline.
+    """Whether the agent has confirmed it, in its heartbeat, before the deadline; at once False where none is at work.
 
     OtherAccount where one of its machines is not shown to the key here: before anything, if it is the only one and
     would get more, else after all that could be done.
@@ -168,7 +172,8 @@ def _not_all(change: Change, line: LedgerLine, exc: OtherAccount) -> OtherAccoun
 def _write_down(home: Home, change: Change) -> Store:
     """Ledger, papers, record: what the guard at home, a relaunch and another home go by."""
     run = change.run
-    home.ledger.set_run(run.id, only_live=True, spend_limit_usd=str(change.new_usd))
+    # Also where it has ended since: a launch may be on its way to the next offer, and would take the old one there.
+    home.ledger.set_run(run.id, spend_limit_usd=str(change.new_usd))
     resolved = relaunch.papers(home, run).run
     limits = dataclasses.replace(resolved.limits, spend_usd=str(change.new_usd), time_s=change.new_time_s)
     origin = {**resolved.origin, "limits.time_s": "homing limit"} if limits.time_s != resolved.limits.time_s else None
@@ -187,7 +192,9 @@ def _ask_agent(home: Home, change: Change, store: Store) -> int:
 def _is_confirmed(
     home: Home, change: Change, store: Store, serial: int, confirm_s: float, tell: Callable[[str], None]
 ) -> bool:
-    line = change.lines[-1] if change.lines else None
+    line, now = change.lines[-1] if change.lines else None, home.ledger.run(change.run.id) or change.run
+    if not now.is_live:
+        return False
     tell(f"Waiting for the agent to confirm it (request {serial}), at most {format_duration(confirm_s)}")
 
     def has_taken_it() -> bool:

@@ -9,6 +9,8 @@ Looks, and changes nothing.
 
 from __future__ import annotations
 
+import shlex
+
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.units import counted
 from homing.wire import codec, names
@@ -25,7 +27,7 @@ def what_is_lost(home: Home) -> list[str]:
     said = [f"{home.owner_path} was lost; the marks in the ledger tell that it is {owner}."] if owner else []
     if not runs:
         return said
-    adopt = "   ".join(f"homing adopt {store} {run_id}" for run_id, store in list(runs.items())[:_SHOWN])
+    adopt = "   ".join(f"homing adopt {shlex.quote(store)} {run_id}" for run_id, store in list(runs.items())[:_SHOWN])
     text = f"The ledger does not know {counted(len(runs), 'run')} launched from here."
     if not home.has_owner and not owner:
         text += f" {home.owner_path} is gone too, so what was rented may bill under a mark that is not known here."

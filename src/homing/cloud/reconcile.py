@@ -62,14 +62,16 @@ class _View:
         return sorted(self.open_().list_owned(), key=lambda instance: instance.created_at or 0.0)
 
 
-def refresh(home: Home, *, by: float = math.inf) -> list[str]:
+def refresh(home: Home, *, by: float = math.inf, silent: set[str] | None = None) -> list[str]:
     """Brings the ledger up to date. Returns what could not be asked, one sentence each. `by` is when a limit needs
-    whoever looks: nobody is waited for much longer."""
+    whoever looks: nobody is waited for much longer. `silent` gets the marks of those whose provider did not answer."""
     _close_unborn(home)
     lines = home.ledger.lines()
     views, problems = _views(home, lines), list[str]()
     for view, listed in zip(views, _list_owned(home, views, by), strict=True):
-        problems += _refresh_lines(home, view, listed)
+        if silent is not None and isinstance(listed, ProviderSilent):
+            silent |= {line.mark for line in view.lines}
+        problems += _refresh_lines(home, view, listed, by)
     problems += _refresh_runs(home, [run for run in home.ledger.runs() if run.is_live], by)
     return problems + _write_records(home, problems, by)
 
@@ -80,7 +82,7 @@ def unread(run: RunRow) -> str:
 
 
 def unasked(name: str) -> str:
-    """How the sentence begins that tells of a provider which did not answer."""
+    """How the sentence begins that tells of a provider which could not be asked."""
     return f"{name} could not be asked, so its instances may bill:"
 
 
@@ -162,7 +164,7 @@ def _list_owned(home: Home, views: list[_View], by: float) -> list[list[Instance
     return [answers[view.title] for view in views]
 
 
-def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError | OSError) -> list[str]:
+def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError | OSError, by: float) -> list[str]:
     name, lines = view.name, {line.mark: line for line in view.lines}
     if not isinstance(listed, list):
         if isinstance(listed, UsageError) and not lines:
@@ -194,7 +196,7 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
             except (HomingError, OSError) as exc:
                 problems.append(f"{line.mark} on {name} could not be looked at: {_first_line(exc)}")
     if shown := [lines[mark] for mark in owned if mark in lines]:
-        note_account(home, view.open_(), shown)
+        note_account(home, view.open_(), shown, patience_s=patience_s(home.world, by))
     return problems
 
 

@@ -22,6 +22,7 @@ from homing.cloud.offers import is_dear
 from homing.cloud.plan import make_plan
 from homing.cloud.providers.base import Offer
 from homing.cloud.signs import read_document
+from homing.cloud.unattended import without_time
 from homing.cloud.whose import check_own, is_elsewhere
 from homing.errors import (
     CreateFailed,
@@ -150,16 +151,20 @@ def _has_used_its_time(line: LedgerLine, run: Run) -> bool:
     return line.destroyed_at - line.created_at >= run.limits.time_s * (1 - RESERVE_FRACTION)
 
 
-def _check_unchanged(home: Home, run: RunRow) -> None:
-    """To look for offers takes a while, in which a person may have destroyed what is left of it. The intent looks
-    again; here it costs none of its relaunches."""
+def _check_unchanged(home: Home, run: RunRow, ready: Draft) -> None:
+    """To look for offers takes a while, in which a person may have destroyed what is left of it, or given it another
+    limit, which the next look goes by. The intent looks again; here it costs none of its relaunches."""
     now = home.ledger.run(run.id) or run
     if (now.state, now.reason) != (run.state, run.reason):
         raise EndedElsewhere(f"{run.id} is not launched again: it is {now.state} by now.", now.reason)
+    # Without what an offer before this one, which failed, needed of its own.
+    time_s = without_time(papers(home, run).run).limits.time_s
+    if (now.spend_limit_usd, time_s) != (run.spend_limit_usd, ready.order.run.limits.time_s):
+        raise EndedElsewhere(f"{run.id} is not launched on what was found: its limits are others by now.")
 
 
 def _launch(ready: Draft, home: Home, run: RunRow, tell: Callable[[str], None]) -> str:
-    _check_unchanged(home, run)
+    _check_unchanged(home, run, ready)
     offer = ready.order.offer
     where = f"{offer.provider} {offer.name} at {meter.show_usd(offer.rate_usd_per_hour)}/h"
     text = f"Attempt {ready.attempt} is launched on {where}, from the last checkpoint."

@@ -107,7 +107,7 @@ def look(home: Home, run: RunRow) -> Status:
         signs = ask_store(run.store, lambda: read_signs(home.store_of(run), run.id, last), name, home.world)
     except (HomingError, WireError, OSError) as exc:
         if any(line.created_at is not None for line in lines):
-            problem = f"The store could not be read: {str(exc).splitlines()[0]}"
+            problem = f"The store could not be read: {(str(exc) or type(exc).__name__).splitlines()[0]}"
     beat = signs.heartbeat if signs else None
     age_s = heard.age_s(home, run.id, beat) if beat else None
     steps = _steps(home, run)

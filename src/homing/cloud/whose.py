@@ -57,7 +57,9 @@ def is_elsewhere(home: Home, line: LedgerLine) -> bool:
     return False
 
 
-def note_account(home: Home, provider: Provider, lines: Sequence[LedgerLine]) -> None:
+def note_account(
+    home: Home, provider: Provider, lines: Sequence[LedgerLine], *, patience_s: float | None = None
+) -> None:
     """Asked only where it may be news: of a line from before, and where a changed key looks like a changed account.
 
     They are shown and alive, so nothing hangs on this today, and a guard has more to look at: once for all of them,
@@ -67,7 +69,7 @@ def note_account(home: Home, provider: Provider, lines: Sequence[LedgerLine]) ->
     now, since = home.world.monotonic(), home.unanswered_at.get(provider.name)
     if not unsure or (since is not None and now - since < _ASK_AGAIN_S):
         return
-    told = ask_all({provider.name: provider.account}, home.world)[provider.name]
+    told = ask_all({provider.name: provider.account}, home.world, patience_s)[provider.name]
     if not isinstance(told, str):
         home.unanswered_at[provider.name] = now
         return

@@ -273,8 +273,10 @@ _SECRET_KEY = re.compile(
     r"|^token$|^auth$)"
 )
 _SECRET_VALUE = re.compile(
-    r"(\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{12,}|\brpa_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}"
-    r"|\ba[ks]-[A-Za-z0-9]{20,}|-----BEGIN [A-Z ]*PRIVATE KEY)"
+    r"(\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bA[KS]IA[0-9A-Z]{12,}|\brpa_[A-Za-z0-9]{16,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_[A-Za-z0-9_]{20,}|\ba[ks]-[A-Za-z0-9]{20,}"
+    # To its end, also over lines; to the end of the text where that is cut.
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?s:.*?(?:-----END [A-Z ]*PRIVATE KEY[A-Z ]*-----|\Z)))"
 )
 
 

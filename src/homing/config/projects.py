@@ -142,8 +142,12 @@ def told_of_run(name: str) -> tuple[str, str] | None:
         return None
     folder, file = begun_elsewhere(begun.parent.name), _file_of(begun)
     if folder is not None and folder.is_dir():
-        return f"It was begun in {folder}, where its file lies.", f"cd {shlex.quote(str(folder))}   and type it there"
-    return f"It was begun from {file}, under --name.", f"Name its file in the place of {name}: {typed_name(file)}"
+        return f"It was begun in {folder}, where its file lay.", f"cd {shlex.quote(str(folder))}   and type it there"
+    if file == _copy_of(begun):
+        why, which = f"Its file is not here any more, or was changed since; its copy: {file}", "copy"
+    else:
+        why, which = f"It was begun from {file}, under --name or before that was renamed.", "file"
+    return why, f"Name its {which} in the place of {name}: {typed_name(file)}"
 
 
 def _file_of(record: Path) -> Path:
@@ -151,7 +155,11 @@ def _file_of(record: Path) -> Path:
     changed since."""
     sha256 = codec.loads(Run, record.read_bytes()).run_file_sha256
     same = [file for file in run_files().values() if _sha256(file) == sha256]
-    return same[0] if same else record.with_name(names.RUN_FILE)
+    return same[0] if same else _copy_of(record)
+
+
+def _copy_of(record: Path) -> Path:
+    return record.with_name(names.RUN_FILE)
 
 
 def _newest_begun(name: str) -> Path | None:

@@ -31,6 +31,7 @@ class Graphs:
         `forget`, when nothing of what was computed is held any more, by the exception neither."""
         before = torch.cuda.current_stream(self._device)
         stream = side_stream(self._device)
+        one = torch.zeros(1, device=self._device)  # now: after a failure the card may be full
         try:
             stream.wait_stream(before)
             with torch.cuda.stream(stream):
@@ -40,28 +41,30 @@ class Graphs:
             # One pool of memory for all graphs: what one of them leaves there is read before another one runs.
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
-            # Only what this thread does is policed: others read rows into pinned memory, or copy a checkpoint.
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                compute()
-        except RuntimeError:
-            with contextlib.suppress(RuntimeError):  # what failed first is what is raised
-                self._capture_nothing(stream)
-            raise
+            try:
+                # Only what this thread does is policed: others read rows into pinned memory, or copy a checkpoint.
+                with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                    compute()
+            except RuntimeError:
+                with contextlib.suppress(RuntimeError):  # what failed first is what is raised
+                    _capture_nothing(stream, one)
+                raise
         finally:
             # torch leaves the stream of a capture that failed as the current one.
             torch.cuda.set_stream(before)
         return graph.replay
 
-    def _capture_nothing(self, stream: torch.cuda.Stream) -> None:
-        """After a capture that failed torch goes on counting random numbers as if it were capturing, and refuses to
-        draw any outside, until a capture ends well."""
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
-            torch.zeros(1, device=self._device)
-
     def forget(self) -> None:
         """Called when no graph is left."""
         self._pool = None  # a pool that nobody uses is gone, and its name must not be used again
         torch.cuda.empty_cache()
+
+
+def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:
+    """After a capture that failed torch goes on counting random numbers as if it were capturing, and refuses to draw
+    any outside, until a capture ends well."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+        one.zero_()
 
 
 @cache

@@ -57,6 +57,7 @@ class CheckpointManifest:
     files: List[FileHash]
     val_loss: Optional[float] = None
     val_bits_per_byte: Optional[float] = None
+    val_exam: str = ""  # on what val_loss was measured, where that is a part drawn: only those of one exam are compared
     code_version: str = ""
     made_at: float = 0.0
     choices: Dict[str, Any] = field(default_factory=dict)  # attention, micro-batch, precision, ...: state, not settings

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tiny import make_data, make_run
 
 from homing.errors import DataError, HomingError, IntegrityError, UsageError
-from homing.lm.generate import ChatTurns, complete, load_for_use, read_card, text_pieces
+from homing.lm.generate import ChatTurns, complete, load, load_for_use, read_card, text_pieces
 from homing.lm.model import Decoder, config_json, lora
 from homing.lm.model.decoder import PRECISIONS
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
@@ -133,6 +133,26 @@ def test_an_adapter_is_put_into_its_weights_and_the_two_are_kept_as_they_are_com
     ids_BT = torch.randint(model.shape.vocab_size, (2, 16), generator=torch.Generator().manual_seed(6))
     with torch.no_grad():  # as each weight is cast when it is read
         torch.testing.assert_close(model(ids_BT), wanted.set_precision(precision)(ids_BT), rtol=0.0, atol=0.0)
+
+
+def test_an_adapter_is_put_into_its_weights_before_they_come_onto_the_card(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32 those of 7B would not fit a card of 24 GB, which holds them in 16 bits."""
+    write_adapter(checkpoint, tmp_path / "adapter")
+    merged, plain = list[str](), load.load_adapted
+
+    def listened(*args: Any) -> Decoder:
+        model = plain(*args)
+        merged.append(model.device.type)
+        return model
+
+    monkeypatch.setattr(load, "pick_device", lambda name: torch.device("meta"))
+    monkeypatch.setattr(load, "load_adapted", listened)
+    model, _ = load_for_use(tmp_path / "adapter", "cuda", precision="bf16", base=checkpoint)
+    assert merged == ["cpu"]
+    assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.bfloat16)}
+    assert {(b.device.type, b.dtype) for b in model.buffers()} == {("meta", torch.float32)}
 
 
 def test_an_adapter_that_lost_the_paper_that_names_its_weights_is_damaged_and_not_put_on_others(

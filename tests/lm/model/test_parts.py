@@ -151,3 +151,16 @@ def test_without_gradients_joined_weights_are_not_copied_together_and_compute_th
         narrow = joined(x.bfloat16(), *half)
     assert narrow.dtype == torch.bfloat16
     torch.testing.assert_close(narrow.float(), wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, while tracing
+def test_without_gradients_too_joined_weights_trace_into_one_graph() -> None:
+    """Evaluations of a compiled model: a graph break would show as an error here."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    group, x = [randomised(Linear(12, num_out), seed=num_out) for num_out in (8, 4)], random_input(2, 5, 12)
+    compiled = torch.compile(lambda x: joined(x, *group), backend="eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), joined(x, *group))

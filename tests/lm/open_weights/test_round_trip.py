@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import subprocess
@@ -142,5 +143,21 @@ def test_a_disk_that_is_full_is_an_error_of_the_disk_and_not_of_ours(
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("homing.lm.open_weights.save.save_file", full)
-    with pytest.raises(OSError, match=r"model\.safetensors could not be written: .*No space left"):
+    with pytest.raises(OSError, match=r"model\.safetensors could not be written: .*No space left") as caught:
+        save_tensors({}, tmp_path / "model.safetensors")
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_folder_that_is_gone_is_an_error_of_the_disk_and_tensors_that_cannot_be_written_are_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="No such file") as caught:
+        save_tensors({"a": torch.zeros(2)}, tmp_path / "gone/model.safetensors")
+    assert caught.value.errno == errno.EIO
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise SafetensorError("Error while serializing: invalid shape, data type, or offset for tensor")
+
+    monkeypatch.setattr("homing.lm.open_weights.save.save_file", refuse)
+    with pytest.raises(SafetensorError, match="invalid shape"):
         save_tensors({}, tmp_path / "model.safetensors")

@@ -34,6 +34,7 @@ from torch import Tensor
 from homing.errors import DataError, IntegrityError, RunFailed, UsageError
 from homing.lm.chat.order import ChatOrder, ChatSource
 from homing.lm.chat.prepare import prepare_chat
+from homing.lm.evals.bits_per_byte import Evaluation
 from homing.lm.model.decoder import Decoder
 from homing.lm.phases.chat import Chat
 from homing.lm.tokenizer.specials import CHAT_TEMPLATE
@@ -409,22 +410,26 @@ def test_verify_says_where_weights_do_not_know_the_data(
 
 def test_a_part_of_the_held_out_conversations_is_a_fair_one(data_dir: Path, tmp_path: Path) -> None:
     """Rows are packed longest first: read from their beginning, a part of them would be the longest ones alone."""
-    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant"}]
-    lines = [{"messages": [turns[0], turns[1] | {"content": f"{n} " + "la " * (n % 25)}]} for n in range(400)]
-    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    source = ChatSource(str(tmp_path / "chat.jsonl"))
-    prepare_chat(ChatOrder(tmp_path / "out", [source], tokenizer=data_dir, context=128, val_fraction=0.5))
-    run = make_run(data_dir, batch_tokens=512)
-    run = dataclasses.replace(run, model=dataclasses.replace(run.model, context=128))
+    run = make_many_held_out(data_dir, tmp_path)
 
     def mean_size(num_tokens: int) -> float:
-        phase = dataclasses.replace(run.phases[0], kind="sft", data=own_data(tmp_path / "out", "chat"))
-        phase = dataclasses.replace(phase, eval_tokens=num_tokens)
-        model = _Listener()
-        Chat(run, phase, tmp_path / "out").evaluate(cast(Decoder, model), lambda done, of: None)
+        model, _ = examined(run, num_tokens)
         return sum(model.sizes) / len(model.sizes)
 
     assert mean_size(20 * 128) == pytest.approx(mean_size(10**6), rel=0.1)
+
+
+def test_held_out_conversations_are_the_same_ones_whatever_the_seed(data_dir: Path, tmp_path: Path) -> None:
+    run = make_many_held_out(data_dir, tmp_path)
+    heard = [examined(dataclasses.replace(run, seed=seed), 8 * 128)[0].ids for seed in (1, 2)]
+    assert len(heard[0]) == 8
+    assert heard[0] == heard[1]
+
+
+def test_an_exam_on_a_part_of_the_conversations_says_on_which(data_dir: Path, tmp_path: Path) -> None:
+    run = make_many_held_out(data_dir, tmp_path)
+    exams = [examined(run, num_tokens)[1].exam for num_tokens in (8 * 128, 20 * 128, 10**6, 10**7)]
+    assert exams == ["8 rows drawn", "20 rows drawn", "", ""]
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -455,15 +460,35 @@ def test_an_id_past_the_vocabulary_in_a_conversation_is_named_before_it_reaches_
         look()
 
 
+def make_many_held_out(data_dir: Path, folder: Path) -> Run:
+    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant"}]
+    lines = [{"messages": [turns[0], turns[1] | {"content": f"{n} " + "la " * (n % 25)}]} for n in range(400)]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = ChatSource(str(folder / "chat.jsonl"))
+    prepare_chat(ChatOrder(folder / "out", [source], tokenizer=data_dir, context=128, val_fraction=0.5))
+    run = make_run(data_dir, batch_tokens=512)
+    taught = dataclasses.replace(run.phases[0], kind="sft", data=own_data(folder / "out", "chat"))
+    return dataclasses.replace(run, model=dataclasses.replace(run.model, context=128), phases=[taught])
+
+
+def examined(run: Run, num_tokens: int) -> tuple[_Listener, Evaluation]:
+    phase, model = dataclasses.replace(run.phases[0], eval_tokens=num_tokens), _Listener()
+    assert phase.data is not None
+    work = Chat(run, phase, Path(phase.data.dir))
+    return model, work.evaluate(cast(Decoder, model), lambda done, of: None)
+
+
 class _Listener:
-    """In the place of a model: hears how long the conversations are that it is asked about."""
+    """In the place of a model: hears what it is asked about, and how long the conversations are."""
 
     device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.ids: list[list[int]] = []
 
     def token_losses(self, ids_BT: Tensor, targets_BT: Tensor, *, segments: Tensor) -> Tensor:
+        self.ids += ids_BT.tolist()
         for row in segments:
             self.sizes += torch.bincount(row[row >= 0]).tolist()
         return torch.zeros(ids_BT.shape)

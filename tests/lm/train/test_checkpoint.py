@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from homing.errors import IntegrityError, RunFailed
 from homing.lm.train import checkpoint
@@ -23,10 +24,12 @@ from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Pointer
 
 
-def save(phase_dir: Path, step: int, *, val_loss: float | None = None, keep_last: int | None = None) -> Path:
+def save(
+    phase_dir: Path, step: int, *, val_loss: float | None = None, exam: str = "", keep_last: int | None = None
+) -> Path:
     manifest = CheckpointManifest(
         run_name="tiny", run_id="", phase="pretrain", step=step, num_tokens=step * 10, is_final=False,
-        config_sha256="c", seed=1, files=[], val_loss=val_loss,
+        config_sha256="c", seed=1, files=[], val_loss=val_loss, val_exam=exam,
     )  # fmt: skip
     state = TrainState(phase="pretrain", step=step, num_tokens=step * 10, rows_consumed=step * 2)
     shared = torch.arange(12.0).view(3, 4) + step
@@ -99,6 +102,15 @@ def test_pointers_name_the_last_and_the_best(tmp_path: Path) -> None:
     for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, None)):
         save(tmp_path, step, val_loss=loss)
     assert (pointer(tmp_path / names.LATEST), pointer(tmp_path / names.BEST)) == (4, 2)
+
+
+def test_the_best_is_the_best_in_the_exam_that_was_held_last(tmp_path: Path) -> None:
+    """Of other rows the losses are others: an easier part must not keep an old one the best for good."""
+    told = []
+    for step, loss, exam in ((1, 1.0, ""), (2, 2.5, "8 rows"), (3, 2.0, "8 rows"), (4, 2.2, "8 rows"), (5, None, "")):
+        save(tmp_path, step, val_loss=loss, exam=exam)
+        told.append(pointer(tmp_path / names.BEST))
+    assert told == [1, 2, 3, 3, 3]  # one that was not measured has held no exam
 
 
 def test_a_damaged_best_is_no_longer_pointed_at(tmp_path: Path) -> None:
@@ -197,6 +209,15 @@ def test_a_full_disk_fails_the_save_and_leaves_the_last_good_one(
         patch.setattr(os, "fsync", full)
         with pytest.raises(RunFailed, match="step 2 could not be written"):
             save(tmp_path, 2)
+
+    def full_too(*args: object, **kwargs: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("homing.lm.open_weights.save.save_file", full_too)
+        with pytest.raises(RunFailed, match="step 2 could not be written") as caught:
+            save(tmp_path, 2)
+    assert "No space left" in caught.value.why
     assert checkpoint.list_steps(tmp_path) == [1]
     assert checkpoint.clean_up(tmp_path) == []
     assert checkpoint.find_latest(tmp_path).folder == tmp_path / names.step_dir(1)

@@ -22,7 +22,7 @@ from tiny import make_data, make_run
 from homing.lm.train import checkpoint, control, lander, loop, shelf
 from homing.lm.train import figures as figures_module
 from homing.lm.train.control import Wishes
-from homing.lm.train.landing import Pace, Pilot
+from homing.lm.train.landing import Pace, Pilot, Rates
 from homing.lm.train.schedule import Landing, lr_scale
 from homing.wire import names
 from homing.wire.run import Optimizer, Phase, Schedule
@@ -207,6 +207,19 @@ def test_what_was_not_measured_yet_is_guessed_and_one_pause_is_no_speed() -> Non
     pace.evaluated(3.0)
     pace.sampled(1.0)
     assert pace.finish_s == pytest.approx(1.25 * 6.0 + 3.0)
+
+
+def test_a_deadline_reckons_with_samples_that_cannot_be_captured_until_one_was_made() -> None:
+    rates = Rates.usual_on(torch.device("cuda"))
+    phase = make_phase(eval_every=0, save_every=0, sample_every=50)
+    pace = Pace(phase, checkpoint_bytes=0, can_evaluate=False, sampled_layers=10_000, rates=rates)
+    pace.step(1.0)
+    assert pace.sample_s == pytest.approx(10_000 * Rates.layer_s)
+    assert pace.needs_s(100) == pytest.approx(100 + (2 + 1.25) * 15.0 + 3.0)
+    assert pace.affordable(pace.needs_s(100) + 0.5) == 100
+    assert pace.to_go_s(1, 101) == pytest.approx(100 + 3 * 2.0)  # what is likely: captured
+    pace.sampled(3.0)
+    assert pace.needs_s(100) == pytest.approx(100 + (2 + 1.25) * 3.0 + 3.0)
 
 
 @given(st.integers(0, 99), st.floats(0.0, 1.0), st.integers(1, 50), st.sampled_from(["wsd", "cosine"]))

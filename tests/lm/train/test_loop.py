@@ -36,6 +36,7 @@ from homing.lm.train import checkpoint, choices, loop
 from homing.lm.train.__main__ import main
 from homing.lm.train.control import Stop, Wishes
 from homing.lm.train.loop import train
+from homing.lm.train.resume import check_same
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Pointer
 from homing.wire.data import Split
@@ -218,6 +219,21 @@ def test_a_checkpoint_of_a_homing_that_knew_more_settings_is_refused_by_their_na
     with pytest.raises(UsageError, match="belongs to another configuration") as caught:
         go(tmp_path)
     assert "phases.0.optimizer.lookahead" in caught.value.why
+    assert "Or go on with the homing that wrote it" in caught.value.fix
+
+
+def test_settings_that_a_checkpoint_is_not_compared_by_may_be_unknown(tmp_path: Path, data_dir: Path) -> None:
+    run = make_run(data_dir)
+    later = dataclasses.replace(run.phases[0], kind="mid")
+    document = json.loads(codec.dumps(dataclasses.replace(run, phases=[*run.phases, later])))
+    document["train"]["colour"] = document["limits"]["colour"] = document["phases"][1]["colour"] = "blue"
+    (tmp_path / names.RUN).write_text(json.dumps(document))
+    check_same(tmp_path, "0" * 64, run, run.phases[0])
+    document["model"]["colour"] = "blue"
+    (tmp_path / names.RUN).write_text(json.dumps(document))
+    with pytest.raises(UsageError) as caught:
+        check_same(tmp_path, "0" * 64, run, run.phases[0])
+    assert caught.value.why == "It was written with settings that this homing lacks: model.colour."
 
 
 def test_stop_in_control_json_saves_and_ends_with_75(tmp_path: Path, data_dir: Path) -> None:
@@ -478,6 +494,18 @@ def test_every_planned_checkpoint_is_evaluated_so_that_the_best_is_among_those_k
     assert losses[best["step"]] == best["val_loss"] == min(loss for loss in losses.values() if loss is not None)
     go(tmp_path / "never", make_run(data_dir, num_steps=4, eval_every=0, save_every=2))
     assert [m.step for m in metrics(tmp_path / "never") if m.val_loss is not None] == [4]
+
+
+def test_a_checkpoint_says_by_which_exam_it_was_judged(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = pretrain.evaluate
+    monkeypatch.setattr(
+        pretrain, "evaluate", lambda *args, **kwargs: dataclasses.replace(plain(*args, **kwargs), exam="8 rows drawn")
+    )
+    go(tmp_path, make_run(data_dir, num_steps=2, save_every=2, eval_every=2))
+    folder = tmp_path / "checkpoints/pretrain" / names.step_dir(2)
+    assert checkpoint.verify(folder).val_exam == "8 rows drawn"
 
 
 def test_pointers_that_a_kill_left_behind_the_final_checkpoint_are_mended(tmp_path: Path, data_dir: Path) -> None:

@@ -34,6 +34,7 @@ class Evaluation:
     more: dict[str, float] = field(default_factory=dict)  # what this phase alone has, by its name in metrics.jsonl
 
     is_in_nats: bool = True  # False: a loss of another kind, which has no perplexity
+    exam: str = ""  # on what, where that is a part drawn: losses on two parts cannot be compared
 
     @property
     def perplexity(self) -> float:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from homing.errors import DataError, IntegrityError
 from homing.lm.device import pick_device, pick_precision
 from homing.lm.generate.adapted import load_adapted, told_of_base
@@ -69,9 +71,11 @@ def load_for_use(
     dtype = PRECISIONS[precision]  # kept as they are computed with: a master copy in fp32 is for training
     if card.adapter_phase is not None:
         assert card.run is not None, "an adapter's phase stands in its run"
-        model = load_adapted(files, card.run, card.adapter_phase, card.base_sha256, where, base)
+        # Merged in fp32 beside the card: it may have room for what is computed with, and not for twice as much.
+        model = load_adapted(files, card.run, card.adapter_phase, card.base_sha256, torch.device("cpu"), base)
         for parameter in model.parameters():  # these alone: positions are turned in fp32
             parameter.data = parameter.data.to(dtype)
+        model.to(where)
     else:
         _check_size(card, files)
         model = load_decoder(files, card.shape, device=where, dtype=dtype)

@@ -25,7 +25,8 @@ from homing.lm.model.row_cache import RowCache
 __all__ = ["WORTH", "Reader"]
 
 # Ids that a graph must have before it: capturing computes a step a few times, with the card waited for and its unused
-# memory given back before, so a few ids come sooner without. As measured: `pays` of benchmarks/gpu/decode.py.
+# memory given back before, so a few ids come sooner without. As measured for models of the size of those in `pays` of
+# benchmarks/gpu/decode.py.
 WORTH = 5
 
 

@@ -48,9 +48,9 @@ def joined(x: Tensor, *layers: Linear | FrozenLinear) -> Tensor:
         frozen = [layer for layer in layers if isinstance(layer, FrozenLinear)]
         return adapted_product(x, [f.weight for f in frozen], [f.bias for f in frozen], [f.adapter for f in frozen])
     trained = [layer for layer in layers if isinstance(layer, Linear)]
-    if all(layer.is_fp8 for layer in trained):
+    if all(layer.is_fp8 for layer in trained):  # together always: apart, each with a scale of its own, they round anew
         return fp8_product(x, torch.cat([layer.weight for layer in trained]))
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():  # `out` in columns breaks a compiled graph
         return _side_by_side(x, trained)
     biases = [layer.bias.to(x.dtype) for layer in trained if layer.bias is not None]
     bias = torch.cat(biases) if biases else None  # all of them have one, or none

@@ -8,8 +8,10 @@ as they went in.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -61,7 +63,10 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     try:
         save_file(tensors, path, metadata=metadata)
     except SafetensorError as exc:
-        raise OSError(f"{path} could not be written: {exc}") from exc
+        if not re.search(r"I/?O ?error|OS error", str(exc), re.IGNORECASE):
+            raise  # it could not be written anywhere
+        code = errno.ENOSPC if "no space" in str(exc).lower() else errno.EIO
+        raise OSError(code, f"{path} could not be written: {exc}") from exc
 
 
 def _dtype_of(name: str, tensor: Tensor, dtype: torch.dtype | None, like: WeightFiles | None) -> torch.dtype:

@@ -88,7 +88,9 @@ class Chat:
             if time.monotonic() - told > _TELL_EVERY_S:
                 tell(first + len(host[0]), num_rows)
                 told = time.monotonic()
-        return Evaluation(loss=nats / max(1, count), bits_per_byte=None, num_tokens=count)
+        # Of all rows the order does not count, and so such a loss may be compared with one of before they were drawn.
+        exam = f"{num_rows} rows drawn" if num_rows < self._val.num_rows() else ""
+        return Evaluation(loss=nats / max(1, count), bits_per_byte=None, num_tokens=count, exam=exam)
 
 
 class _ChatRows:

@@ -28,12 +28,13 @@ MARKER = b"<|endoftext|>"
 MAX_DOCUMENT_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
-# What people have beside plain text: how it begins, what it is, and what makes text of it.
-_NO_TEXT = {
-    b"%PDF": ("a PDF", "pdftotext {path} {text}"),
-    b"PK\x03\x04": ("a zip, as .docx, .odt and .epub are", "pandoc -t plain -o {text} {path}"),
-    b"\xd0\xcf\x11\xe0": ("an old Office file, such as .doc", "libreoffice --convert-to txt:Text {path}"),
-}
+# What people have beside plain text: how it begins and its name ends, what it is, and what makes text of it.
+_NO_TEXT = (
+    (b"%PDF", "", "a PDF", "pdftotext {path} {text}"),
+    (b"PK\x03\x04", (".docx", ".odt", ".epub"), "a zipped document", "pandoc -t plain -o {text} {path}"),
+    (b"PK\x03\x04", "", "a zip", "unzip {path}"),
+    (b"\xd0\xcf\x11\xe0", "", "an old Office file, such as .doc", "libreoffice --convert-to txt:Text {path}"),
+)
 # Best border first. The third is a line's end, the last a word's.
 _BORDERS = (b"\n\n", b"\n\r\n", b"\n", b" ")
 
@@ -136,12 +137,14 @@ def _checked(texts: Iterable[bytes], path: str, offset: int, cuts: Cuts) -> Iter
 
 
 def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
-    for beginning, (kind, how) in _NO_TEXT.items():
-        if _begins_with(path, beginning):
+    quoted = shlex.quote(path)
+    left_out = f"and leave {quoted} out"  # else a pattern names it again, beside what was made of it
+    for beginning, endings, kind, how in _NO_TEXT:
+        if path.lower().endswith(endings) and _begins_with(path, beginning):
             return DataError(
                 what=f"{path} is {kind}, not text.",
                 why=f"It begins with {beginning!r}, and byte {offset:,} is not UTF-8.",
-                fix=f"{how.format(path=shlex.quote(path), text=shlex.quote(path + '.txt'))}, or leave the file out.",
+                fix=f"{how.format(path=quoted, text=shlex.quote(path + '.txt'))}, {left_out}.",
             )
     is_utf16 = offset == 0 and byte in (0xFE, 0xFF)  # of its byte-order mark; UTF-8 has neither
     kinds = "A file of UTF-16 begins" if is_utf16 else "Packed, binary and Latin-1 files read"
@@ -149,7 +152,7 @@ def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
     return DataError(
         what=f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset:,}.",
         why=f"{reason}. {kinds} like this.",
-        fix=f"{command} {shlex.quote(path)} > {shlex.quote(path + '.utf8')}, or leave the file out.",
+        fix=f"{command} {quoted} > {shlex.quote(path + '.utf8')}, {left_out}.",
     )
 
 

@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from homing.errors import IntegrityError, RunFailed
+from homing.lm.open_weights.save import save_tensors
 from homing.lm.shards.read import file_sha256
 from homing.lm.train.schedule import Landing
 from homing.units import format_bytes
@@ -112,8 +113,8 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
         _need_space(phase_dir, [*weights.values(), *optimizer.values()])
         aside.mkdir()
-        save_file(_for_disk(weights), aside / weights_name, metadata={"format": "pt"})
-        save_file(_for_disk(optimizer), aside / names.OPTIMIZER)
+        save_tensors(_for_disk(weights), aside / weights_name, metadata={"format": "pt"})
+        save_tensors(_for_disk(optimizer), aside / names.OPTIMIZER)
         (aside / names.STATE).write_text(codec.dumps(state, indent=1), encoding="utf-8")
         for name, data in papers.items():
             (aside / name).write_bytes(data)
@@ -121,11 +122,11 @@ def save(
         _write_durably(aside / names.MANIFEST, _seal(dataclasses.replace(manifest, files=files)))
         _sync_folder(aside)
         _put_in_place(aside, folder)
-    except (OSError, SafetensorError) as exc:
+    except OSError as exc:
         shutil.rmtree(aside, ignore_errors=True)
         raise RunFailed(
             what=f"The checkpoint of step {state.step:,} could not be written to {phase_dir}.",
-            why=getattr(exc, "strerror", None) or str(exc),
+            why=exc.strerror or str(exc),
             fix="Free disk space there, or keep fewer of them: checkpoint.keep_last.",
         ) from exc
     return folder
@@ -206,11 +207,14 @@ def mend_pointers(phase_dir: Path, latest: CheckpointManifest, *, damaged: list[
     is_damaged = {entry.folder.name for entry in damaged or []}
     _point(phase_dir / names.LATEST, Pointer(step=latest.step, val_loss=latest.val_loss))
     best: CheckpointManifest | None = None
-    for step in list_steps(phase_dir):
+    for step in reversed(list_steps(phase_dir)):
         folder = phase_dir / names.step_dir(step)
         manifest = None if folder.name in is_damaged else _read_sealed(folder, [])
-        # `<=`: of two equally good ones the later, which has seen more.
-        if manifest and manifest.val_loss is not None and (best is None or manifest.val_loss <= (best.val_loss or 0.0)):
+        if manifest is None or manifest.val_loss is None:
+            continue
+        # The newest says by which exam they are judged. `<`: of two equally good ones the later, which has seen more.
+        is_better = best is not None and manifest.val_loss < (best.val_loss or 0.0)
+        if best is None or (is_better and manifest.val_exam == best.val_exam):
             best = manifest
     if best is not None:
         _point(phase_dir / names.BEST, Pointer(step=best.step, val_loss=best.val_loss))

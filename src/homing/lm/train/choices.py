@@ -31,8 +31,8 @@ class Choices:
     device: str  # in words, such as "cuda (NVIDIA H200)": reuse is for the same card only
     precision: str
     is_compiled: bool
-    attention: str  # cudnn | flash | efficient | math | auto; sdpa where there is but one
-    segments: str  # attention inside of segments: mask | flex
+    attention: str  # cudnn | flash | efficient | math | auto; sdpa where there is but one; "" until pick_attention
+    segments: str  # attention inside of segments: mask | flex; "" until pick_attention
     micro_batch: int
 
     def to_dict(self) -> dict[str, Any]:

@@ -175,7 +175,8 @@ class Pace:
 
     @property
     def _guessed_sample_s(self) -> float:
-        return self._sampled_layers * self._rates.layer_s
+        # Kernel by kernel, where nothing slower was seen: a graph may fail to be captured.
+        return self._sampled_layers * max(self._rates.layer_s, Rates.layer_s)
 
     @property
     def finish_s(self) -> float:

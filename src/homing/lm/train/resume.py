@@ -5,6 +5,7 @@ What changes no number that training computes (how often to save, log or sample,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -35,15 +36,15 @@ def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
     of another version wrote it: one that knew fewer settings is gone on from, for those it lacked are as they were."""
     if found_sha256 == config_sha256(run, phase):
         return
-    strange: list[str] = []
-    try:
+    before, strange = dict[str, Any](), list[str]()
+    with contextlib.suppress(ValueError, RecursionError):  # else of a homing whose run.json was another: it is whole
         data = json.loads((folder / names.RUN).read_bytes())
         then = codec.load(Run, data)
-        strange = sorted(_keys(data) - _keys(codec.dump(then)))
-        phase_then = next((p for p in then.phases if p.kind == phase.kind), None)
-        before = _flat(_identity(then, phase_then)) if phase_then else {}
-    except (ValueError, RecursionError):  # whole by its hash, so of a homing whose run.json was another
-        before = {}
+        number = next((number for number, p in enumerate(then.phases) if p.kind == phase.kind), None)
+        if number is not None:
+            compared = ("model.", "data.", "base.", f"phases.{number}.")  # by `_identity`
+            strange = sorted(key for key in _keys(data) - _keys(codec.dump(then)) if key.startswith(compared))
+            before = _flat(_identity(then, then.phases[number]))
     now = _flat(_identity(run, phase))
     if before == now and not strange:
         return
@@ -52,12 +53,12 @@ def check_same(folder: Path, found_sha256: str, run: Run, phase: Phase) -> None:
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
+    back = "put these values back, and the same command goes on with it"
+    otherwise = back if differences else "go on with the homing that wrote it"
     raise UsageError(
         what=f"The checkpoint {folder} belongs to another configuration.",
         why="\n".join(differences) or f"It was written with settings that this homing lacks: {', '.join(strange)}.",
-        fix="Put these values back to go on with it, or begin anew: homing train RUN --fresh"
-        if differences
-        else "Go on with the homing that wrote it, or begin anew: homing train RUN --fresh",
+        fix=f"Begin anew: homing train RUN --fresh   Or {otherwise}.",
     )
 
 

@@ -232,6 +232,7 @@ class Shelf:
             files=[],
             val_loss=finite(evaluation.loss) if evaluation else None,
             val_bits_per_byte=finite(evaluation.bits_per_byte) if evaluation else None,
+            val_exam=evaluation.exam if evaluation else "",
             code_version=homing.__version__,
             made_at=time.time(),
             choices=state.choices,

@@ -33,7 +33,8 @@ __all__ = ["NoSuchRun", "Source", "make_app"]
 
 _LOOK_S = 0.25  # how soon a stream sees what was added to its feed
 _FIRST_S = 30.0  # for the first look at a run that nobody looked at
-_QUIET_S = 10.0  # without a word until it says that it lives
+_FIRST_LOOK_S = 0.05
+_QUIET_S = 10.0  # without a word until it says that it lives; page.js waits for three times as long
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -81,25 +82,33 @@ class _Routes:
         return JSONResponse({"status": "ok"})
 
     async def runs(self, request: Request) -> Response:
-        return await asyncio.to_thread(_now, self._source.all_runs, "homing.dashboard/1")
+        return await self._now(self._source.all_runs(), "homing.dashboard-runs/1")
 
     async def run(self, request: Request) -> Response:
-        name = request.path_params["run"]
-        return await asyncio.to_thread(_now, lambda: self._source.one_run(name), "homing.dashboard-run/1")
+        return await self._now(await self._one_run(request), "homing.dashboard-run/1")
 
     async def runs_live(self, request: Request) -> Response:
         return _Live(self._source, self._source.all_runs())
 
     async def run_live(self, request: Request) -> Response:
+        return _Live(self._source, await self._one_run(request))
+
+    async def _one_run(self, request: Request) -> AbstractContextManager[Feed]:
         # Which run it is may have to be looked up on the disk.
-        opened = await asyncio.to_thread(self._source.one_run, request.path_params["run"])
-        return _Live(self._source, opened)
+        return await asyncio.to_thread(self._source.one_run, request.path_params["run"])
 
-
-def _now(opened: Callable[[], AbstractContextManager[Feed]], schema: str) -> Response:
-    with opened() as feed:
-        feed.is_told.wait(_FIRST_S)
-        return JSONResponse({"schema": schema, **feed.whole()})
+    async def _now(self, opened: AbstractContextManager[Feed], schema: str) -> Response:
+        """After the first look. What is not known yet is not answered as if it were nothing; no thread waits for it,
+        which the end of the server would have to wait for."""
+        deadline = asyncio.get_running_loop().time() + _FIRST_S
+        with opened as feed:
+            while not feed.is_told.is_set():
+                if self._source.is_ending:
+                    return _error("The dashboard is ending.", 503)
+                if asyncio.get_running_loop().time() >= deadline:
+                    return _error(f"No answer for {_FIRST_S:g} s. Ask again, or: homing doctor", 504)
+                await asyncio.sleep(_FIRST_LOOK_S)
+            return JSONResponse({"schema": schema, **feed.whole()})
 
 
 class _Live(Response):

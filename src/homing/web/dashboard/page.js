@@ -1,11 +1,13 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 let token = "", stream = null, shown = null;
+let silence_s = 30;  // three times as long as the server is quiet: then there is no connection, whoever holds it open
 
 // The token comes behind the #, which no browser sends and no server logs, and goes from the address at once.
-const given = new URLSearchParams(location.hash.slice(1));
-if (given.get("token")) {
-  sessionStorage.setItem("homing-dashboard-token", given.get("token"));
+function take_token() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!given) return;
+  sessionStorage.setItem("homing-dashboard-token", given);
   history.replaceState(null, "", location.pathname);
 }
 
@@ -56,12 +58,26 @@ async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await within(silence_s, reader.read(), () => reader.cancel());
     if (done) return;
     held += value;
     const parts = held.split("\n\n");
     held = parts.pop();
     for (const part of parts) if (part.startsWith("data: ")) yield JSON.parse(part.slice(6));
+  }
+}
+
+// After a sleep, or through a tunnel whose other end is gone, a connection gives neither a word nor an end.
+async function within(limit_s, promise, give_up) {
+  let timer;
+  const is_late = new Promise((_, fail) => { timer = setTimeout(() => fail(new Error("silence")), limit_s * 1000); });
+  try {
+    return await Promise.race([promise, is_late]);
+  } catch (error) {
+    give_up().catch(() => {});
+    throw error;
+  } finally {
+    clearTimeout(timer);
   }
 }
 
@@ -184,7 +200,7 @@ function take_all(part) {
 let run = null;
 
 function forget() {
-  if (run) for (const chart of run.charts) chart.plot.destroy();
+  if (run) clear_charts();
   run = { head: null, phase: null, points: new Map(), events: [], samples: [], logs: {}, program: "trainer", charts: [] };
   for (const id of ["head", "problems", "next", "phases", "charts", "events", "samples", "programs", "log", "kept",
     "attempts", "rows"]) $(id).replaceChildren();
@@ -232,19 +248,28 @@ const CHARTS = [
   { name: "dollars", of: [[DOLLARS, "--blue"]], format: dollars, tick: (n) => "$" + plain(n), is_from_zero: true },
 ];
 
+function clear_charts() {
+  for (const chart of run.charts) {
+    chart.observer.disconnect();
+    chart.plot.destroy();
+  }
+  run.charts = [];
+  run.drawn = null;
+  $("charts").replaceChildren();
+}
+
 function draw() {
   const points = run.points.get(run.phase) || [];
   const wanted = CHARTS.filter((chart) => points.some((point) => point[chart.of[0][0]] !== null));
   if (!wanted.length) {
-    $("charts").replaceChildren(el("section", { class: "card wider" }, el("h2", {}, "Curves"),
+    clear_charts();
+    $("charts").append(el("section", { class: "card wider" }, el("h2", {}, "Curves"),
       el("p", { class: "empty" }, yet("No line of numbers yet. The first comes after the first steps.", "No line of numbers is on record."))));
-    run.charts = [];
     return;
   }
   const key = run.phase + " " + wanted.map((chart) => chart.name).join();
   if (run.drawn !== key) {
-    for (const chart of run.charts) chart.plot.destroy();
-    $("charts").replaceChildren();
+    clear_charts();
     run.charts = wanted.map(make_chart);
     run.drawn = key;
   }
@@ -285,8 +310,9 @@ function make_chart(spec) {
       { ...axis, size: 62, values: (u, ticks) => ticks.map((n) => n === null ? "" : (spec.tick || spec.format)(n)) }],
     hooks: { setCursor: [(u) => tell_at(u, { ...spec, of }, now)] },
   }, [[], ...of.map(() => [])], box);
-  new ResizeObserver(() => plot.setSize({ width: Math.max(200, box.clientWidth), height: plot.height })).observe(card);
-  return { spec: { ...spec, of }, plot, now };
+  const observer = new ResizeObserver(() => plot.setSize({ width: Math.max(200, box.clientWidth), height: plot.height }));
+  observer.observe(card);
+  return { spec: { ...spec, of }, plot, now, observer };
 }
 
 function range_of(spec, low, high) {
@@ -401,6 +427,7 @@ function take_one(part) {
 // --- which of the two ---
 
 function open() {
+  take_token();
   token = sessionStorage.getItem("homing-dashboard-token") || "";
   const wanted = new URLSearchParams(location.hash.slice(1)).get("run") || "";
   if (stream) stream.abort();
@@ -408,6 +435,8 @@ function open() {
   shown = wanted;
   $("login").hidden = true;
   if (!token) return ask_token("");
+  // fetch would throw at such a header, and every reload again.
+  if (!/^[\x21-\x7e]+$/.test(token)) return ask_token("No token has letters like these.");
   $("all").hidden = wanted !== "";
   $("money").hidden = true;
   $("one").hidden = wanted === "";
