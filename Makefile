@@ -19,7 +19,7 @@ demo: $(VENV)/.ready-lm
 	$(BIN)/homing quickstart --yes
 
 test: check
-	@echo "== tests (under 25 minutes on 2 cores; 'pytest -m \"not slow\"' is the quick part)"
+	@echo "== tests (half an hour on 2 cores; 'pytest -m \"not slow\"' is the quick part)"
 	@# How many at a time, and in which order: tests/conftest.py.
 	$(BIN)/python -m pytest
 

@@ -47,7 +47,7 @@ _real_connect = socket.socket.connect
 
 
 # More than two cores would ask for: who really waits (for a heartbeat, an end, a landing) leaves its core to another.
-_WORKERS = max(4, os.cpu_count() or 1)
+_WORKERS = max(3, os.cpu_count() or 1)
 
 
 @pytest.hookimpl(tryfirst=True)
