@@ -5,6 +5,7 @@ Needs `sshd` (openssh-server). Where it is absent the tests that want it are ski
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -91,7 +92,8 @@ class Sshd:
         rows = [line.split() for line in listing.splitlines()]
         serving = [int(pid) for pid, parent, name in rows if int(parent) == self._process.pid and "sshd" in name]
         for pid in serving:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it had served its connection by then
+                os.kill(pid, signal.SIGKILL)
         return len(serving)
 
 
