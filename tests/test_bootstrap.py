@@ -18,7 +18,7 @@ from homing.cloud.bundle import TORCH_CUDA, TORCH_RANGE, WHEEL, wheel_bytes
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Bootstrap, EndBilling
 from homing.wire.event import Event
-from homing.world import Completed, HttpRequest, HttpResponse, NetworkError, World
+from homing.world import Completed, World
 
 SMI = "NVIDIA H100 80GB HBM3, 570.86.15\n"
 
@@ -253,22 +253,15 @@ def test_while_another_launch_makes_the_environment_it_is_waited_for_and_not_for
     assert not any("venv" in argv for argv in taken.asked)
 
 
-def uv_wheel() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("uv-0.13.7.data/scripts/uv", "#!/bin/sh\n")
-        archive.writestr("uv-0.13.7.data/scripts/uvx", "#!/bin/sh\n")
-    return buffer.getvalue()
+class WithoutUv(Machine):
+    """A machine that has pip, and an index that it asks."""
 
-
-class Index(Machine):
-    """A machine without uv that asks an index of packages."""
-
-    def __init__(self, wheel: bytes, **answers: str | int) -> None:
-        quiet: dict[str, str | int] = {"uname": "x86_64\n", "venv": "", "install": "", "ln": "", "uv --version": 1}
+    def __init__(self, **answers: str | int) -> None:
+        quiet: dict[str, str | int] = {
+            "venv": "", "pip --version": "pip 22.0.2\n", "install": "", "apt-get": "", "ln": "", "uv --version": 1
+        }  # fmt: skip
         super().__init__(**{**quiet, **answers})
-        self.makes_folders, self.wheel, self.num_silent, self.pythons_dir = True, wheel, 0, ""
-        self.status = 0  # what it answers with while it is silent; 0: nothing
+        self.makes_folders, self.pythons_dir = True, ""
         self.waited: list[float] = []
 
     def run(
@@ -280,24 +273,13 @@ class Index(Machine):
     def sleep(self, seconds: float) -> None:
         self.waited.append(seconds)
 
-    def http(self, request: HttpRequest) -> HttpResponse:
-        if len(self.waited) < self.num_silent:
-            if self.status:
-                return HttpResponse(self.status, {}, b"later")
-            raise NetworkError("nobody answers")
-        if request.url != bootstrap.INDEX:
-            assert request.url == "https://files.example/uv-0.13.7", "the newest for this machine that nobody took back"
-            return HttpResponse(200, {}, self.wheel)
-        return HttpResponse(200, {}, self.page().encode())
 
-    def page(self) -> str:
-        tail, sha256 = "py3-none-manylinux_2_17_{}.manylinux2014_{}.whl", hashlib.sha256(uv_wheel()).hexdigest()
-        return "<!DOCTYPE html>\n<a href='x'>uv-9.9.9.tar.gz</a>\n" + "<br>\n".join(
-            f'<a href="https://files.example/uv-{version}#sha256={sha256}" data-requires-python="&gt;=3.8"'
-            f"{' data-yanked=oh' * (version == '0.14.0')}>uv-{version}-{tail.format(machine, machine)}</a>"
-            for version in ("0.9.30", "0.13.7", "0.14.0")
-            for machine in ("aarch64", "x86_64")
-        )
+def uv_in(folder: Path) -> str:
+    return str(folder / "uv/bin/uv")
+
+
+def brought(machine: Machine) -> list[list[str]]:
+    return [argv for argv in machine.asked if "--target" in argv]
 
 
 def bare(boot: Boot, tmp_path: Path, **more: object) -> Boot:
@@ -308,85 +290,86 @@ def bare(boot: Boot, tmp_path: Path, **more: object) -> Boot:
 
 
 def installs(machine: Machine) -> list[list[str]]:
-    return [argv for argv in machine.asked if "install" in argv]
+    """Of what the trainer needs."""
+    return [argv for argv in machine.asked if "install" in argv and "-r" in argv]
 
 
 def test_a_python_that_is_too_old_gets_one_by_uv_which_comes_from_the_index(boot: Boot, tmp_path: Path) -> None:
-    machine = Index(uv_wheel(), importlib="3 10\n2.12.0\n/opt/x\n")
+    machine = WithoutUv(importlib="3 10\n2.12.0\n/opt/x\n")
     assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
-    uv = tmp_path / "uv"
-    assert uv.stat().st_mode & 0o777 == 0o755
+    uv = uv_in(tmp_path)
+    assert brought(machine) == [
+        ["python3", "-m", "pip", "install", "--no-input", "--upgrade", "--target", f"{tmp_path}/uv", "uv>=0.8"]
+    ]
     (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
-    assert [str(uv), "venv", "--python", bootstrap.PYTHON, "--clear", str(env)] in machine.asked
+    assert [uv, "venv", "--python", bootstrap.PYTHON, "--clear", str(env)] in machine.asked
     assert machine.pythons_dir == str(tmp_path / "python"), "with the environments, wherever those lie"
-    assert installs(machine) == [
-        [str(uv), "pip", "install", "--python", f"{env}/bin/python", "-r", f"{env}/lock.txt"]
-    ], "no pip is in what uv makes"
+    assert installs(machine) == [[uv, "pip", "install", "--python", f"{env}/bin/python", "-r", f"{env}/lock.txt"]], (
+        "no pip is in what uv makes"
+    )
     assert (env / "lock.txt").read_text() == "numpy==2.0\ntorch==2.13.0\n", "the torch of an old Python is of no use"
     assert f"a Python {bootstrap.PYTHON} by uv, for python3 is 3.10" in events(boot)[4].text
 
 
 def test_a_python_that_makes_no_environments_has_them_made_by_uv(boot: Boot, tmp_path: Path) -> None:
     """Ubuntu's own, without the package that brings ensurepip."""
-    machine = Index(uv_wheel(), importlib="3 12\n\n")
+    machine = WithoutUv(importlib="3 12\n\n")
     machine.answers = {"python3 -m venv": 1, **machine.answers}
     assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
     made = [argv[:4] for argv in machine.asked if "venv" in argv]
-    assert made == [["python3", "-m", "venv", made[0][3]], [str(tmp_path / "uv"), "venv", "--python", "python3"]]
-    assert installs(machine)[0][0] == str(tmp_path / "uv")
+    assert made == [["python3", "-m", "venv", made[0][3]], [uv_in(tmp_path), "venv", "--python", "python3"]]
+    assert installs(machine)[0][0] == uv_in(tmp_path)
 
 
 @pytest.mark.parametrize(("said", "is_theirs"), [("uv 0.8.0\n", True), ("uv 0.7.22\n", False)])
 def test_the_machines_own_uv_is_taken_if_it_is_new_enough(
     boot: Boot, tmp_path: Path, said: str, is_theirs: bool
 ) -> None:
-    machine = Index(uv_wheel(), **{"importlib": "3 10\n\n", "uv --version": said})
+    machine = WithoutUv(**{"importlib": "3 10\n\n", "uv --version": said})
     assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
-    assert installs(machine)[0][0] == ("uv" if is_theirs else str(tmp_path / "uv"))
-
-
-def test_another_uv_than_the_index_names_is_never_run(boot: Boot, tmp_path: Path) -> None:
-    machine = Index(uv_wheel() + b"\0", importlib="3 10\n")
-    assert bootstrap.run(bare(boot, tmp_path), machine) == 1
-    assert "its sha256 is another" in problem(boot)
-    assert not (tmp_path / "uv").exists()
+    assert installs(machine)[0][0] == ("uv" if is_theirs else uv_in(tmp_path))
 
 
 @pytest.mark.parametrize(("num_silent", "code"), [(1, 0), (2, 0), (3, 1)])
 def test_an_index_that_is_silent_for_a_while_is_asked_again_and_not_for_ever(
     boot: Boot, tmp_path: Path, num_silent: int, code: int
 ) -> None:
-    machine = Index(uv_wheel(), importlib="3 10\n")
-    machine.num_silent = num_silent
+    class Silent(WithoutUv):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if len(self.waited) == num_silent:
+                self.answers["--target"] = ""
+
+    machine = Silent(importlib="3 10\n")
+    machine.answers = {"--target": 1, **machine.answers}
     assert bootstrap.run(bare(boot, tmp_path), machine) == code
     assert machine.waited == list(bootstrap.PAUSES_S)[:num_silent]
-    assert not code or "nobody answers" in problem(boot)
+    assert len(brought(machine)) == min(3, num_silent + 1)
+    assert not code or "it broke" in problem(boot)
 
 
-@pytest.mark.parametrize(("status", "num_silent", "code", "num_asked_again"), [
-    (429, 1, 0, 1), (503, 2, 0, 2), (500, 3, 1, 2), (404, 1, 1, 0),
-])  # fmt: skip
-def test_an_index_that_is_busy_or_ill_is_asked_again_and_one_that_says_no_is_not(
-    boot: Boot, tmp_path: Path, status: int, num_silent: int, code: int, num_asked_again: int
+@pytest.mark.parametrize("may_add", [True, False])
+def test_where_pip_is_missing_too_a_rented_machine_gets_it_and_one_of_somebodys_is_left_as_it_is(
+    boot: Boot, tmp_path: Path, may_add: bool
 ) -> None:
-    machine = Index(uv_wheel(), importlib="3 10\n")
-    machine.num_silent, machine.status = num_silent, status
-    assert bootstrap.run(bare(boot, tmp_path), machine) == code
-    assert machine.waited == list(bootstrap.PAUSES_S)[:num_asked_again]
-    assert not code or f"{bootstrap.INDEX} answered with {status}" in problem(boot)
+    machine = WithoutUv(**{"importlib": "3 10\n", "pip --version": 1})
+    assert bootstrap.run(bare(boot, tmp_path, may_add=may_add), machine) == (0 if may_add else 1)
+    assert any("apt-get" in argv and "python3-pip" in argv for argv in machine.asked) is may_add
+    assert len(brought(machine)) == may_add
+    assert may_add or "install uv there" in problem(boot)
 
 
 @pytest.mark.parametrize(("num_failures", "code"), [(1, 0), (2, 0), (3, 1)])
 def test_a_python_that_does_not_come_at_once_is_asked_for_again_and_not_for_ever(
     boot: Boot, tmp_path: Path, num_failures: int, code: int
 ) -> None:
-    class Slow(Index):
+    class Slow(WithoutUv):
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
             if len(self.waited) == num_failures:
                 self.answers["venv"] = ""
 
-    machine = Slow(uv_wheel(), importlib="3 10\n", venv=1)
+    machine = Slow(importlib="3 10\n", venv=1)
     assert bootstrap.run(bare(boot, tmp_path), machine) == code
     assert machine.waited == list(bootstrap.PAUSES_S)[:num_failures]
     assert machine.pythons_dir == str(tmp_path / "python")
@@ -398,22 +381,13 @@ def test_a_uv_that_lies_beside_the_environments_is_taken_only_if_it_runs_here_an
     boot: Boot, tmp_path: Path, said: str | int, is_taken: bool
 ) -> None:
     """On a volume it outlives its machine, and the next one may be of another kind."""
-    (tmp_path / "uv").write_text("of another machine")
-    machine = Index(uv_wheel(), importlib="3 10\n")
+    (tmp_path / "uv/bin").mkdir(parents=True)
+    (tmp_path / "uv/bin/uv").write_text("of another machine")
+    machine = WithoutUv(importlib="3 10\n")
     machine.answers = {"/uv --version": said, **machine.answers}  # that on the path has no folder before it
     assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
-    assert installs(machine)[0][0] == str(tmp_path / "uv")
-    assert ((tmp_path / "uv").read_text() == "of another machine") is is_taken
-
-
-@pytest.mark.parametrize("old", ["#sha256", "manylinux", "<a"])
-def test_an_index_that_says_something_else_is_told_as_such(boot: Boot, tmp_path: Path, old: str) -> None:
-    class Odd(Index):
-        def page(self) -> str:
-            return super().page().replace(old, "?")
-
-    assert bootstrap.run(bare(boot, tmp_path), Odd(uv_wheel(), importlib="3 10\n")) == 1
-    assert f"{bootstrap.INDEX} names no" in problem(boot)
+    assert installs(machine)[0][0] == uv_in(tmp_path)
+    assert (brought(machine) == []) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -430,17 +404,17 @@ def test_an_index_that_says_something_else_is_told_as_such(boot: Boot, tmp_path:
 def test_a_driver_that_is_older_than_our_torch_gets_the_wheel_for_it(
     boot: Boot, tmp_path: Path, smi: str, said: str, is_older: bool
 ) -> None:
-    machine = Index(uv_wheel(), **{"importlib": said, "--query-gpu": SMI, "nvidia-smi": smi})
+    machine = WithoutUv(**{"importlib": said, "--query-gpu": SMI, "nvidia-smi": smi})
     assert bootstrap.run(bare(boot, tmp_path, num_gpus=1), machine) == 0, problem(boot)
     (install,) = installs(machine)
     (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
     lock = (env / "lock.txt").read_text().splitlines()
     assert ("--torch-backend" in install, "torch>=2.11,<2.14" in lock) == (is_older, is_older)
-    assert not is_older or (install[0] == str(tmp_path / "uv") and "CUDA 12.4" in events(boot)[4].text)
+    assert not is_older or (install[0] == uv_in(tmp_path) and "CUDA 12.4" in events(boot)[4].text)
 
 
 def test_a_machine_without_a_card_asks_no_driver(boot: Boot, tmp_path: Path) -> None:
-    machine = Index(uv_wheel(), importlib="3 12\n\n")
+    machine = WithoutUv(importlib="3 12\n\n")
     assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
     assert not any("nvidia-smi" in argv for argv in machine.asked)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import html
 import io
 import json
 import os
@@ -21,13 +20,12 @@ import re
 import sys
 import zipfile
 from typing import Any, Dict, List, Tuple
-from urllib.parse import urljoin
 
 from homing.agent.folder import Folder
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Bootstrap
 from homing.wire.event import Outcome
-from homing.world import HttpRequest, HttpResponse, NetworkError, World
+from homing.world import HttpRequest, NetworkError, World
 
 __all__ = ["StageFailed", "main", "run"]
 
@@ -37,7 +35,6 @@ INSTALL_S, PROBE_S = 1800.0, 60.0
 PAUSES_S = (10.0, 30.0)  # before packages, or a Python, are asked for again
 MIN_PYTHON = [3, 11]
 PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # what uv finds or brings where python3 is too old; it knows --torch-backend
-INDEX = "https://pypi.org/simple/uv/"
 CHECK_BYTES = 1 << 20
 ASK = """import sys, importlib.metadata as m
 print(*sys.version_info[:2])
@@ -205,48 +202,27 @@ def _make_env(told: Bootstrap, env: str, world: World, *, is_old: bool, needs_uv
 
 
 def _uv(told: Bootstrap, world: World) -> str:
-    """The machine's own, where it is new enough, else the index's newest, checked by the hash that it names."""
+    """The machine's own, where it is new enough, else by its pip, which knows the index there and checks what comes."""
     if _parts(world.run(["uv", "--version"], 20.0).out) >= MIN_UV:
         return "uv"
-    path = os.path.join(os.path.dirname(told.env_dir), "uv")
+    folder = os.path.join(os.path.dirname(told.env_dir), "uv")
+    path, pip = os.path.join(folder, "bin", "uv"), [told.python, "-m", "pip"]
     # Asked, not only found: on a volume it outlives its machine, and this one may be of another kind.
     if world.exists(path) and _parts(world.run([path, "--version"], 20.0).out) >= MIN_UV:
         return path
-    machine = world.run(["uname", "-m"], 20.0).out.strip()
-    page = _get(world, INDEX).decode("utf-8", "replace")
-    fitting = re.compile(rf"uv-(\d+)\.(\d+)\.(\d+)-py3-none-manylinux[\w.]*_{machine}\.[\w.]*whl")
-    links = [(fitting.fullmatch(name.strip()), words) for words, name in re.findall(r"<a\s([^>]*)>([^<]*)</a>", page)]
-    found = [(match, words) for match, words in links if match and "data-yanked" not in words]
-    if not found:
-        raise StageFailed(f"{INDEX} names no uv for {machine}, and {told.python} alone does not do")
-    newest, words = max(found, key=lambda each: [int(part) for part in each[0].groups()])
-    href = re.search(r"""href=["']([^"'#]+)#sha256=([0-9a-f]{64})["']""", words)
-    if href is None:
-        raise StageFailed(f"{INDEX} names no sha256 of {newest.group()}, so nobody can tell whether it is the one")
-    wheel = _get(world, urljoin(INDEX, html.unescape(href.group(1))))
-    if hashlib.sha256(wheel).hexdigest() != href.group(2):
-        raise StageFailed(f"{newest.group()} is not the file that {INDEX} names: its sha256 is another")
-    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-        (program,) = (name for name in archive.namelist() if name.endswith(".data/scripts/uv"))
-        world.write(path, archive.read(program), mode=0o755)
+    if world.run([*pip, "--version"], 60.0).code != 0:
+        if not told.may_add:
+            raise StageFailed(f"{told.python} alone does not do, and it has no pip to bring uv: install uv there")
+        _add(world, "python3-pip")
+    wanted = f"uv>={'.'.join(map(str, MIN_UV))}"
+    _bring(world, [*pip, "install", "--no-input", "--upgrade", "--target", folder, wanted])
     return path
 
 
-def _get(world: World, url: str) -> bytes:
-    request = HttpRequest("GET", url, timeout_s=300.0)
-    for pause_s in PAUSES_S:
-        with contextlib.suppress(NetworkError):
-            reply = world.http(request)
-            if reply.status != 429 and reply.status < 500:  # these are over in a while, and the stage has one try
-                return _body(reply, url)
-        world.sleep(pause_s)
-    return _body(world.http(request), url)
-
-
-def _body(reply: HttpResponse, url: str) -> bytes:
-    if reply.status != 200:
-        raise StageFailed(f"{url} answered with {reply.status}")
-    return reply.body
+def _add(world: World, *packages: str) -> None:
+    """By the system's own means; whoever needs them finds out whether they came."""
+    world.run([*APT, "update"], 300.0)
+    world.run([*APT, "install", "-y", "--no-install-recommends", *packages], 600.0)
 
 
 def _bring(world: World, argv: List[str], env: Any = None) -> None:
@@ -280,8 +256,7 @@ def _compiler(boot: Boot, told: Bootstrap, world: World) -> str:
     if not lacks:
         return "a C compiler and Python.h are there"
     if told.may_add:
-        world.run([*APT, "update"], 300.0)
-        world.run([*APT, "install", "-y", "--no-install-recommends", "gcc", "libc6-dev", "python3-dev"], 600.0)
+        _add(world, "gcc", "libc6-dev", "python3-dev")
         if not _run(world, ask, 60.0).strip():
             return f"{lacks} came by apt-get"
     return (
