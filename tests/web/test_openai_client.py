@@ -12,18 +12,9 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from tests.web.rig import CONTEXT, TOKEN, Script, make_model, served
+from tests.web.rig import CONTEXT, TOKEN, Script, served
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pretrain: a base model; sft: one that learned turns."""
-    folder = tmp_path_factory.mktemp("served")
-    for phase in ("pretrain", "sft"):
-        make_model(folder, phase)
-    return folder / "models"
 
 
 @pytest.fixture(autouse=True)

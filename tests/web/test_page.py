@@ -14,22 +14,13 @@ from typing import Any
 import httpx
 import pytest
 from tests.web.browser import Browser, Page
-from tests.web.rig import TOKEN, Script, lasting_port, make_model, served
+from tests.web.rig import TOKEN, Script, lasting_port, served
 
 from homing.web.openai import Defaults
 
 HTML = files("homing.web").joinpath("page.html").read_text(encoding="utf-8")
 SCRIPT = HTML.split("<script>")[1].split("</script>")[0]
 IDLE = "!document.querySelector('#send').disabled"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pretrain: a base model; sft: one that learned turns."""
-    folder = tmp_path_factory.mktemp("served")
-    for phase in ("pretrain", "sft"):
-        make_model(folder, phase)
-    return folder / "models"
 
 
 @pytest.fixture

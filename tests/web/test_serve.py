@@ -18,15 +18,6 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """pretrain: a base model; sft: one that learned turns."""
-    folder = tmp_path_factory.mktemp("served")
-    for phase in ("pretrain", "sft"):
-        make_model(folder, phase)
-    return folder / "models"
-
-
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     return Script(monkeypatch)
