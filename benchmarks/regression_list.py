@@ -1,0 +1,65 @@
+"""The defects that `regressions.py` checks: a short name for each, and what went wrong.
+
+A test names the defect it shows with `@pytest.mark.regression("name")`. It must use only what the old sources already
+had (modules, functions, parameters, commands), so that it fails there for the right reason.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DEFECTS"]
+
+DEFECTS = {
+    # --- money and safety ---
+    "provider-figures": "An absurd number from a provider kept guard and destroy from sending the request to end.",
+    "lost-ledger": "With a lost ledger, verbs said that nothing was billing, and launch rented a second instance.",
+    "broken-home": "A read-only, damaged or full home disabled every verb.",
+    "dotenv": "A .env file in the current folder could redirect API keys and run code.",
+    "unverified-code": "The instance ran code from the store before its hash was checked.",
+    "guard-without-keys": "A guard that had no API key counted as armed.",
+    "preempted-not-stopped": "A preempted run was recorded as stopped on request and never resumed.",
+    "serve-long-prompts": "serve tokenized prompts of any size before they entered the queue.",
+    "terminal-escapes": "Escape sequences from a store reached the terminal.",
+    "template-bombs": "A chat template could hang or exhaust the memory of the process.",
+    "tokenizer-regex": "A hostile regular expression in a tokenizer ended the process with a panic.",
+    "wheel-contents": "The wheel for the instance included every file in the package folder.",
+    "home-permissions": "Other users of the computer could read the ledger and the home folder.",
+    "crash-secrets": "API keys appeared in crash output.",
+    "instance-hashes": "The instance installed packages without checking their hashes.",
+    "large-records": "Verbs took minutes and gigabytes with many ledger lines or metrics.",
+    "clock-set-back": "After the clock was set back, a name meant an older run.",
+    "absurd-bills": "One absurd bill or tag was written to the ledger, or made a whole provider unreadable.",
+    "store-lost": "A run trained on to its limit without any chance to save, and could be `done` without a model.",
+    "clock-jumps": "A jump of the wall clock ended a healthy run.",
+    "bad-ledger-row": "One unreadable ledger row broke the verbs for all runs.",
+    "stale-shards": "plan, verify and launch accepted shards made from other text than the run file names.",
+    "looking-writes": "Verbs that only look at runs failed on a full disk, because they wrote.",
+    "slow-connections": "Connections that send their headers slowly exhausted serve and the dashboard.",
+    "decompression-bombs": "Small hostile data files took quadratic time or gigabytes of memory.",
+    "reward-deadline": "A reward hook could evade its deadline and leave processes running.",
+    "spend-limit-size": "An enormous spend limit ended in a traceback.",
+    "utf16-jsonl": "JSONL in UTF-16 was reported as invalid JSON, without the cause.",
+    "template-symlink": "A chat template that links outside its folder was followed.",
+    "destroyed-while-launching": "A launch that was destroyed meanwhile said that it had started.",
+    # --- correctness ---
+    "export-prompt": "Exporting a swift model asked a question on the terminal and ignored the answer.",
+    "export-bos": "lm-eval added a second begin-of-text token to exported models.",
+    "architecture-refusals": "Refusals of unsupported architectures listed irrelevant keys.",
+    "partial-rotary": "partial_rotary_factor was refused in one place and ignored in another.",
+    "rope-theta-zero": "rope_theta: 0 silently became 10000.",
+    "form-feed": "Chat data skipped conversations with a form feed, which plain text keeps.",
+    "leading-newlines": "Leading newlines of an answer merged into the header and were never learned.",
+    "first-failed-rank": "The wrong rank was blamed for a failure.",
+    # --- code that only runs on a GPU ---
+    "rope-gradients": "q/k/v gradients were wrong at micro-batch 1 with non-contiguous gradients.",
+    "attention-race-memory": "The attention race ran out of memory at long contexts.",
+    "masked-gqa": "Masked or cached grouped-query attention fell back to quadratic math.",
+    "rl-row-lengths": "RL fell back to eager execution after 8 row lengths.",
+    "fp8-rows": "FP8 failed when the number of tokens was not a multiple of 16.",
+    "loss-without-triton": "The loss imported Triton unconditionally.",
+    "device-index": "--device cuda:1 launched kernels on device 0.",
+    "compile-failure-ranks": "One rank's compile failure left the other ranks waiting for hours.",
+    "deterministic-starts": "train.deterministic was not reproducible across fresh starts.",
+    "gpu-probe": "The probe looked at GPU 0 only, and more ranks than GPUs ended in a raw CUDA error.",
+    "peak-memory": "Peak-memory statistics were not reset between phases.",
+    "empty-cache": "empty_cache ran with the garbage collector off and freed less than it could.",
+}
