@@ -1,7 +1,8 @@
 """RUN, as a person types it, to one run of the ledger, or of those that were trained here.
 
     id              that very run
-    NAME            the newest run of that name begun in this folder; else, only to look at, the newest of that name
+    NAME            of the runs of that name begun in this folder one that is live or may be billing, else the newest;
+                    where there is none, and only to look at, the newest of that name
     NAME of a file  the run that ./runs/NAME.yaml describes, which may give it another name; a path likewise
     (left out)      the newest of all
 
@@ -67,7 +68,9 @@ def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = 
     if not called:
         raise _unknown(home, typed, name, file)
     own = [row for row in called if begun_elsewhere(row.id) is None] if name is not None else []
-    own.sort(key=lambda row: is_still_theirs(row.id))  # stable: the newest stays first
+    billing = home.ledger.billing_runs() if len(own) > 1 else set()
+    # Stable: the newest stays first.
+    own.sort(key=lambda row: (is_still_theirs(row.id), not row.is_live and row.id not in billing))
     if not own:
         return _from_elsewhere(home, called, brings, changes)
     live = next((row for row in called if row.is_live and row not in own), None)
@@ -116,7 +119,7 @@ def _from_elsewhere(home: Home, called: list[RunRow], brings: str, changes: str)
 
 def _still_billing(home: Home, called: list[RunRow]) -> RunRow:
     """Whose id a person needs who wants to end something; the newest where nothing of them bills."""
-    billing = {line.run_id for line in home.ledger.lines() if line.destroyed_at is None}
+    billing = home.ledger.billing_runs()
     return next((row for row in called if row.is_live or row.id in billing), called[0])
 
 

@@ -73,9 +73,12 @@ def stored_runs(store: Store) -> list[RunRecord]:
 
 
 def propose(store: Store, wanted: str, home: Home) -> Proposal:
-    """`wanted` is an id, or a name that means its newest run."""
+    """`wanted` is an id, or a name: that means its run that has an open attempt, else its newest one."""
     records = stored_runs(store)
-    record = next((each for each in records if wanted in (each.run_id, each.run_name)), None)
+    found = [each for each in records if wanted in (each.run_id, each.run_name)]
+    # Stable: the newest stays first. The clocks of the homes that wrote them decide only among those that have ended.
+    found.sort(key=lambda each: (each.run_id != wanted, all(one.ended_at is not None for one in each.attempts)))
+    record = next(iter(found), None)
     if record is None:
         known = [name for each in records for name in (each.run_id, each.run_name)]
         near = difflib.get_close_matches(wanted, known, n=1)

@@ -228,7 +228,7 @@ def _check_minimum(order: LaunchOrder, timing: Timing, limit: Decimal, spent: De
 
 def _run_to_resume(order: LaunchOrder, home: Home) -> RunRow:
     name, wanted = order.run.name, order.run.id or order.run.name
-    found = next((run for run in home.ledger.runs() if wanted in (run.name, run.id)), None)
+    found = next(iter(home.ledger.called(wanted)), None)
     if found is None:
         raise UsageError(what=f"There is no run {name!r} to resume.", fix=f"Launch it: homing launch {name}")
     if found.state == "done":

@@ -292,18 +292,31 @@ class Ledger:
     # --- reading ---
 
     def runs(self) -> list[RunRow]:
-        """Newest first."""
+        """Newest first: the last one that was written down, because a clock that was set back would sort the runs
+        launched since behind older ones."""
         names = [field.name for field in dataclasses.fields(RunRow)]
-        rows = self._execute((f"SELECT {', '.join(names)} FROM runs ORDER BY created_at DESC, rowid DESC", []))
+        rows = self._execute((f"SELECT {', '.join(names)} FROM runs ORDER BY rowid DESC", []))
         return [RunRow(**row) for row in rows]
 
     def run(self, run_id: str) -> RunRow | None:
         return next((run for run in self.runs() if run.id == run_id), None)
 
+    def called(self, word: str) -> list[RunRow]:
+        """The runs with this id or name: first those that are live or may be billing, then the newest first. An id
+        comes before a run that has it as its name."""
+        found = [run for run in self.runs() if word in (run.id, run.name)]
+        billing = self.billing_runs() if len(found) > 1 else set()
+        return sorted(found, key=lambda run: (run.id != word, not run.is_live and run.id not in billing))
+
+    def billing_runs(self) -> set[str]:
+        """Ids of the runs with an instance that may be billing."""
+        sql = "SELECT DISTINCT run_id FROM lines WHERE created_at IS NOT NULL AND destroyed_at IS NULL"
+        return {row["run_id"] for row in self._execute((sql, []))}
+
     def find(self, name: str | None) -> RunRow:
-        """By id, by name (its newest run), or the newest of all where no name is given."""
+        """By id, by name (see `called`), or the newest of all where no name is given."""
         runs = self.runs()
-        found = [run for run in runs if name is None or name in (run.id, run.name)]
+        found = runs if name is None else self.called(name)
         if found:
             return found[0]
         names = list(dict.fromkeys(run.name for run in runs))
