@@ -62,4 +62,7 @@ DEFECTS = {
     "gpu-probe": "The probe looked at GPU 0 only, and more ranks than GPUs ended in a raw CUDA error.",
     "peak-memory": "Peak-memory statistics were not reset between phases.",
     "empty-cache": "empty_cache ran with the garbage collector off and freed less than it could.",
+    # --- figures and claims ---
+    "better-gpu-rated-slower": "plan rated an H100 above an H200, which is at least as good in every figure.",
+    "linear-scaling-unsaid": "plan multiplied one GPU's speed by their number and did not say so of modelled rows.",
 }

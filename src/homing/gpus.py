@@ -32,6 +32,16 @@ class Gpu:
     def has_fp8(self) -> bool:
         return self.compute_capability >= (8, 9)
 
+    def is_at_least(self, other: Gpu) -> bool:
+        """Whether it is as good as the other in every figure of the data sheet, so that nothing runs slower on it."""
+        return (
+            self.memory_gib >= other.memory_gib
+            and self.bf16_tflops >= other.bf16_tflops
+            and self.fp32_tflops >= other.fp32_tflops
+            and self.bandwidth_gb_s >= other.bandwidth_gb_s
+            and self.compute_capability >= other.compute_capability
+        )
+
     def peak_flops(self, precision: str = "auto") -> float:
         """FLOP/s at most in what a run computes in there; `auto` is bf16 where the card has it."""
         if precision == "fp32" or not self.has_bf16:

@@ -18,12 +18,12 @@ from homing.cloud import measured
 from homing.cloud.home import Home
 from homing.cloud.measured import LearnedRow, Table, load_table, rl_eval_s, rl_step_s, tokens_per_s
 from homing.cloud.providers.base import Offer
-from homing.cloud.speed import estimate
+from homing.cloud.speed import estimate, remember
 from homing.cloud.timing import timing_of
 from homing.config import load_run, preset_dir
 from homing.config.derive import sizes
 from homing.config.flops import flops_of_step, flops_of_token
-from homing.gpus import GPUS
+from homing.gpus import GPUS, Gpu
 from homing.wire.run import Lora, Model, Phase, Rl, RlTask, Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,6 +141,59 @@ def test_the_same_shape_on_the_same_card_is_measured_and_everything_else_is_mode
 
 
 # --- what is modelled ---
+
+
+def slower_than_worse(rates: dict[str, float]) -> list[str]:
+    """Pairs that the data sheets contradict: a card is at least as good in every figure, and yet rated slower."""
+
+    def is_at_least(one: Gpu, other: Gpu) -> bool:
+        figures = ("memory_gib", "bf16_tflops", "fp32_tflops", "bandwidth_gb_s", "compute_capability")
+        return all(getattr(one, name) >= getattr(other, name) for name in figures)
+
+    return [
+        f"{one} {rates[one]:,.0f} < {other} {rates[other]:,.0f}"
+        for one in rates
+        for other in rates
+        if is_at_least(GPUS[one], GPUS[other]) and rates[one] < rates[other] * (1 - 1e-9)
+    ]
+
+
+@pytest.mark.regression("better-gpu-rated-slower")
+def test_a_card_that_is_no_worse_in_any_figure_is_never_rated_slower(home: Home, make: Callable[..., Run]) -> None:
+    ways: tuple[dict[str, Any], ...] = ({}, {"recompute": "all"}, {"kind": "sft"}, {"method": "lora", "lora": ALL})
+    runs = {f"{row.source} {way}": make(row.shape, **way) for row in load_table().steps for way in ways}
+    runs["goethe-75m"] = load_run(str(preset_dir() / "goethe-75m.yaml"), []).run
+    runs["rl"] = rl_run(make)[0]
+    for name, run in runs.items():
+        rates = {card: estimate(run, offer(card), home).tokens_per_s for card in GPUS}
+        assert slower_than_worse(rates) == [], name
+
+
+@pytest.mark.parametrize("share", [0.2, 0.9, 1.1])
+@pytest.mark.parametrize("num_gpus", [1, 8])
+def test_a_run_of_ones_own_moves_other_cards_with_it_and_never_past_the_data_sheets(
+    share: float, num_gpus: int, home: Home, make: Callable[..., Run]
+) -> None:
+    run = dataclasses.replace(make(D12), id="own-1")  # an H200 of this shape is in the table
+    before = estimate(run, offer("H100", num_gpus), home).tokens_per_s
+    remember(run, "H100", num_gpus, share * before, home)
+    speeds = {card: estimate(run, offer(card, num_gpus), home) for card in GPUS}
+    rates = {card: speed.tokens_per_s for card, speed in speeds.items()}
+    assert rates["H100"] == pytest.approx(share * before, rel=1e-3)
+    assert slower_than_worse(rates) == []
+    assert speeds["A100"].source == "modelled"
+    assert ", from this shape as measured on H100 by own-1, H200" in speeds["A100"].text
+    assert all(rates[card] <= num_gpus * GPUS[card].peak_flops() / flops_of_token(run, run.phases[0]) for card in GPUS)
+    others = {card: estimate(run, offer(card, 2), home) for card in ("A100", "H200")}
+    assert all("own-1" not in speed.text for speed in others.values()), "other counts of GPUs are other machines"
+
+
+@pytest.mark.regression("linear-scaling-unsaid")
+def test_several_gpus_are_said_to_be_scaled_linearly(home: Home, make: Callable[..., Run]) -> None:
+    for run in (make(D12), make(dataclasses.replace(D12, num_layers=13)), rl_run(make)[0]):
+        for card in ("H200", "A100"):
+            assert "linearly" not in estimate(run, offer(card), home).text
+            assert "linearly" in estimate(run, offer(card, 8), home).text
 
 
 def test_eight_thousand_steps_of_goethe_in_45_minutes_are_above_the_peak_of_a_4090_and_not_said(home: Home) -> None:

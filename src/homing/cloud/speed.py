@@ -3,16 +3,20 @@
     measured   a run of the same shape on the same device, kept in $HOMING_HOME/speed.json; or a benchmark of that shape
                on that card, in the table that ships with the package (see `measured`)
     probed     this processor multiplied matrices for a moment, in a process of its own, because torch lives there
-    modelled   from what was measured on other shapes and cards, with the peak and bandwidth of this one
+    modelled   from what was measured on other shapes and cards, with the peak and bandwidth of this one; corrected by
+               what the same shape reached on another card, and never against the data sheets: a card that is at least
+               as good in every figure is not rated slower
     assumed    a usual share of what such a machine can do, said as such
 
-No figure above the device's peak is ever given out.
+Several GPUs are modelled as that many times one, and the text says so. No figure is above the device's peak.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +25,7 @@ from homing.cloud.home import Home
 from homing.cloud.providers.base import Offer
 from homing.config.flops import flops_of_step, flops_of_token
 from homing.config.memory import training_memory
-from homing.gpus import Gpu, find_gpu
+from homing.gpus import GPUS, Gpu, find_gpu
 from homing.wire.run import Model, Phase, Run
 
 __all__ = ["FORWARD_SHARE", "Pace", "Speed", "estimate", "recall", "remember", "shape_key"]
@@ -56,6 +60,15 @@ class Pace:
     eval_tokens_per_s: float
     source: str = ""
     text: str = ""
+
+
+@dataclass(frozen=True)
+class _Anchor:
+    """What this very phase reached on some card."""
+
+    gpu: Gpu
+    pace: Pace
+    name: str  # of what measured it
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,7 @@ def _pace(run: Run, phase: Phase, offer: Offer, home: Home, known: dict[str, Any
             if rate and _is_possible(run, phase, rate, gpu, offer.num_gpus):
                 return _even_pace(phase, rate, "measured", f"measured on {offer.device} by {entry['run_id']}")
     if gpu is not None:
-        return _with_offload(_pace_on_card(run, phase, gpu, offer.num_gpus), run, phase)
+        return _pace_on_card(run, phase, gpu, offer.num_gpus, known)
     is_here = may_probe and offer.provider == "local" and not offer.num_gpus
     probed = _probe(offer, home, known) if is_here else None
     if probed is not None:
@@ -134,27 +147,94 @@ def _pace_on_processor(run: Run, phase: Phase, flops_per_s: float, source: str, 
     return _even_pace(phase, rate, source, text)
 
 
-def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int) -> Pace:
+def _pace_on_card(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, known: dict[str, Any]) -> Pace:
+    """As measured on one such card, or as modelled; either way in line with what was measured on other cards."""
+    anchors = _anchors(run, phase, num_gpus, known)
+    pace = anchors[gpu.name].pace if gpu.name in anchors else _modelled(run, phase, gpu, num_gpus)
+    others = [anchor for anchor in anchors.values() if anchor.gpu != gpu]
+    rate = pace.tokens_per_s
+    if others and gpu.name not in anchors:
+        # How far the model is off on this shape, by the cards that have computed it.
+        off = statistics.geometric_mean(
+            each.pace.tokens_per_s / _modelled(run, phase, each.gpu, num_gpus).tokens_per_s for each in others
+        )
+        rate = min(rate * off, num_gpus * _peak_rate(run, phase, gpu))
+    rate = _between(rate, gpu, others)
+    if rate == pace.tokens_per_s:
+        return pace
+    seen = f"from this shape as measured on {', '.join(sorted(anchor.name for anchor in others))}"
+    text = _say(run, phase, gpu, num_gpus, rate, seen)
+    if phase.offload != "none":
+        text += "; the optimizer's state passes once a step"
+    return Pace(rate, pace.eval_tokens_per_s * rate / pace.tokens_per_s, "modelled", text)
+
+
+def _anchors(run: Run, phase: Phase, num_gpus: int, known: dict[str, Any]) -> dict[str, _Anchor]:
+    """By card: the newest run of this home on as many of them, else the row of the table that ships."""
+    found: dict[str, _Anchor] = {}
     table = measured.load_table()
-    row = measured.find_row(table, gpu.name, run, phase)
-    if row is not None and _is_possible(run, phase, row.tokens_per_s, gpu, 1):
-        text = f"measured on one {gpu.name} ({row.source})"
-        if num_gpus > 1:
-            return _even_pace(
-                phase, num_gpus * row.tokens_per_s, "modelled", f"modelled: {num_gpus} times what was {text}"
-            )
-        return _even_pace(phase, row.tokens_per_s, "measured", text)
-    seen = f"from what was measured on {', '.join(table.cards)}"
-    if phase.rl is not None:
+    for card in table.cards:
+        row = measured.find_row(table, card, run, phase)
+        if row is not None and _is_possible(run, phase, row.tokens_per_s, GPUS[card], 1):
+            text, source = f"measured on one {card} ({row.source})", "measured"
+            if num_gpus > 1:
+                text, source = f"modelled: {text}, {_scaled(num_gpus)}", "modelled"
+            pace = _with_offload(_even_pace(phase, num_gpus * row.tokens_per_s, source, text), run, phase)
+            found[card] = _Anchor(GPUS[card], pace, card)
+    for entry in known["measured"]:  # the newest last
+        gpu, rate = find_gpu(entry["device"]), _rate_of(entry, phase)
+        if gpu is None or (entry["num_gpus"], entry["shape"]) != (num_gpus, _run_key(run)):
+            continue
+        if rate and _is_possible(run, phase, rate, gpu, num_gpus):
+            pace = _even_pace(phase, rate, "measured", f"measured on {gpu.name} by {entry['run_id']}")
+            found[gpu.name] = _Anchor(gpu, pace, f"{gpu.name} by {entry['run_id']}")
+    return found
+
+
+def _between(rate: float, gpu: Gpu, anchors: Sequence[_Anchor]) -> float:
+    """Not above what a card reached that is no worse in any figure, nor below what one did that is no better."""
+    for anchor in anchors:
+        if anchor.gpu.is_at_least(gpu):
+            rate = min(rate, anchor.pace.tokens_per_s)
+    for anchor in anchors:
+        if gpu.is_at_least(anchor.gpu):
+            rate = max(rate, anchor.pace.tokens_per_s)
+    return rate
+
+
+def _modelled(run: Run, phase: Phase, gpu: Gpu, num_gpus: int) -> Pace:
+    """By its data sheet, from the rows of all shapes."""
+    table = measured.load_table()
+    if phase.rl is None:
+        pace = _even_pace(phase, num_gpus * measured.tokens_per_s(table, gpu, run, phase), "modelled", "")
+    else:
         # Prompts are shared out among the cards; reading the weights for each new token is not.
         step_s = measured.rl_step_s(table, gpu, run, phase, num_gpus)
         eval_s = measured.rl_eval_s(table, gpu, run, phase)
         eval_tokens = phase.rl.eval_prompts * phase.rl.eval_samples * phase.rl.max_new_tokens
-        text = f"modelled: {step_s:.1f} s a step of rl on {num_gpus}x {gpu.name}, {seen}"
-        return Pace(phase.batch_tokens / step_s, eval_tokens / eval_s, "modelled", text)
-    rate = num_gpus * measured.tokens_per_s(table, gpu, run, phase)
-    share = rate * flops_of_token(run, phase) / (num_gpus * gpu.peak_flops(run.train.precision))
-    return _even_pace(phase, rate, "modelled", f"modelled: {share:.0%} of the peak of {num_gpus}x {gpu.name}, {seen}")
+        pace = Pace(phase.batch_tokens / step_s, eval_tokens / eval_s, "modelled")
+    seen = f"from what was measured on {', '.join(table.cards)}"
+    text = _say(run, phase, gpu, num_gpus, pace.tokens_per_s, seen)
+    return _with_offload(replace(pace, text=text), run, phase)
+
+
+def _say(run: Run, phase: Phase, gpu: Gpu, num_gpus: int, rate: float, seen: str) -> str:
+    if phase.rl is not None:
+        what = f"{phase.batch_tokens / rate:.1f} s a step of rl on {num_gpus}x {gpu.name}"
+    else:
+        share = rate * flops_of_token(run, phase) / (num_gpus * gpu.peak_flops(run.train.precision))
+        what = f"{share:.0%} of the peak of {num_gpus}x {gpu.name}"
+    return f"modelled: {what}, {seen}" + (f", {_scaled(num_gpus)}" if num_gpus > 1 else "")
+
+
+def _scaled(num_gpus: int) -> str:
+    return f"scaled linearly to {num_gpus} GPUs, which nobody has measured"
+
+
+def _peak_rate(run: Run, phase: Phase, gpu: Gpu) -> float:
+    """Tokens per second that one such card cannot exceed."""
+    flops = flops_of_step(run, phase)
+    return gpu.peak_flops(run.train.precision) * phase.batch_tokens / flops if flops else math.inf
 
 
 def _with_offload(pace: Pace, run: Run, phase: Phase) -> Pace:
@@ -174,8 +254,7 @@ def _is_possible(run: Run, phase: Phase, rate: float, gpu: Gpu | None, num_gpus:
     """Whether such a card could do it at all; where nothing is known of it, yes."""
     if gpu is None:
         return True
-    flops = flops_of_step(run, phase) / max(1, phase.batch_tokens)
-    return rate * flops <= gpu.peak_flops(run.train.precision) * num_gpus
+    return rate <= num_gpus * _peak_rate(run, phase, gpu)
 
 
 def recall(run: Run, offer: Offer, home: Home) -> dict[str, float] | None:
