@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import Said, clear, homing, look_more_often, make_data, trainer_argv
+from tests.cloud.rig import MOSS, Said, clear, homing, look_more_often, make_data, trainer_argv
 
 Homing = Callable[..., Said]
 
@@ -26,7 +26,7 @@ def lay_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, steps: int, step
     folder = tmp_path / "project"
     (folder / "runs").mkdir(parents=True)
     (folder / "runs/moss.yaml").write_text(RUN_FILE)
-    (folder / "moss.txt").write_text("moss grows on stones\n")
+    (folder / "moss.txt").write_bytes(MOSS)
     make_data(folder / "data/moss")
     monkeypatch.chdir(folder)
     look_more_often(monkeypatch)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import RUN_FILE, Homing, clear, lay_out, typing
-from tests.cloud.rig import make_data, trainer_argv
+from tests.cloud.rig import MOSS, make_data, trainer_argv
 
 from homing.cli.train import _newest_unfinished as newest_unfinished
 from homing.cloud.home import Home
@@ -38,7 +38,7 @@ def another_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "x"
     (folder / "runs").mkdir(parents=True)
     (folder / "runs/moss.yaml").write_text(RUN_FILE)
-    (folder / "moss.txt").write_text("lichen grows on bark\n")
+    (folder / "moss.txt").write_bytes(MOSS)
     make_data(folder / "data/moss")
     manifest = folder / "data/moss" / names.MANIFEST
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "made_by": "other text"}))

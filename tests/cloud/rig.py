@@ -97,6 +97,9 @@ end("done", "All steps are done.", 0, num_steps)
 """
 
 
+MOSS = b"moss grows on stones\n"  # moss.txt, which the shards claim to hold
+
+
 def make_data(folder: Path) -> str:
     """Shards that nobody reads; returns the manifest's hash."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +125,7 @@ def make_data(folder: Path) -> str:
         tokenizer_sha256=sha["tokenizer.json"],
         specials=["<|endoftext|>"],
         splits={"train": split("train"), "val": split("val")},
-        source=[SourceFile("moss.txt", 1, "0" * 64)],
+        source=[SourceFile("moss.txt", len(MOSS), hashlib.sha256(MOSS).hexdigest())],
         source_sha256="0" * 64,
     )
     text = codec.dumps(manifest).encode()

@@ -21,10 +21,10 @@ import pytest
 from homing.errors import DataError, IntegrityError
 from homing.lm.prep import PrepOrder, Progress, encode, pieces, prepare, scan, work
 from homing.lm.text import read
-from homing.lm.text.find import Source
 from homing.lm.text.split import HASH_SPACE, document_hash
 from homing.lm.tokenizer import load_tokenizer
 from homing.lm.tokenizer.encode import Encoder
+from homing.text_sources import Source
 from homing.wire.codec import loads
 from homing.wire.data import DataManifest
 

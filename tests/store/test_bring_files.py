@@ -21,9 +21,9 @@ from homing.cli.bring_files import bring_file, bring_files, part_of, say_if_less
 from homing.cli.main import main
 from homing.errors import DataError, IntegrityError, StoreError, UsageError
 from homing.install import pip_install
-from homing.lm.text.find import find_sources
 from homing.store import NotInStore, open_store
 from homing.store.hf import HubStore
+from homing.text_sources import find_sources
 from homing.units import format_bytes
 from homing.world import World
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from homing.store import Entry, Store
     from homing.wire.data import DataManifest
 
-__all__ = ["bring_file", "bring_files", "part_of", "say_if_less"]
+__all__ = ["addresses", "bring_file", "bring_files", "part_of", "say_if_less"]
 
 _TELL_EVERY_S = 10.0
 _ENOUGH = 2  # times what is to be taken: a line of JSON holds less text than it has bytes
@@ -48,6 +48,13 @@ def bring_files(paths: Iterable[str], into: Path, take_bytes: int = 0) -> list[s
     but for a pattern of which only a part was brought: `take_bytes` of text are wanted, 0: all."""
     places = [(path, into.with_name(f"{into.name}-{number}")) for number, path in enumerate(paths)]
     return [brought for path, place in places for brought in _brought(path, place, take_bytes)]
+
+
+def addresses(text: Sequence[str], validation: Sequence[str]) -> dict[str, list[str]]:
+    """Those in a store, for the manifest; {} where there are none."""
+    named = {"text": text, "validation": validation}
+    far = {key: [path for path in paths if is_in_store(path)] for key, paths in named.items()}
+    return {key: paths for key, paths in far.items() if paths}
 
 
 def part_of(take_bytes: int, text: Sequence[str], validation: Sequence[str]) -> int:
@@ -183,7 +190,7 @@ def _matches(names: list[str], pattern: list[str]) -> bool:
 
 
 def _bring(store: Store, key: str, address: str, into: Path) -> None:
-    from homing.lm.text.find import need_reader
+    from homing.text_sources import need_reader
 
     need_reader(key)
     target = into / key

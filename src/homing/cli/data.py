@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from homing.config import Loaded
     from homing.lm.chat.doctor import Doctor
     from homing.lm.chat.render import Example, Renderer
-    from homing.lm.text.find import Source
+    from homing.text_sources import Source
 
 __all__ = ["app"]
 

@@ -14,6 +14,7 @@ import typer
 from homing.cli import talk
 from homing.cli.control import open_home
 from homing.cli.options import Json, Sets, as_typed
+from homing.cli.stale_shards import stale_shards
 from homing.cloud.checks import Check
 from homing.cloud.doctor import examine
 from homing.cloud.examined import Examined
@@ -114,7 +115,8 @@ def _examined(home: Home, run: str | None, sets: list[str], named: list[str], te
     except HomingError as exc:
         return dataclasses.replace(examined, run_error=exc)
     typed = f"{typed_name(loaded.file)}{as_typed(sets)}"
-    return dataclasses.replace(examined, run=loaded.run, is_prepared=loaded.is_prepared, typed=typed)
+    is_prepared = loaded.is_prepared and not any(stale_shards(loaded))
+    return dataclasses.replace(examined, run=loaded.run, is_prepared=is_prepared, typed=typed)
 
 
 def _text(run: str) -> str:

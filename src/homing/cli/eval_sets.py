@@ -33,7 +33,7 @@ def open_sets(
 ) -> list[What]:
     from homing.lm.evals.any_text import text_in_files
     from homing.lm.evals.measure import Chats
-    from homing.lm.text.find import find_sources
+    from homing.text_sources import find_sources
 
     sets: list[What] = [text_in_files([text], text_field=text_field) for text in texts]
     for pattern in chats:

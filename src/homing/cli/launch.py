@@ -20,6 +20,7 @@ from homing.cli.offers import rate_age
 from homing.cli.options import Json, Phases, RunRequired, Sets, TrackerName, Trackers, Wandb, Yes, as_typed, with_phases
 from homing.cli.pick import agrees_to_next, agrees_to_rate, select
 from homing.cli.plan import suggested_limit
+from homing.cli.stale_shards import refuse_stale
 from homing.cli.tracking import begin, following, wanted
 from homing.cloud import meter
 from homing.cloud.bundle import check_committed
@@ -189,6 +190,7 @@ def _load(asked: Asked, home: Home) -> Loaded:
         loaded = _as_launched(home, asked.run, is_changed=bool(asked.sets or asked.name or asked.is_smoke))
     else:
         loaded = load_run(asked.run, list(asked.sets), is_smoke=asked.is_smoke)
+        refuse_stale(loaded, f"{typed_name(loaded.file)}{as_typed(asked.sets, is_smoke=asked.is_smoke)}")
     if asked.no_spot:
         loaded = _without_spot(loaded)
     if asked.name is not None:

@@ -242,8 +242,8 @@ def _first_words(text: list[str]) -> str:
     # Documents as prep cuts them, packed or in JSON lines. These modules need nothing but the standard library, and
     # zstandard for .zst, which may not be here.
     from homing.lm.text.documents import Cuts, documents_of, unmarked_bytes_for
-    from homing.lm.text.find import find_sources
     from homing.lm.text.read import Reading
+    from homing.text_sources import find_sources
 
     try:
         source = find_sources(text, key="--text").sources[0]

@@ -14,6 +14,7 @@ from homing.cli.control import meet_host, open_home, parse_limit, say_problems, 
 from homing.cli.listed import parse_rate, show_listed
 from homing.cli.offers import rate_age
 from homing.cli.options import Json, Phases, RunName, Sets, as_typed, with_phases
+from homing.cli.stale_shards import refuse_stale
 from homing.cloud import meter
 from homing.cloud.choose import name_of
 from homing.cloud.list_prices import is_without_key, list_prices
@@ -61,8 +62,9 @@ def command(
     if resolved:
         _show_resolved(loaded)
         return
+    typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=smoke)}"
+    refuse_stale(loaded, typed)
     with open_home() as home:
-        typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=smoke)}"
         if own_rate is not None:
             show_listed(list_prices(loaded.run, home, own_rate), loaded.run, typed)
             return

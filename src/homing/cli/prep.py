@@ -216,12 +216,13 @@ def _check_command(loaded: Loaded, sets: list[str], is_smoke: bool) -> str:
 
 
 def _prepare_run_text(order: PrepOrder) -> dict[str, Any]:
-    from homing.cli.bring_files import bring_files, part_of, say_if_less
+    from homing.cli.bring_files import addresses, bring_files, part_of, say_if_less
     from homing.lm.prep import prepare
 
     named, part = order.text, part_of(order.take_bytes, order.text, order.validation)
     text = bring_files(named, order.dir / "from-store", part)
-    order = replace(order, text=text, validation=bring_files(order.validation, order.dir / "held-out"))
+    held_out = bring_files(order.validation, order.dir / "held-out")
+    order = replace(order, text=text, validation=held_out, named=addresses(order.text, order.validation))
     with Meter() as meter:
         manifest = prepare(order, meter.show)
     say_if_less(part, named, manifest)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homing.cli import talk
-from homing.cli.bring_files import bring_files, part_of, say_if_less
+from homing.cli.bring_files import addresses, bring_files, part_of, say_if_less
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
 from homing.wire import names
@@ -169,6 +169,7 @@ def _prepare_text(loaded: Loaded, prep: PhasePrep, is_forced: bool) -> dict[str,
         whole,
         text=bring_files(prep.text, prep.dir / "from-store", part),
         validation=bring_files(prep.validation, prep.dir / "held-out"),
+        named=addresses(prep.text, prep.validation),
         val_fraction=prep.val_fraction,
         tokenizer=str(loaded.prep.dir / names.TOKENIZER),
         dir=prep.dir,

@@ -14,6 +14,7 @@ from homing.cli.control import open_home, parse_limit, say_problems, usd
 from homing.cli.extras import need
 from homing.cli.options import Json, Sets, as_typed
 from homing.cli.plan import suggested_limit
+from homing.cli.stale_shards import stale_shards
 from homing.cloud.plan import make_plan
 from homing.cloud.rehearse import DEFAULT_LIMIT_USD, Rehearsal, RehearsalOrder, rehearse
 from homing.cloud.rehearse_scenes import SCENES, find_scenes
@@ -71,7 +72,7 @@ def _show_faults() -> None:
 def _prepared(run: str, sets: list[str]) -> Loaded:
     """The smoke profile with its data: shrunk and prepared here, where that has not been done yet."""
     loaded = load_run(run, sets, is_smoke=True)
-    if loaded.is_prepared:
+    if loaded.is_prepared and not any(stale_shards(loaded)):
         return loaded
     talk.say(f"\n== Prepare {loaded.run.name}: text to tokenizer to token shards")
     argv = [sys.executable, "-m", "homing.cli", "prep", run, "--smoke"]

@@ -32,6 +32,7 @@ from homing.cli.find_model import Chosen, choose_in_run
 from homing.cli.harmless import harmless
 from homing.cli.keep_log import printing
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb, as_typed, with_phases
+from homing.cli.stale_shards import refuse_stale
 from homing.cli.tracking import begin, following, wanted
 from homing.cli.trained_here import ENDING_S, hold, is_limit
 from homing.cloud.home import Home
@@ -86,6 +87,7 @@ def command(
             why=f"{_missing(loaded)} is not there.",
             fix=f"homing prep {name}{as_typed(sets, is_smoke=smoke)}",
         )
+    refuse_stale(loaded, f"{name}{as_typed(sets, is_smoke=smoke)}")
     need("lm", verb="train")
     loaded = _with_weights(loaded, lambda: load_run(name, sets, is_smoke=smoke))
     run_dir = _run_dir(loaded, name, again, must_exist=resume, is_fresh=fresh)

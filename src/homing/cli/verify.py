@@ -43,7 +43,8 @@ def command(
 ) -> None:
     """Build the model, count it, take one step, check what it needs."""
     sets = with_phases(sets, phase)
-    from homing.config import load_run, newest_run
+    from homing.cli.stale_shards import refuse_stale
+    from homing.config import load_run, newest_run, typed_name
 
     if not no_run:
         from homing.cli.extras import need
@@ -51,6 +52,7 @@ def command(
         need("lm", verb="verify")
     loaded = load_run(newest_run() if run is None else run, sets, is_smoke=is_smoke)
     found = _Findings({"run": loaded.run.name, "file": str(loaded.file), "is_prepared": loaded.is_prepared})
+    refuse_stale(loaded, f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=is_smoke)}")
     _say_title(loaded)
     _parameters(loaded, found)
     _memory(loaded, found)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from homing.errors import DataError
 from homing.lm.text import read
 from homing.lm.text.documents import MARKER, MAX_DOCUMENT_BYTES, Cuts, cut, documents_of, unmarked_bytes_for
-from homing.lm.text.find import find_sources
 from homing.lm.text.read import Reading
+from homing.text_sources import find_sources
 
 Pack = Callable[[bytes], bytes]
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from homing.errors import DataError, UsageError
 from homing.install import pip_install
 from homing.lm.text.documents import MAX_DOCUMENT_BYTES, Cuts, documents_of
-from homing.lm.text.find import find_sources, need_reader
 from homing.lm.text.parquet import rows_of
 from homing.lm.text.read import Reading
+from homing.text_sources import find_sources, need_reader
 
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 

@@ -21,8 +21,8 @@ from homing.lm.chat.lines import BrokenFile, Line, values_of
 from homing.lm.chat.messages import Conversation, Fault
 from homing.lm.chat.render import Example, Renderer
 from homing.lm.chat.rules import check, drop_unanswered
-from homing.lm.text.find import Source
 from homing.lm.text.read import Reading
+from homing.text_sources import Source
 
 __all__ = ["HARMLESS", "Doctor", "FileReport", "Finding", "Kept"]
 

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 from homing.errors import DataError
 from homing.lm.chat.messages import Fault
 from homing.lm.text.documents import MAX_LINE_BYTES
-from homing.lm.text.find import PACKINGS
 from homing.lm.text.parquet import rows_of
 from homing.lm.text.read import Reading, open_blocks
+from homing.text_sources import PACKINGS
 
 __all__ = ["BrokenFile", "Line", "values_of"]
 

@@ -18,7 +18,7 @@ from homing.lm.chat.render import Renderer, need_template
 from homing.lm.chat.template import find_template
 from homing.lm.chat.tokens import ChatTokens
 from homing.lm.prep.order import file_sha256
-from homing.lm.text.find import PACKINGS, PARQUET_ENDING, Source, find_sources
+from homing.text_sources import Source, find_chat_files
 
 __all__ = [
     "ChatInputs",
@@ -30,8 +30,6 @@ __all__ = [
     "open_renderer",
     "settings_of",
 ]
-
-ENDINGS = (".jsonl", ".ndjson", ".json", PARQUET_ENDING)
 
 
 @dataclass(frozen=True)
@@ -76,35 +74,6 @@ class ChatInputs:
 
 def open_renderer(folder: Path) -> Renderer:
     return Renderer(need_template(find_template(folder), str(folder)), ChatTokens(folder))
-
-
-def find_chat_files(patterns: Sequence[str], key: str = "chat", otherwise: str = "") -> tuple[list[Source], list[str]]:
-    """Files and warnings. A folder gives its .jsonl, .ndjson and .json, packed or not, and .parquet."""
-    named: list[str] = []
-    for pattern in patterns:
-        folder = os.path.expanduser(pattern)
-        named += _in_folder(folder, key) if os.path.isdir(folder) else [pattern]
-    found = find_sources(named, key=key, otherwise=otherwise)
-    return found.sources, found.warnings
-
-
-def _in_folder(folder: str, key: str) -> list[str]:
-    taken = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        taken += [os.path.join(parent, name) for name in sorted(names) if _is_chat(name)]
-    if not taken:
-        raise DataError(
-            what=f"{key}: no conversations in the folder {folder}.",
-            why=f"A folder gives its files that end in {' '.join(ENDINGS)}, also packed ({' '.join(PACKINGS)}).",
-            fix=f"Name other files by a pattern: '{folder}/*.txt'",
-        )
-    return taken
-
-
-def _is_chat(name: str) -> bool:
-    stem, ending = os.path.splitext(name.lower())
-    return not name.startswith(".") and (stem if ending in PACKINGS else name.lower()).endswith(ENDINGS)
 
 
 def find_inputs(order: ChatOrder) -> ChatInputs:

@@ -28,9 +28,9 @@ from homing.lm.evals.result import Measured, Score, files_sha256
 from homing.lm.model import Decoder
 from homing.lm.shards.read import file_sha256, open_split, read_manifest
 from homing.lm.text.documents import MAX_DOCUMENT_BYTES, Cuts, documents_of
-from homing.lm.text.find import find_sources
 from homing.lm.text.read import Reading
 from homing.lm.tokenizer import Tokenizer, load_tokenizer
+from homing.text_sources import find_sources
 from homing.wire import names
 
 __all__ = ["LARGEST_WINDOW", "STRETCH_BYTES", "Text", "held_out_text", "measure_text", "text_in_files"]

@@ -26,8 +26,8 @@ from homing.lm.evals.result import Measured, Score, joint_sha256
 from homing.lm.model import Decoder
 from homing.lm.shards.conversations import open_conversations
 from homing.lm.shards.read import file_sha256, read_manifest
-from homing.lm.text.find import find_sources
 from homing.lm.tokenizer import Tokenizer
+from homing.text_sources import find_sources
 from homing.wire import names
 
 __all__ = ["measure_conversations", "measure_held_out"]

@@ -22,8 +22,8 @@ from homing.lm.chat.lines import values_of
 from homing.lm.chat.messages import Fault
 from homing.lm.rl.answers import ANSWER_MARK, final_number
 from homing.lm.shards.read import file_sha256
-from homing.lm.text.find import find_sources
 from homing.lm.text.read import Reading
+from homing.text_sources import find_sources
 
 __all__ = ["Choice", "Item", "Open", "TaskFile", "read_task"]
 

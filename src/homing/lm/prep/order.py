@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.text.find import Source, find_sources
 from homing.lm.tokenizer.files import PAPERS, Facts, read_facts
 from homing.lm.tokenizer.specials import specials_named
 from homing.lm.tokenizer.splits import pattern_named
 from homing.lm.tokenizer.train import MAX_SAMPLE_BYTES, MIN_VOCAB
+from homing.text_sources import Source, find_sources
 from homing.wire.names import TOKENIZER
 
 __all__ = [
@@ -46,6 +46,8 @@ class PrepOrder:
     shard_tokens: int = 100_000_000
     take_bytes: int = 0  # of the text, from every file its share; 0: all of it
     is_forced: bool = False  # do finished work again
+    # Addresses in a store that `text` and `validation` were fetched from, so that a change in the run file is seen.
+    named: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,8 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
         "sample_bytes": 0 if order.tokenizer else order.sample_bytes,
         "shard_tokens": order.shard_tokens,
     }
+    if order.named:
+        settings["named"] = order.named
     if inputs.is_part:
         settings["take_bytes"] = order.take_bytes
     if facts.why_slow:  # somebody else's tokenizer, with the papers that lie beside it

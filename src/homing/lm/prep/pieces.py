@@ -20,8 +20,8 @@ from typing import TypeVar
 
 from homing.lm.prep.order import Inputs
 from homing.lm.text.documents import Cuts, documents_of
-from homing.lm.text.find import Source
 from homing.lm.text.read import Reading
+from homing.text_sources import Source
 
 __all__ = ["Piece", "Position", "ahead", "pieces_of"]
 

@@ -19,8 +19,8 @@ from homing.errors import DataError
 from homing.lm.prep.order import Inputs, PrepOrder
 from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.text.documents import Cuts, unmarked_bytes_for
-from homing.lm.text.find import PACKINGS
 from homing.lm.text.split import HASH_SPACE, SmallCorpus, choose_threshold
+from homing.text_sources import PACKINGS
 from homing.units import counted, format_bytes
 
 __all__ = ["Scan", "Scanner", "marker_note", "part_note", "scan_warnings"]

@@ -1,6 +1,5 @@
-"""Raw text to documents.
+"""Raw text to documents. Which files: `homing.text_sources`.
 
-    find       paths, globs, folders          -> sources, in one fixed order
     read       a source, packed or plain      -> blocks of bytes
     parquet    a source that is a table       -> the text of its rows
     documents  blocks, JSON lines, rows       -> documents, none larger than a bound
@@ -11,7 +10,7 @@ tokenizer works on bytes, and decoding what is never looked at would cost more t
 """
 
 from homing.lm.text.documents import Cuts, documents_of
-from homing.lm.text.find import Source, find_sources
 from homing.lm.text.split import choose_threshold, document_hash
+from homing.text_sources import Source, find_sources
 
 __all__ = ["Cuts", "Source", "choose_threshold", "document_hash", "documents_of", "find_sources"]

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.text.find import Source
 from homing.lm.text.read import Reading
+from homing.text_sources import Source
 
 __all__ = ["rows_of", "texts_of"]
 

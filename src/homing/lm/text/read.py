@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from homing.errors import DataError
-from homing.lm.text.find import Source
+from homing.text_sources import Source
 
 __all__ = ["BLOCK_BYTES", "Reading", "open_blocks"]
 

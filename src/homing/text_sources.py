@@ -15,12 +15,22 @@ from pathlib import Path
 
 from homing.errors import DataError, MissingExtra
 
-__all__ = ["PACKINGS", "PARQUET_ENDING", "TEXT_ENDINGS", "Found", "Source", "find_sources", "need_reader"]
+__all__ = [
+    "PACKINGS",
+    "PARQUET_ENDING",
+    "TEXT_ENDINGS",
+    "Found",
+    "Source",
+    "find_chat_files",
+    "find_sources",
+    "need_reader",
+]
 
 PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 JSONL_ENDINGS = (".jsonl", ".ndjson")
 PARQUET_ENDING = ".parquet"
 _TOLD = 5  # names in an error
+CHAT_ENDINGS = (*JSONL_ENDINGS, ".json", PARQUET_ENDING)
 TEXT_ENDINGS = (".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", *JSONL_ENDINGS, PARQUET_ENDING)
 
 
@@ -57,6 +67,34 @@ def find_sources(patterns: Sequence[str], *, key: str, otherwise: str = "") -> F
                 found.sources.append(_source(path, key))
     _refuse_empty([source.path for source in found.sources if source.num_bytes == 0], key)
     return found
+
+
+def find_chat_files(patterns: Sequence[str], key: str = "chat", otherwise: str = "") -> tuple[list[Source], list[str]]:
+    """Files and warnings. A folder gives its .jsonl, .ndjson and .json, packed or not, and .parquet."""
+    named: list[str] = []
+    for pattern in patterns:
+        folder = os.path.expanduser(pattern)
+        named += _chat_in_folder(folder, key) if os.path.isdir(folder) else [pattern]
+    found = find_sources(named, key=key, otherwise=otherwise)
+    return found.sources, found.warnings
+
+
+def _chat_in_folder(folder: str, key: str) -> list[str]:
+    taken = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        taken += [os.path.join(parent, name) for name in sorted(names) if _is_chat(name)]
+    if not taken:
+        raise DataError(
+            what=f"{key}: no conversations in the folder {folder}.",
+            why=f"A folder gives its files that end in {' '.join(CHAT_ENDINGS)}, also packed ({' '.join(PACKINGS)}).",
+            fix=f"Name other files by a pattern: '{folder}/*.txt'",
+        )
+    return taken
+
+
+def _is_chat(name: str) -> bool:
+    return not name.startswith(".") and _unpacked_name(name).endswith(CHAT_ENDINGS)
 
 
 def _expand(pattern: str, key: str, otherwise: str, warnings: list[str]) -> list[str]:

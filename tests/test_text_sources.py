@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homing.errors import DataError
-from homing.lm.text.find import find_sources
+from homing.text_sources import find_sources
 
 
 def test_globs_folders_and_paths_give_each_file_once_in_a_fixed_order(tmp_path: Path) -> None:
