@@ -59,8 +59,8 @@ def _product(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     """y, and for backward: x and W in FP8, transposed, each with its scale."""
     from homing.lm.model.kernels.cast import cast_both_ways  # Triton is there only where CUDA is
 
-    x8_ND, x8_DN, x_scale = cast_both_ways(x.reshape(-1, x.shape[-1]), _FINE)
-    w8_FD, w8_DF, w_scale = cast_both_ways(weight_FD, _FINE)
+    x8_ND, x8_DN, x_scale = cast_both_ways(x.reshape(-1, x.shape[-1]).contiguous(), _FINE)
+    w8_FD, w8_DF, w_scale = cast_both_ways(weight_FD.contiguous(), _FINE)
     y_NF = torch._scaled_mm(x8_ND, w8_FD.t(), scale_a=x_scale, scale_b=w_scale, out_dtype=x.dtype, use_fast_accum=True)
     return y_NF.view(*x.shape[:-1], -1), x8_DN, x_scale, w8_DF, w_scale
 

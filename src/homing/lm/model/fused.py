@@ -77,7 +77,7 @@ def _swiglu_like(gate_up: Tensor) -> Tensor:
 def _swiglu(gate_up: Tensor) -> Tensor:
     from homing.lm.model.kernels import swiglu as kernel  # Triton is there only where CUDA is
 
-    y = kernel.swiglu(gate_up.reshape(-1, gate_up.shape[-1]))
+    y = kernel.swiglu(_rows(gate_up))
     return y.view(*gate_up.shape[:-1], -1)
 
 
@@ -89,8 +89,7 @@ def _swiglu_backward_like(gate_up: Tensor, dy: Tensor) -> Tensor:
 def _swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
     from homing.lm.model.kernels import swiglu as kernel
 
-    flat = gate_up.reshape(-1, gate_up.shape[-1])
-    return kernel.swiglu_backward(flat, dy.reshape(len(flat), -1)).view(gate_up.shape)
+    return kernel.swiglu_backward(_rows(gate_up), _rows(dy)).view(gate_up.shape)
 
 
 class _SumNorm(torch.autograd.Function):
@@ -117,8 +116,7 @@ def _sum_norm_like(x: Tensor, y: Tensor, weight_D: Tensor, eps: float) -> tuple[
 def _sum_norm(x: Tensor, y: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     from homing.lm.model.kernels import norm as kernel
 
-    flat = (-1, x.shape[-1])
-    total, normed = kernel.sum_norm(x.reshape(flat), y.reshape(flat), weight_D, eps)
+    total, normed = kernel.sum_norm(_rows(x), _rows(y), weight_D.contiguous(), eps)
     return total.view(x.shape), normed.view(x.shape)
 
 
@@ -134,10 +132,7 @@ def _sum_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     from homing.lm.model.kernels import norm as kernel
 
-    flat = (-1, total.shape[-1])
-    dx, dweight_D = kernel.sum_norm_backward(
-        total.reshape(flat), dtotal.reshape(flat), dnormed.reshape(flat), weight_D, eps
-    )
+    dx, dweight_D = kernel.sum_norm_backward(_rows(total), _rows(dtotal), _rows(dnormed), weight_D.contiguous(), eps)
     return dx.view(total.shape), dweight_D
 
 
@@ -183,10 +178,9 @@ def _turn(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     from homing.lm.model.kernels import turn as kernel
 
-    B, T, C = qkv_BTC.shape
-    q, k = kernel.turn(
-        qkv_BTC.reshape(-1, C), _table(cos), _table(sin), weights_2K, num_heads, num_kv_heads, has_norm, scale, eps
-    )
+    B, T, _ = qkv_BTC.shape
+    weights = None if weights_2K is None else weights_2K.contiguous()
+    q, k = kernel.turn(_rows(qkv_BTC), _rows(cos), _rows(sin), weights, num_heads, num_kv_heads, has_norm, scale, eps)
     return q.view(B, T, *q.shape[1:]), k.view(B, T, *k.shape[1:])
 
 
@@ -204,12 +198,15 @@ def _turn_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     from homing.lm.model.kernels import turn as kernel
 
-    flat = qkv_BTC.reshape(-1, qkv_BTC.shape[-1])
-    dq, dk, dv = (d.reshape(len(flat), *d.shape[2:]) for d in (dq, dk, dv))
-    dqkv, dweights = kernel.turn_backward(flat, dq, dk, dv, _table(cos), _table(sin), weights_2K, has_norm, scale, eps)
+    # Attention may leave the gradients head by head; the kernel wants all heads of a token side by side.
+    dq, dk, dv = (d.flatten(0, 1).contiguous() for d in (dq, dk, dv))
+    weights = None if weights_2K is None else weights_2K.contiguous()
+    dqkv, dweights = kernel.turn_backward(
+        _rows(qkv_BTC), dq, dk, dv, _rows(cos), _rows(sin), weights, has_norm, scale, eps
+    )
     return dqkv.view(qkv_BTC.shape), dweights
 
 
-def _table(angles: Tensor) -> Tensor:
-    """(T, K/2), or (B, 1, T, K/2) with positions of one's own -> rows that a kernel walks through."""
-    return angles.reshape(-1, angles.shape[-1]).contiguous()
+def _rows(x: Tensor) -> Tensor:
+    """(..., D) -> (N, D), contiguous: `reshape` alone may return a view in another order, which a kernel misreads."""
+    return x.reshape(-1, x.shape[-1]).contiguous()

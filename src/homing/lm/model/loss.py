@@ -174,7 +174,8 @@ def _differentiate_by_kernel(
 ) -> tuple[Tensor, Tensor]:
     from homing.lm.model.kernels import cross_entropy  # Triton is there only where CUDA is
 
-    return cross_entropy.differentiate_(logits_nP, targets_n, count, vocab_size, softcap), logits_nP
+    losses_n = cross_entropy.differentiate_(logits_nP, targets_n.contiguous(), count, vocab_size, softcap)
+    return losses_n, logits_nP
 
 
 def _add_product(sum_PD: Tensor, left_Pn: Tensor, right_nD: Tensor) -> None:

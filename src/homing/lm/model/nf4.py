@@ -71,7 +71,8 @@ def dequantize(parts: Nf4, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor
         from homing.lm.model.kernels import nf4 as kernel  # Triton is there only where CUDA is
 
         step, table = dynamic_map(is_signed=True, device=parts.packed.device), code(parts.packed.device)
-        return kernel.dequantize(*parts, table, step, dtype, block=BLOCK, super_block=SUPER_BLOCK).view(shape)
+        held = Nf4(*(part.contiguous() for part in parts))
+        return kernel.dequantize(*held, table, step, dtype, block=BLOCK, super_block=SUPER_BLOCK).view(shape)
     magnitudes_b = dequantize_blocks(parts.scales, parts.super_scales, SUPER_BLOCK, is_signed=True) + parts.offset
     indices_n = torch.stack([parts.packed >> 4, parts.packed & 15], dim=1).view(-1).int()
     values_n = code(parts.packed.device)[indices_n]

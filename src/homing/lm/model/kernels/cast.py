@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homing.lm.model.kernels.launch import check, launching
+
 __all__ = ["cast_both_ways"]
 
 _TILE = 64
@@ -17,16 +19,18 @@ _CHUNK = 4096
 
 
 def cast_both_ways(x_ND: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    assert x_ND.is_contiguous()
+    check(x_ND.dim() == 2, f"x is {tuple(x_ND.shape)}, not (N, D)")
+    check(kind in (torch.float8_e4m3fn, torch.float8_e5m2), f"{kind} is not FP8")
     num_rows, num_cols = x_ND.shape
     largest = torch.zeros(1, device=x_ND.device, dtype=torch.float32)
-    _largest[(triton.cdiv(x_ND.numel(), _CHUNK * 8),)](x_ND, largest, x_ND.numel(), CHUNK=_CHUNK, num_warps=8)
     most = torch.finfo(kind).max
     x8 = torch.empty_like(x_ND, dtype=kind)
     x8_t = torch.empty(num_cols, num_rows, device=x_ND.device, dtype=kind)
     inverse = torch.empty(1, device=x_ND.device, dtype=torch.float32)
     grid = (triton.cdiv(num_rows, _TILE), triton.cdiv(num_cols, _TILE))
-    _cast[grid](x_ND, largest, x8, x8_t, inverse, num_rows, num_cols, most, TILE=_TILE, num_warps=4)
+    with launching(x=x_ND):
+        _largest[(triton.cdiv(x_ND.numel(), _CHUNK * 8),)](x_ND, largest, x_ND.numel(), CHUNK=_CHUNK, num_warps=8)
+        _cast[grid](x_ND, largest, x8, x8_t, inverse, num_rows, num_cols, most, TILE=_TILE, num_warps=4)
     return x8, x8_t, inverse.squeeze(0)
 
 
@@ -49,8 +53,10 @@ def _cast(x_ptr, largest_ptr, x8_ptr, x8_t_ptr, inverse_ptr, num_rows, num_cols,
     cols = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = (rows[:, None] < num_rows) & (cols[None, :] < num_cols)
     x = tl.load(x_ptr + rows[:, None] * num_cols + cols[None, :], mask=mask, other=0.0).to(tl.float32) * scale
-    # No clamp: it would turn a NaN, which must be seen, into a number. The largest value rounds to what just fits.
-    x8 = x.to(x8_ptr.dtype.element_ty)
+    # The largest value rounds to what just fits. A NaN must be seen, and not every conversion keeps one: both types
+    # have one at 0x7F.
+    bits = tl.where(x != x, 0x7F, x.to(x8_ptr.dtype.element_ty).to(tl.uint8, bitcast=True)).to(tl.uint8)
+    x8 = bits.to(x8_ptr.dtype.element_ty, bitcast=True)
     tl.store(x8_ptr + rows[:, None] * num_cols + cols[None, :], x8, mask=mask)
     mask_t = (cols[:, None] < num_cols) & (rows[None, :] < num_rows)
     tl.store(x8_t_ptr + cols[:, None] * num_rows + rows[None, :], tl.trans(x8), mask=mask_t)

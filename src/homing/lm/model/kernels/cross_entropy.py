@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homing.lm.model.kernels.launch import check, launching
+
 __all__ = ["differentiate_"]
 
 _IGNORED = tl.constexpr(-100)
@@ -23,12 +25,17 @@ _WARPS = 8
 def differentiate_(logits_nP: Tensor, targets_n: Tensor, count: Tensor, vocab_size: int, softcap: float) -> Tensor:
     """The loss of each row; `logits_nP` is overwritten by d mean loss / d logits, zero in the padding columns."""
     num_rows, num_cols = logits_nP.shape
-    assert logits_nP.stride(1) == 1
+    check(logits_nP.stride(1) == 1, f"logits have strides {logits_nP.stride()}: a row must be contiguous")
+    check(targets_n.shape == (num_rows,), f"{tuple(targets_n.shape)} targets for {num_rows} rows")
+    check(not targets_n.dtype.is_floating_point and count.numel() == 1, "targets are no integers, or not one count")
+    check(vocab_size <= num_cols, f"{num_cols} columns for a vocabulary of {vocab_size}")
+    check(logits_nP.device == targets_n.device, f"logits on {logits_nP.device}, targets on {targets_n.device}")
     losses_n = torch.empty(num_rows, device=logits_nP.device, dtype=torch.float32)
-    _kernel[(num_rows,)](
-        logits_nP, targets_n, losses_n, count, logits_nP.stride(0), vocab_size, num_cols, softcap or 1.0,
-        HAS_CAP=bool(softcap), BLOCK=_BLOCK, num_warps=_WARPS,
-    )  # fmt: skip
+    with launching(targets=targets_n, count=count):
+        _kernel[(num_rows,)](
+            logits_nP, targets_n, losses_n, count, logits_nP.stride(0), vocab_size, num_cols, softcap or 1.0,
+            HAS_CAP=bool(softcap), BLOCK=_BLOCK, num_warps=_WARPS,
+        )  # fmt: skip
     return losses_n
 
 

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homing.lm.model.kernels.launch import check, launching
+
 __all__ = ["dequantize"]
 
 _BYTES = 1024  # of one program
@@ -20,12 +22,19 @@ def dequantize(
     dtype: torch.dtype, *, block: int, super_block: int,
 ) -> Tensor:  # fmt: skip
     num_bytes = packed.numel()
+    is_right = (packed.dtype, scales.dtype) == (torch.uint8, torch.uint8)
+    is_right &= all(table.dtype == torch.float32 for table in (super_scales, offset, code, steps))
+    check(is_right, "packed weights and scales are not uint8, or the tables are not fp32")
+    check(scales.numel() * block >= 2 * num_bytes, f"{scales.numel()} scales for {2 * num_bytes} weights")
+    check(super_scales.numel() * super_block >= scales.numel(), f"{super_scales.numel()} scales of scales")
     out = torch.empty(2 * num_bytes, device=packed.device, dtype=dtype)
-    _dequantize[(triton.cdiv(num_bytes, _BYTES),)](
-        packed, scales, super_scales, offset, code, steps, out, num_bytes,
-        BLOCK=block, SUPER_BLOCK=super_block, BYTES=_BYTES, num_warps=4,
-        enable_fp_fusion=False,  # product, then sum, each rounded: one fused step would differ in the last bit
-    )  # fmt: skip
+    parts = {"packed": packed, "scales": scales, "super_scales": super_scales, "offset": offset}
+    with launching(**parts, code=code, steps=steps):
+        _dequantize[(triton.cdiv(num_bytes, _BYTES),)](
+            packed, scales, super_scales, offset, code, steps, out, num_bytes,
+            BLOCK=block, SUPER_BLOCK=super_block, BYTES=_BYTES, num_warps=4,
+            enable_fp_fusion=False,  # product, then sum, each rounded: one fused step would differ in the last bit
+        )  # fmt: skip
     return out
 
 

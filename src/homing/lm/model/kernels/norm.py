@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homing.lm.model.kernels.launch import check, launching
+
 __all__ = ["sum_norm", "sum_norm_backward"]
 
 _PROGRAMS = 1024  # of backward: so many rows of partial sums for the weight's gradient
@@ -21,9 +23,11 @@ _PROGRAMS = 1024  # of backward: so many rows of partial sums for the weight's g
 
 def sum_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     num_rows, width = x.shape
+    _check_shapes(weight, x, y)
     total, normed = torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(width)
-    _forward[(num_rows,)](x, y, weight, total, normed, width, eps, BLOCK=block, num_warps=4)
+    with launching(x=x, y=y, weight=weight):
+        _forward[(num_rows,)](x, y, weight, total, normed, width, eps, BLOCK=block, num_warps=4)
     return total, normed
 
 
@@ -31,15 +35,22 @@ def sum_norm_backward(
     total: Tensor, dtotal: Tensor, dnormed: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     num_rows, width = total.shape
+    _check_shapes(weight, total, dtotal, dnormed)
     dx = torch.empty_like(total)
     num_programs = min(_PROGRAMS, num_rows)
     partial = torch.empty(num_programs, width, device=total.device, dtype=torch.float32)
     block = triton.next_power_of_2(width)
-    _backward[(num_programs,)](
-        total, dtotal, dnormed, weight, dx, partial, num_rows, width, eps, triton.cdiv(num_rows, num_programs),
-        BLOCK=block, num_warps=8 if block >= 2048 else 4,
-    )  # fmt: skip
+    with launching(total=total, dtotal=dtotal, dnormed=dnormed, weight=weight):
+        _backward[(num_programs,)](
+            total, dtotal, dnormed, weight, dx, partial, num_rows, width, eps, triton.cdiv(num_rows, num_programs),
+            BLOCK=block, num_warps=8 if block >= 2048 else 4,
+        )  # fmt: skip
     return dx, partial.sum(0)
+
+
+def _check_shapes(weight: Tensor, first: Tensor, *others: Tensor) -> None:
+    is_right = all(other.shape == first.shape for other in others) and weight.shape == first.shape[1:]
+    check(is_right, f"weight {tuple(weight.shape)}, rows {[tuple(rows.shape) for rows in (first, *others)]}")
 
 
 @triton.jit

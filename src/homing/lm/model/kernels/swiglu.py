@@ -12,22 +12,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homing.lm.model.kernels.launch import check, launching
+
 __all__ = ["swiglu", "swiglu_backward"]
 
 _BLOCK = 1024
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
+    check(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, f"gate_up is {tuple(gate_up.shape)}, not (N, 2F)")
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty(num_rows, width, device=gate_up.device, dtype=gate_up.dtype)
-    _forward[(num_rows, triton.cdiv(width, _BLOCK))](gate_up, y, width, BLOCK=_BLOCK)
+    with launching(gate_up=gate_up):
+        _forward[(num_rows, triton.cdiv(width, _BLOCK))](gate_up, y, width, BLOCK=_BLOCK)
     return y
 
 
 def swiglu_backward(gate_up: Tensor, dy: Tensor) -> Tensor:
     num_rows, width = dy.shape
+    check(gate_up.shape == (num_rows, 2 * width), f"gate_up is {tuple(gate_up.shape)}, dy {tuple(dy.shape)}")
     out = torch.empty_like(gate_up)
-    _backward[(num_rows, triton.cdiv(width, _BLOCK))](gate_up, dy, out, width, BLOCK=_BLOCK)
+    with launching(gate_up=gate_up, dy=dy):
+        _backward[(num_rows, triton.cdiv(width, _BLOCK))](gate_up, dy, out, width, BLOCK=_BLOCK)
     return out
 
 

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from homing.lm.model.kernels.launch import check, launching
+
 __all__ = ["turn", "turn_backward"]
 
 _WARPS = 4
@@ -30,13 +32,15 @@ def turn(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`weights` (2, K): of the queries' norm and the keys'. `cos`, `sin` (R, K/2): token n has position n mod R."""
     num_tokens, size = qkv.shape[0], 2 * cos.shape[-1]
+    _check_shapes(qkv, cos, sin, weights, num_heads, num_kv_heads)
     q = torch.empty(num_tokens, num_heads, size, device=qkv.device, dtype=qkv.dtype)
     k = torch.empty(num_tokens, num_kv_heads, size, device=qkv.device, dtype=qkv.dtype)
-    _forward[(num_tokens,)](
-        qkv, cos, sin, weights if weights is not None else cos, q, k, qkv.shape[1], cos.shape[0],
-        num_heads, num_kv_heads, scale, eps, HALF=size // 2, HEADS=triton.next_power_of_2(num_heads + num_kv_heads),
-        HAS_NORM=has_norm, HAS_WEIGHTS=weights is not None, num_warps=_WARPS,
-    )  # fmt: skip
+    with launching(qkv=qkv, cos=cos, sin=sin, weights=weights):
+        _forward[(num_tokens,)](
+            qkv, cos, sin, weights if weights is not None else cos, q, k, qkv.shape[1], cos.shape[0],
+            num_heads, num_kv_heads, scale, eps, HALF=size // 2, HEADS=triton.next_power_of_2(num_heads + num_kv_heads),
+            HAS_NORM=has_norm, HAS_WEIGHTS=weights is not None, num_warps=_WARPS,
+        )  # fmt: skip
     return q, k
 
 
@@ -47,19 +51,39 @@ def turn_backward(
     """dqkv, and (2, K) gradients of the norms' weights in fp32 (zeros without weights)."""
     num_tokens, num_heads, size = dq.shape
     num_kv_heads = dk.shape[1]
+    _check_shapes(qkv, cos, sin, weights, num_heads, num_kv_heads)
+    is_right = dq.shape == (len(qkv), num_heads, 2 * cos.shape[-1]) and dk.shape == dv.shape == (
+        *dq.shape[:1],
+        num_kv_heads,
+        size,
+    )
+    check(is_right, f"gradients of {[tuple(part.shape) for part in (dq, dk, dv)]} for {tuple(qkv.shape)}")
     dqkv = torch.empty_like(qkv)
     # Programs of the queries, then of the keys, then of the values.
     num_q, num_k = (triton.cdiv(num_tokens * heads, _ROWS * _TURNS) for heads in (num_heads, num_kv_heads))
     num_partial = num_q + num_k if weights is not None else 1
     partial = torch.empty(num_partial, size, device=qkv.device, dtype=torch.float32)
-    _backward[(num_q + 2 * num_k,)](
-        qkv, dq, dk, dv, cos, sin, weights if weights is not None else cos, dqkv, partial, num_tokens, qkv.shape[1],
-        cos.shape[0], num_heads, num_kv_heads, num_q, num_k, scale, eps, HALF=size // 2, ROWS=_ROWS, TURNS=_TURNS,
-        HAS_NORM=has_norm, HAS_WEIGHTS=weights is not None, num_warps=_WARPS,
-    )  # fmt: skip
+    with launching(qkv=qkv, dq=dq, dk=dk, dv=dv, cos=cos, sin=sin, weights=weights):
+        _backward[(num_q + 2 * num_k,)](
+            qkv, dq, dk, dv, cos, sin, weights if weights is not None else cos, dqkv, partial, num_tokens, qkv.shape[1],
+            cos.shape[0], num_heads, num_kv_heads, num_q, num_k, scale, eps, HALF=size // 2, ROWS=_ROWS, TURNS=_TURNS,
+            HAS_NORM=has_norm, HAS_WEIGHTS=weights is not None, num_warps=_WARPS,
+        )  # fmt: skip
     if weights is None:
         return dqkv, torch.zeros(2, size, device=qkv.device)
     return dqkv, torch.stack((partial[:num_q].sum(0), partial[num_q:].sum(0)))
+
+
+def _check_shapes(
+    qkv: Tensor, cos: Tensor, sin: Tensor, weights: Tensor | None, num_heads: int, num_kv_heads: int
+) -> None:
+    size = 2 * cos.shape[-1]
+    wanted = (len(qkv), (num_heads + 2 * num_kv_heads) * size)
+    check(qkv.shape == wanted, f"qkv is {tuple(qkv.shape)}, not {wanted}")
+    check(size & (size - 1) == 0, f"a head size of {size} is not a power of two")
+    check(cos.dim() == 2 and cos.shape == sin.shape, f"cos is {tuple(cos.shape)}, sin {tuple(sin.shape)}")
+    check(cos.dtype == sin.dtype == torch.float32, f"cos is {cos.dtype}, sin {sin.dtype}, not fp32")
+    check(weights is None or weights.shape == (2, size), "weights are not (2, head size)")
 
 
 @triton.jit

@@ -1,0 +1,32 @@
+"""Checks before a kernel is launched. A kernel is given addresses only: it reads wrong numbers, without an error, where
+a tensor lies in another order or on another GPU than it assumes.
+
+    with launching(x=x, y=y):  _kernel[grid](x, y, ...)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["check", "launching"]
+
+
+def launching(**tensors: Tensor | None) -> contextlib.AbstractContextManager[Any]:
+    """Raises ValueError unless all tensors are contiguous and on one device. Inside the context that device is the
+    current one: Triton launches on the current GPU, not on the one that holds the tensors."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    device = next(iter(given.values())).device
+    for name, tensor in given.items():
+        check(tensor.is_contiguous(), f"{name} is not contiguous: shape {tuple(tensor.shape)}, {tensor.stride()}")
+        check(tensor.device == device, f"{name} is on {tensor.device} and not on {device}")
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def check(is_right: bool, problem: str) -> None:
+    """Not an `assert`, which `python -O` leaves out: without it the numbers would be wrong and nobody would know."""
+    if not is_right:
+        raise ValueError(problem)
