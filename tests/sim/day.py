@@ -6,6 +6,7 @@ keeps its nature when the code under test changes.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from decimal import Decimal
@@ -81,6 +82,16 @@ class Day:
         self.has_second_guard = self.person == "adopts elsewhere" and random.Random(f"guard {seed}").random() < 0.4
         if self.has_second_guard:
             self.kinds.append("guard at the second home")
+        self._overtake(random.Random(f"overtaking {seed}"))
+
+    def _overtake(self, r: random.Random) -> None:
+        """The trainer takes long to exit after its outcome, and the machine goes before the agent has amended it."""
+        exit_s, notice_s = r.choice((3.0, 10.0)), r.choice((3.0, 10.0))
+        if r.random() < 0.12:
+            self.kinds.append("outcome overtakes the agent's")
+            self.trainer["exit_s"] = exit_s
+            rates = {**self.faults.rates, "notice_preempt": 0.8}
+            self.faults = dataclasses.replace(self.faults, rates=rates, notice_s=notice_s)
 
     def _pick(self, kind: str, chance: float, draw: Callable[[], Any], otherwise: Any) -> Any:
         """Drawn whether it is taken or not, so that one kind does not shift the others."""

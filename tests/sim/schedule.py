@@ -298,8 +298,19 @@ class _Play:
             client.kill()  # Ctrl-C, so that it does not go on with the run while we tidy up
         stage.advance(1.0)
         for home in [host for host in (stage.home, stage.hosts.get("home2")) if host is not None]:
+            stage.finish(stage.client("runs", refresh, home))
+            self._check_stops(home)
             self._tidy(home)
         self._check_end()
+
+    def _check_stops(self, host: Host) -> None:
+        """A run that a ledger calls stopped on request was stopped by a person; what was taken away may go on."""
+        asked = """SELECT id, reason FROM runs WHERE state = 'stopped' AND exit_code = 0
+            AND reason NOT LIKE 'preempted: %'
+            AND NOT EXISTS (SELECT 1 FROM lines WHERE run_id = runs.id AND destroy_asked_at IS NOT NULL)"""
+        found = [row for base in host.databases.values() for row in base.execute(asked).fetchall()]
+        if found and not any(count.startswith("stop: ") for count in self.verdict.counts):
+            raise Broken(f"interrupted, and the ledger of {host.name} says that a person stopped it: {found}")
 
     def _tidy(self, host: Host) -> None:
         deadline = self.stage.t + TIDY_S

@@ -4,6 +4,8 @@
     steps, step_s, save_every, keep      as in a run          crash_at, crashes    exits 1 there, so many times
     hang_at                              once, for ever       deaf=1               obeys neither control nor SIGTERM
     save_s                               a save takes so long nan_at=N             says failed and final there
+    exit_s                               between its outcome and its exit, so that the outcome is pushed before the
+                                         agent has amended it
 
 It lands as the real one does: near `land_by` it saves and is done early.
 """
@@ -122,4 +124,5 @@ class Trainer:
     def _end(self, state: str, code: int, step: int, *, is_final: bool = False) -> int:
         outcome = Outcome(state, f"stand-in: {state}", code, PHASE, step, self.world.now(), is_final=is_final)
         self.world.write(f"{self.dir}/{names.OUTCOME}", codec.dumps(outcome).encode())
+        self.world.sleep(self.told.get("exit_s", 0.0))
         return code

@@ -10,6 +10,7 @@ Trainer and sync are processes of their own, found again by their mark after thi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -63,8 +64,12 @@ class Agent:
         except Exception as exc:
             log.exception("the agent failed")
             outcome = self._outcome(names.EXIT_FAILED, f"The agent failed: {type(exc).__name__}: {exc}")
-        record, keep = (lambda: self._record(outcome)), (lambda: self._keep(outcome))
-        for part in (self._end_children, record, self._push, keep, self._say_goodbye):
+        # Written before the first heartbeat that says "pushing", from which on home believes what it reads; and again
+        # after the children, for a trainer that this agent could not wait for may have written its own.
+        write, tell, keep = (
+            functools.partial(part, outcome) for part in (self._write_outcome, self._tell_outcome, self._keep)
+        )
+        for part in (write, self._end_children, write, tell, self._push, keep, self._say_goodbye):
             try:
                 part()
             except Exception:
@@ -82,7 +87,7 @@ class Agent:
         self._beat()
         earlier = self.folder.read(names.OUTCOME, Outcome)
         self._end_leftovers()
-        if earlier is not None and earlier.t >= self.boot.started_at:
+        if earlier is not None and earlier.t >= self.boot.started_at and not _is_open(earlier):
             return earlier  # an agent before us got that far; only the end is left to do
         failed = self._furnish() if self.boot.furnish_argv else None
         if failed is not None:
@@ -98,7 +103,8 @@ class Agent:
         while True:
             reached, outcome = self.dog.furthest, self._run_trainer()
             is_hopeless = restarts == MAX_RESTARTS or outcome.is_final or self.dog.furthest <= reached
-            if outcome.state != "failed" or self.stop_reason or is_hopeless:
+            is_ended = outcome.state != "failed" and not _is_open(outcome)
+            if is_ended or self.stop_reason or is_hopeless:
                 return outcome
             restarts += 1
             self._event("trainer_restarted", f"{outcome.reason} Restart {restarts} of {MAX_RESTARTS}.")
@@ -151,6 +157,8 @@ class Agent:
 
     def _must_stop(self) -> bool:
         """Looks at every limit, once and for all: what is found stays the reason."""
+        if self.dog.is_taken and not self.is_superseded:  # before its words are taken for those of a limit
+            self.preempt(self.dog.alarm)
         if not self.stop_reason and not self.stall:
             self.stop_reason = self.dog.why_stop()
             self.stall = "" if self.stop_reason else self.dog.why_stalled()
@@ -187,15 +195,25 @@ class Agent:
             end.wait(self.world, pid, is_late, self._tick)
             del self.children[role]
 
-    def _record(self, outcome: Outcome) -> None:
-        is_final = outcome.is_final or outcome.state == "done" or (outcome.state == "stopped" and not self.is_preempted)
-        is_preempted = self.is_preempted and outcome.state != "done"
+    def _write_outcome(self, outcome: Outcome) -> None:
+        self.folder.write(names.OUTCOME, self._amended(outcome))
+
+    def _tell_outcome(self, outcome: Outcome) -> None:
+        told = self._amended(outcome)
+        if told.is_preempted:
+            self._event("preempted", f"{self.stop_reason or told.reason} The run can go on elsewhere.")
+        elif _is_open(told):
+            self._event("interrupted", f"Nobody asked for this stop: {told.reason} The run can go on elsewhere.")
+        self._event(f"run_{told.state}", told.reason, log_tail=told.log_tail)
+
+    def _amended(self, outcome: Outcome) -> Outcome:
+        """With what the trainer cannot know: whether anybody asked for the stop. One that nobody asked for is not
+        final: the run goes on elsewhere."""
+        is_preempted = (self.is_preempted or outcome.is_preempted) and outcome.state != "done"
+        is_asked_stop = outcome.state == "stopped" and bool(self.stop_reason) and not is_preempted
+        is_final = outcome.is_final or outcome.state == "done" or is_asked_stop
         tail = (outcome.log_tail or self.folder.log_tail("trainer")) if outcome.state == "failed" else ""
-        told = dataclasses.replace(outcome, is_final=is_final, is_preempted=is_preempted, log_tail=tail)
-        self.folder.write(names.OUTCOME, told)
-        if is_preempted:
-            self._event("preempted", f"{self.stop_reason} The run can go on elsewhere.")
-        self._event(f"run_{outcome.state}", outcome.reason, log_tail=tail)
+        return dataclasses.replace(outcome, is_final=is_final, is_preempted=is_preempted, log_tail=tail)
 
     def _push(self) -> None:
         is_late, problem = self._after(self._push_limit_s, END), "The last push is not verified"
@@ -371,3 +389,8 @@ class Agent:
             while not is_time() and not is_over():
                 self._tick()
         return False
+
+
+def _is_open(outcome: Outcome) -> bool:
+    """A stop of which nobody has said that it was asked for: the trainer's own word, before an agent has amended it."""
+    return outcome.state == "stopped" and not outcome.is_final and not outcome.is_preempted

@@ -351,7 +351,8 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | S
         code = LimitReached.exit_code if found.is_limit else int(outcome.state == "failed")
         ended_at = min(outcome.t or now, now)  # its clock may be ahead, and the guard waits from here
         # An instance that home itself ends gets the same signal as one that its owner takes away.
-        is_taken = outcome.is_preempted and last is not None and not home.ledger.is_destroy_asked(last.mark)
+        is_cut = outcome.is_preempted or found.is_unasked
+        is_taken = is_cut and last is not None and not home.ledger.is_destroy_asked(last.mark)
         reason = f"{PREEMPTED}{outcome.reason}" if is_taken else outcome.reason
         home.ledger.set_run(
             run.id, only_live=True, state=outcome.state, reason=reason, exit_code=code, ended_at=ended_at

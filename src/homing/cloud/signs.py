@@ -12,7 +12,7 @@ from homing.cloud.ledger import LedgerLine
 from homing.errors import IntegrityError
 from homing.store import NotInStore, Store, run_key
 from homing.wire import codec, names
-from homing.wire.control import Heartbeat
+from homing.wire.control import Heartbeat, Request
 from homing.wire.event import Event, Outcome
 
 __all__ = ["Signs", "Tail", "read_document", "read_signs"]
@@ -31,6 +31,7 @@ class Signs:
     heartbeat: Heartbeat | None
     outcome: Outcome | None
     is_limit: bool = False  # it ended because a limit was reached
+    is_unasked: bool = False  # it stopped, and neither a person nor a limit asked for that: an interruption
 
 
 def read_signs(store: Store, run_id: str, line: LedgerLine | None) -> Signs:
@@ -43,8 +44,10 @@ def read_signs(store: Store, run_id: str, line: LedgerLine | None) -> Signs:
     outcome = None
     if is_gone or (heartbeat is not None and heartbeat.state in _ENDING):
         outcome = read_document(store, run_key(run_id, names.OUTCOME), Outcome)
-    since = line.intent_at if line is not None else 0.0
-    return Signs(heartbeat, outcome, outcome is not None and _is_limit(store, run_id, outcome, since))
+    if outcome is None:
+        return Signs(heartbeat, None)
+    is_limit = _is_limit(store, run_id, outcome, line.intent_at if line is not None else 0.0)
+    return Signs(heartbeat, outcome, is_limit, not is_limit and _is_unasked(store, run_id, outcome))
 
 
 def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool:
@@ -53,6 +56,15 @@ def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool
     events = Tail(store, run_key(run_id, names.EVENTS)).documents(Event)
     is_told = any(event.kind in _LIMIT_EVENTS and event.t >= since for event in events)
     return is_told or "limit" in outcome.reason
+
+
+def _is_unasked(store: Store, run_id: str, outcome: Outcome) -> bool:
+    """The agent calls a stop final when somebody asked for it. Where a machine was taken away before the agent had
+    amended the trainer's outcome, the request in the store tells whether a person did."""
+    if outcome.state != "stopped" or outcome.is_final:
+        return False
+    request = read_document(store, run_key(run_id, names.REQUEST), Request)
+    return request is None or not request.stop
 
 
 def read_document(store: Store, key: str, cls: type[T]) -> T | None:

@@ -40,6 +40,11 @@ class Stop:
         """It did not break off: the rate came down and the model is finished, only earlier than planned."""
         return self.kind == "landed"
 
+    @property
+    def is_limit(self) -> bool:
+        """Its money or its time is used up: another attempt would only stop again."""
+        return self.kind in ("land_by", "time_limit", "landed")
+
 
 class Hopeless(RunFailed):
     """A failure that another attempt would only repeat."""

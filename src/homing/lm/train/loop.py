@@ -106,7 +106,7 @@ def _ended(work: _Phase | None, stop: Stop | None) -> Outcome:
     elif stop:
         told = f"Stopped at step {step:,}: {reason}"
     work.s.journal.event(f"run_{state}", told, phase=kind, step=step, **({"why": stop.kind} if stop else {}))
-    return Outcome(state, reason, code, phase=kind, step=step, t=time.time(), is_final=stop is None)
+    return Outcome(state, reason, code, phase=kind, step=step, t=time.time(), is_final=stop is None or stop.is_limit)
 
 
 def _failed(work: _Phase | None, reason: str, *, is_final: bool) -> Outcome:
