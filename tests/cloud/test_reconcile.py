@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.cloud.rig import make_draft, marked_now
 
+from homing.cloud import launch as launching
 from homing.cloud.choose import launch_any
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines, would_be_lost
 from homing.cloud.home import Home
@@ -440,6 +441,25 @@ def test_what_is_destroyed_from_elsewhere_while_its_launch_waits_is_not_launched
     with pytest.raises(EndedElsewhere, match="was destroyed from elsewhere"):
         launch_any(ready, [other], home, tell=lambda text: None, agree=agree)  # type: ignore[list-item]
     assert not home.ledger.find("moss").is_interrupted
+    assert marked_now(home) == []
+
+
+@pytest.mark.regression("destroyed-while-launching")
+@pytest.mark.parametrize("moment", ["_tell_age", "_check_guards"])
+def test_a_launch_that_was_destroyed_after_its_first_heartbeat_says_so(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    real = getattr(launching, moment)
+
+    def destroyed(*args: Any) -> Any:
+        found = real(*args)
+        destroy_run(Home(home.path, World()), home.ledger.find("moss"))
+        return found
+
+    monkeypatch.setattr(launching, moment, destroyed)
+    with pytest.raises(EndedElsewhere, match="was destroyed from elsewhere"):
+        launch(make_draft(home, tmp_path, steps=100_000), home)
+    assert home.ledger.find("moss").reason == "destroyed by hand"
     assert marked_now(home) == []
 
 

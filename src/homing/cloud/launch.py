@@ -134,16 +134,14 @@ def launch(
         _check_guards(draft, home, store, heartbeat)
         if _tell_age(home, store, request.order.boot, heartbeat, began):
             tell("The instance's clock is behind; it was told how long it has billed")
+        if _is_taken_down(draft, home):
+            raise EndedElsewhere(f"{draft.mark} was destroyed while it was being launched.")
     except BaseException as exc:
         # Also on Ctrl-C: what was started here is ended here.
         is_meant = _is_destroy_asked(draft, home)  # looked at before the undo asks for it too
         _undo(draft, home, exc, tell)
         if is_meant and isinstance(exc, Exception):
-            raise EndedElsewhere(
-                what=f"{draft.run.id} was destroyed from elsewhere while it was launched.",
-                why=(str(exc) or type(exc).__name__).splitlines()[0],
-                fix=f"Launch it again if you still want it: {draft.order.words.to('launch')}",
-            ) from exc
+            raise _destroyed_elsewhere(draft, (str(exc) or type(exc).__name__).splitlines()[0]) from exc
         if isinstance(exc, OSError):
             raise HomingError(
                 what=f"This computer failed while launching {draft.run.id}; what was started is ended.",
@@ -159,6 +157,8 @@ def launch(
     except (HomingError, OSError) as exc:
         # The run goes on by itself, and the next verb that looks brings the ledger up to date.
         tell(f"It runs, but this could not be written down: {str(exc).splitlines()[0]}")
+    if _is_taken_down(draft, home):  # in the last moment: whoever asked confirms that it is gone
+        raise _destroyed_elsewhere(draft, "Another homing asked for its end, and sees to it.")
     return Launched(row, instance, heartbeat, draft.worst_case_usd)
 
 
@@ -383,6 +383,22 @@ def _is_destroy_asked(draft: Draft, home: Home) -> bool:
     with contextlib.suppress(HomingError):
         return home.ledger.is_destroy_asked(draft.mark)
     return False
+
+
+def _is_taken_down(draft: Draft, home: Home) -> bool:
+    """Somebody asked for its end although it was not done: a guard may end a run that was quick."""
+    with contextlib.suppress(HomingError):  # a ledger that cannot be read says nothing of the kind
+        run = home.ledger.run(draft.run.id)
+        return home.ledger.is_destroy_asked(draft.mark) and (run is None or run.state != "done")
+    return False
+
+
+def _destroyed_elsewhere(draft: Draft, why: str) -> EndedElsewhere:
+    return EndedElsewhere(
+        what=f"{draft.run.id} was destroyed from elsewhere while it was launched.",
+        why=why,
+        fix=f"Launch it again if you still want it: {draft.order.words.to('launch')}",
+    )
 
 
 def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None]) -> None:
