@@ -174,7 +174,7 @@ class TestThings:
         home = Home(homing_home, FakeWorld())
         for mark in (f"homing-{home.owner}-old-1", f"homing-{home.owner}-moss-volume"):
             body = json.dumps({"name": mark, "size_gb": 10}).encode()
-            home.world.http(HttpRequest("POST", "http://cloud.test/volumes", {KEY_HEADER: KEY}, body))
+            home.world.http(HttpRequest("POST", "https://cloud.test/volumes", {KEY_HEADER: KEY}, body))
         return home
 
     @pytest.fixture(autouse=True)

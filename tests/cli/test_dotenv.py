@@ -19,15 +19,85 @@ def write(folder: Path, text: str, mode: int = 0o600) -> None:
     path.chmod(mode)
 
 
-def test_exported_wins_over_the_file_and_the_file_over_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOSS_EXPORTED", "exported")
-    monkeypatch.setenv("MOSS_KEY", "")
-    monkeypatch.delenv("MOSS_KEY")
-    write(tmp_path, "# keys\nMOSS_EXPORTED=file\nexport MOSS_KEY='a$b#c'\nMOSS_EMPTY\n")
+def test_exported_wins_over_the_file_and_the_file_over_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", "exported")
+    for name in ("SHADEFORM_API_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "")  # so that it is taken back after the test
+        monkeypatch.delenv(name)
+    write(tmp_path, "# keys\nRUNPOD_API_KEY=file\nexport SHADEFORM_API_KEY='a$b#c'\nHF_TOKEN\n")
     dotenv.load(tmp_path)
-    assert os.environ["MOSS_EXPORTED"] == "exported"
-    assert os.environ["MOSS_KEY"] == "a$b#c"
-    assert "MOSS_EMPTY" not in os.environ
+    assert os.environ["RUNPOD_API_KEY"] == "exported"
+    assert os.environ["SHADEFORM_API_KEY"] == "a$b#c"
+    assert "HF_TOKEN" not in os.environ
+    said = capsys.readouterr().err
+    assert said == "From .env: SHADEFORM_API_KEY\n"
+
+
+DANGEROUS = (
+    "RUNPOD_API_URL", "HOMING_SHADEFORM_URL", "HOMING_FAKE_URL", "HF_ENDPOINT", "MODAL_SERVER_URL", "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3", "WANDB_BASE_URL", "MLFLOW_TRACKING_URI", "HTTPS_PROXY", "https_proxy", "ALL_PROXY",
+    "PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH_OF_MINE", "HOMING_HOME", "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE", "AWS_PROFILE", "AWS_CA_BUNDLE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
+    "MODAL_CONFIG_PATH", "HOMING_SERVE_TOKEN", "HOMING_DASHBOARD_TOKEN", "UV_INDEX_URL", "PIP_INDEX_URL",
+    "GIT_SSH_COMMAND", "CC", "EDITOR",
+)  # fmt: skip
+
+
+@pytest.mark.regression("dotenv")
+@pytest.mark.parametrize("name", DANGEROUS)
+def test_a_file_that_came_with_the_folder_sets_credentials_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setenv(name, "")
+    monkeypatch.delenv(name)
+    write(tmp_path, f"{name}=http://203.0.113.9/steal\n")
+    dotenv.load(tmp_path)
+    assert name not in os.environ
+    said = capsys.readouterr().err
+    assert name in said
+    assert "steal" not in said
+
+
+@pytest.mark.regression("dotenv")
+def test_a_file_cannot_send_an_exported_key_elsewhere_or_move_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole command, in a folder that a stranger prepared."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNPOD_API_KEY", "rpa_canary")
+    for name in ("RUNPOD_API_URL", "PYTHONPATH"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    home = os.environ["HOMING_HOME"]
+    monkeypatch.delenv("HOMING_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "person"))
+    write(tmp_path, f"RUNPOD_API_URL=http://127.0.0.1:9\nPYTHONPATH={tmp_path}\nHOMING_HOME={tmp_path / 'theirs'}\n")
+    call(["runs"])
+    assert "RUNPOD_API_URL" not in os.environ
+    assert "PYTHONPATH" not in os.environ
+    assert not (tmp_path / "theirs").exists()
+    monkeypatch.setenv("HOMING_HOME", home)
+
+
+def test_many_ignored_names_are_counted_and_values_are_never_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "".join(f"NAME_{number}=value-canary\n" for number in range(20)))
+    dotenv.load(tmp_path)
+    said = capsys.readouterr().err
+    assert "NAME_0" in said
+    assert "and 12 more" in said
+    assert "canary" not in said
+
+
+def test_a_key_of_several_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
+    write(tmp_path, 'RUNPOD_API_KEY="a\\nb"\n')
+    with pytest.raises(UsageError, match="RUNPOD_API_KEY"):
+        dotenv.load(tmp_path)
+    assert "RUNPOD_API_KEY" not in os.environ
 
 
 def test_where_there_is_none_nothing_happens(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Clinic(FakeWorld):
         return by_name.get(words[0], Completed(0, f"{words[0]} 1.0", ""))
 
     def environment(self) -> dict[str, str]:
-        return {URL_ENV: "http://cloud.test", KEY_ENV: KEY, "HF_TOKEN": "hf_x", **self.env}
+        return {URL_ENV: "https://cloud.test", KEY_ENV: KEY, "HF_TOKEN": "hf_x", **self.env}
 
     def http(self, request: HttpRequest) -> HttpResponse:
         if self.is_down:

@@ -76,7 +76,7 @@ class FakeWorld(CloudWorld):
         return answers
 
     def environment(self) -> dict[str, str]:
-        return {URL_ENV: "http://cloud.test", KEY_ENV: self.key}
+        return {URL_ENV: "https://cloud.test", KEY_ENV: self.key}
 
     def asked(self, method: str, path: str = "") -> int:
         """How many requests of a kind reached for the cloud."""

@@ -21,7 +21,7 @@ from homing.cloud.providers.runpod import KEY_ENV, URL_ENV
 from homing.world import Completed, HttpRequest, HttpResponse
 
 KEY = "rpa_canary-key-of-the-account"
-URL = "http://runpod.test/v2"
+URL = "https://runpod.test/v2"
 
 
 @dataclass

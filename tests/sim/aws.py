@@ -214,7 +214,7 @@ def pace() -> Iterator[None]:
     """What the simulation cannot do is left out, as on RunPod; the offer costs what a day's limits are drawn for."""
     beside = aws_market.disk_usd_per_hour(aws_market.LEAST_GB) + aws_market._ADDRESS_USD_PER_HOUR
     price = (Decimal("3.6") - beside) / Decimal("1.1") / Decimal(str(min(double.SPOT_SHARE.values())))
-    endpoint = {"AWS_ENDPOINT_URL": f"http://{CLOUD_HOST}", "AWS_EC2_METADATA_DISABLED": "true"}
+    endpoint = {"AWS_ENDPOINT_URL": f"https://{CLOUD_HOST}", "AWS_EC2_METADATA_DISABLED": "true"}
     with (
         mock.patch.object(Aws, "cannot", property(_cannot)),
         mock.patch.object(aws_api.AwsApi, "_open", lambda api, service, region: _Clients.open(api, service, region)),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENV", "SimRunpod", "Startup", "end_billing", "pace"]
 
-URL = f"http://{CLOUD_HOST}/v2"
+URL = f"https://{CLOUD_HOST}/v2"
 ENV = {URL_ENV: URL, KEY_ENV: API_KEY}
 _SSH_S = 0.4
 _REFUSED_S = 10.0  # ssh's ConnectTimeout

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENV", "SimShadeform", "pace"]
 
-ENV = {URL_ENV: f"http://{CLOUD_HOST}/v1", KEY_ENV: API_KEY}
+ENV = {URL_ENV: f"https://{CLOUD_HOST}/v1", KEY_ENV: API_KEY}
 
 
 class SimShadeform(SimRunpod):

@@ -39,7 +39,7 @@ from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, S
 __all__ = ["CLOUDS", "HOME", "Stage", "pace"]
 
 DATA = "/home/me/data"
-_FAKE_ENV = {URL_ENV: f"http://{CLOUD_HOST}", KEY_ENV: API_KEY}
+_FAKE_ENV = {URL_ENV: f"https://{CLOUD_HOST}", KEY_ENV: API_KEY}
 # name -> its cloud on the stage, and what leads to it from home
 _CLOUDS: dict[str, tuple[type[SimCloud], dict[str, str]]] = {
     "fake": (SimCloud, _FAKE_ENV),

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from homing import hub_token
 from homing.world import World
 
-__all__ = ["ACCOUNTS", "Account"]
+__all__ = ["ACCOUNTS", "CREDENTIALS", "Account"]
 
 
 @dataclass(frozen=True)
@@ -99,3 +100,14 @@ ACCOUNTS: dict[str, Account] = {
         ),
     )
 }
+
+# Every variable that holds an API key or token, and nothing else: all that a .env file may set. No address, path or
+# option is among them, and no token that protects a server of ours: a stranger's file would choose it.
+CREDENTIALS: tuple[str, ...] = (
+    *(name for account in ACCOUNTS.values() for name in account.keys),
+    "AWS_SESSION_TOKEN",
+    *(name for name in hub_token.NAMES if name not in ACCOUNTS["hub"].keys),
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)

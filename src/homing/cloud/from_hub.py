@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
+from homing.api_address import api_address
 from homing.errors import DataError, StoreError, UsageError
 from homing.units import format_bytes
 from homing.wire.run import HubFile, Run, RunInput
@@ -118,4 +119,4 @@ def _silent(item: RunInput, why: str) -> StoreError:
 
 
 def _endpoint(env: Mapping[str, str]) -> str:
-    return env.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
+    return api_address(env, "HF_ENDPOINT", _ENDPOINT)

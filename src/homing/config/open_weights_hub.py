@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from homing.api_address import api_address
 from homing.config.paths import home
 from homing.errors import DataError, MissingExtra, StoreError
 from homing.hub_token import token_in
@@ -221,7 +222,7 @@ def _api(hub: Any) -> Any:
 
 
 def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
+    return api_address(os.environ, "HF_ENDPOINT", _ENDPOINT)
 
 
 def _cache(hub: Any) -> str:

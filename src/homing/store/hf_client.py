@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from homing.api_address import api_address
 from homing.errors import MissingExtra, StoreError
 from homing.hub_token import token_in
 from homing.store.address import HubAddress
@@ -136,7 +137,7 @@ def open_door(address: HubAddress, world: World) -> Door:
         raise missing from exc
     disable_progress_bars()  # a bar of its own on every small commit
     environment = world.environment()
-    endpoint = environment.get("HF_ENDPOINT", "").rstrip("/") or _ENDPOINT
+    endpoint = api_address(environment, "HF_ENDPOINT", _ENDPOINT)
     token, source = token_in(environment)
     if not token:
         token, source = huggingface_hub.get_token() or "", "the saved one (hf auth login)"

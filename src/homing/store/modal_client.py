@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from homing.api_address import check_address
 from homing.errors import MissingExtra, UsageError
 from homing.world import World
 
@@ -81,7 +82,8 @@ def open_door(world: World, verb: str = "launch") -> Door:
     except ImportError as exc:
         raise MissingExtra(verb, "modal", str(exc.name)) from exc
     token_id, token_secret = (environment.get(name, "") for name in TOKEN_ENV)
-    key = (str(modal.config.config.get("server_url")), token_id)
+    server = check_address(str(modal.config.config.get("server_url")), "MODAL_SERVER_URL")
+    key = (server, token_id)
     if key not in _CLIENTS:
         # By its own token, not by the SDK's one client per process: the environment may name another account later.
         _CLIENTS[key] = _knock(modal, token_id, token_secret)

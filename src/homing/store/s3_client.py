@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from homing.api_address import check_address
 from homing.errors import MissingExtra, StoreError
 from homing.store.address import S3Address
 
@@ -100,6 +101,9 @@ def open_door(address: S3Address) -> Door:
         if not _is_amazon(client):
             # A bucket as a host name needs DNS that a service of one's own seldom has.
             client = _client(session, address, "path")
+        check_address(
+            str(client.meta.endpoint_url), "The S3 endpoint (AWS_ENDPOINT_URL_S3, or ?endpoint= of the store)"
+        )
         credentials = session.get_credentials()
         method = str(getattr(credentials, "method", "") or "nowhere")
     except s3_failures() as exc:

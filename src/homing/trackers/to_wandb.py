@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from homing.api_address import check_address
 from homing.trackers.base import What, values_of
 from homing.wire.event import Metric
 
 __all__ = ["ToWandb", "mode_of"]
 
-KEY_ENV, MODE_ENV = "WANDB_API_KEY", "WANDB_MODE"
+KEY_ENV, MODE_ENV, URL_ENV = "WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"
 _START_S = 60.0
 
 
@@ -25,6 +26,8 @@ def mode_of(environment: dict[str, str]) -> str:
 
 class ToWandb:
     def __init__(self, what: What) -> None:
+        if what.environment.get(URL_ENV):
+            check_address(what.environment[URL_ENV], URL_ENV)
         wandb: Any = importlib.import_module("wandb")
         folder = what.folder / "wandb"
         folder.mkdir(parents=True, exist_ok=True)

@@ -700,7 +700,7 @@ def test_the_balance_is_told_with_what_goes_from_it_and_changes_nothing(tmp_path
     assert told.left_usd == Decimal("3.25")
     assert told.rate_usd_per_hour > 0
     (asked,) = rig.world.requests
-    assert asked.url == "http://runpod.test/graphql"
+    assert asked.url == "https://runpod.test/graphql"
     assert b"mutation" not in asked.body
     assert KEY.encode() not in asked.body
 

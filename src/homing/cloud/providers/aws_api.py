@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from homing.api_address import check_address
 from homing.cloud.providers.rest import TRIES, Unsure, Unwelcome
 from homing.errors import HomingError, MissingExtra, ProviderSilent, UsageError
 from homing.units import format_duration
@@ -159,6 +160,7 @@ class AwsApi:
 
         config = Config(retries={"mode": "standard", "total_max_attempts": 1}, user_agent_extra="homing")
         client = self._session.client(service, region_name=region, config=config)
+        check_address(str(client.meta.endpoint_url), "AWS_ENDPOINT_URL")
         client.meta.events.register("before-send.*", _through(self._world))
         return client
 

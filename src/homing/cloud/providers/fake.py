@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from homing.api_address import api_address
 from homing.cloud import meter
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers.base import (
@@ -213,7 +214,7 @@ class Fake:
         # This home's own first: a rehearsal must meet the cloud that it started, whatever the environment names.
         env, path = self._world.environment(), self._home / SERVER
         if not self._world.exists(path) and env.get(URL_ENV):
-            return self._open(env[URL_ENV], env.get(KEY_ENV, ""))
+            return self._open(api_address(env, URL_ENV, ""), env.get(KEY_ENV, ""))
         if not self._world.exists(path):
             raise UsageError(
                 what="There is no fake cloud here.",

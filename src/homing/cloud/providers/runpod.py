@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import quote
 
 from homing import __version__
+from homing.api_address import api_address
 from homing.cloud import boot as booting
 from homing.cloud import startup
 from homing.cloud.bundle import TORCH_CUDA
@@ -292,7 +293,7 @@ class Runpod:
 
     @property
     def _url(self) -> str:
-        return (self._world.environment().get(URL_ENV) or _URL).rstrip("/")
+        return api_address(self._world.environment(), URL_ENV, _URL)
 
     @cached_property
     def _key(self) -> str:

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from homing.api_address import api_address
 from homing.cloud import boot as booting
 from homing.cloud import meter, startup
 from homing.cloud.checks import Check
@@ -292,7 +293,7 @@ class Shadeform:
 
     @property
     def _url(self) -> str:
-        return (self._world.environment().get(URL_ENV) or _URL).rstrip("/")
+        return api_address(self._world.environment(), URL_ENV, _URL)
 
     @property
     def _key(self) -> str:
