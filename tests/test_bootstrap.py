@@ -15,6 +15,7 @@ import pytest
 
 from homing import bootstrap
 from homing.cloud.bundle import TORCH_CUDA, TORCH_RANGE, WHEEL, wheel_bytes
+from homing.cloud.furnish import VERIFIED_START
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Bootstrap, EndBilling
 from homing.wire.event import Event
@@ -511,13 +512,20 @@ def test_it_runs_straight_from_the_wheel_on_a_python_that_has_nothing_installed(
     (work / WHEEL).write_bytes(wheel_bytes(World()))
     told = {"code": WHEEL, "code_sha256": World().sha256(work / WHEEL), "code_dir": str(tmp_path / "code")}
     (work / names.BOOT).write_text(codec.dumps(with_(boot, **told)))
-    argv = ["env", f"PYTHONPATH={work / WHEEL}", sys.executable, "-S", "-m", "homing.bootstrap", str(work / names.BOOT)]
-    done = World().run(argv, 60.0)
+
+    def argv(sha256: str) -> list[str]:
+        start = [sys.executable, "-S", "-I", "-c", VERIFIED_START]
+        return [*start, str(work / WHEEL), sha256, str(work / names.BOOT)]
+
+    done = World().run(argv(told["code_sha256"]), 60.0)
     assert (done.code, done.err) == (0, "")
     assert (tmp_path / "code" / "homing" / "bootstrap.py").exists()
     (work / bootstrap.NOTE).unlink()
     (work / names.BOOT).write_text(
         codec.dumps(with_(boot, **{**told, "code_dir": str(tmp_path / "b"), "code_sha256": "0"}))
     )
-    assert World().run(argv, 60.0).code == 1
+    assert World().run(argv(told["code_sha256"]), 60.0).code == 1
     assert "is not the file that left home" in problem(boot)
+    refused = World().run(argv("0" * 64), 60.0)
+    assert refused.code == 1
+    assert "was replaced: its sha256 is " + told["code_sha256"] in refused.err

@@ -40,6 +40,38 @@ def test_every_file_of_the_package_is_in_it_and_nothing_else() -> None:
     assert {line.split(",")[0] for line in record.splitlines()} >= inside
 
 
+PLANTED = (
+    *(".env", "cloud/.env", ".git/config", "id_ed25519", "cloud/id_rsa.pem", "ledger.sqlite", "notes.txt", "core"),
+    *("presets/mine.yaml", "presets/.private.yaml", "lm/train.py.bak", "lm/.secret.py", "run-1/settings.py", "x.pyc"),
+    *("web/dashboard/page.html~", "cloud/measured.json.swp", ".ssh/config.py", "lm/model.safetensors", "lib.so"),
+)
+
+
+@pytest.mark.regression("wheel-contents")
+def test_what_else_lies_in_the_package_folder_stays_at_home() -> None:
+    class Planted(World):
+        def walk(self, path):  # type: ignore[no-untyped-def]
+            return sorted([*super().walk(path), *PLANTED])
+
+        def read(self, path, *told):  # type: ignore[no-untyped-def]
+            name = str(path).partition("/homing/")[2]
+            return b"canary" if name.endswith(PLANTED) and not Path(path).exists() else super().read(path, *told)
+
+    with zipfile.ZipFile(io.BytesIO(bundle.wheel_bytes(Planted()))) as archive:
+        sent = {name.removeprefix("homing/") for name in archive.namelist()}
+        assert not sent & set(PLANTED)
+        assert not [name for name in archive.namelist() if b"canary" in archive.read(name) and "test" not in name]
+
+
+def test_every_data_file_of_the_repository_is_sent_and_every_name_on_the_list_is_there() -> None:
+    """Whoever adds one names it in DATA_FILES; without that an instance would lack it."""
+    package = Path(homing.__file__).parent
+    tracked = subprocess.run(["git", "-C", package, "ls-files", "."], capture_output=True, text=True, check=False)
+    if tracked.returncode or not tracked.stdout:
+        pytest.skip("not in a repository")
+    assert {name for name in tracked.stdout.splitlines() if not name.endswith(".py")} == bundle.DATA_FILES
+
+
 @pytest.mark.slow
 def test_pip_installs_it_and_its_program_starts(tmp_path: Path) -> None:
     wheel = tmp_path / bundle.WHEEL

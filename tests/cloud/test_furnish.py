@@ -12,7 +12,7 @@ from tests.cloud.rig import make_run
 
 from homing.cloud import bundle
 from homing.cloud.boot import make_boot
-from homing.cloud.furnish import LOCK, furnish
+from homing.cloud.furnish import LOCK, VERIFIED_START, furnish
 from homing.cloud.providers.base import Offer, Place
 from homing.wire.boot import Boot, EndBilling
 from homing.wire.run import Run
@@ -49,13 +49,8 @@ def test_the_wheel_travels_with_its_hash_and_comes_first_on_the_path(run: Run) -
     assert told is not None
     assert told.code_sha256 == hashlib.sha256(files[told.code]).hexdigest()
     assert boot.env["PYTHONPATH"] == told.code_dir == f"/c/code-{told.code_sha256[:16]}"
-    assert boot.furnish_argv[1:] == [
-        "PYTHONPATH=/w/" + told.code,
-        READY.base_python,
-        "-m",
-        "homing.bootstrap",
-        "/w/boot.json",
-    ]
+    start = [READY.base_python, "-I", "-c", VERIFIED_START]
+    assert boot.furnish_argv == [*start, "/w/" + told.code, told.code_sha256, "/w/boot.json"]
     assert told.disk_bytes > 0
     assert (told.lock, told.env_dir, told.probe_argv, told.num_gpus) == ([], "", [], 0), "its Python is complete"
 

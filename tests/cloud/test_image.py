@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_the_environment_is_made_by_the_bootstrap_where_a_launch_looks_for_it(tm
     assert told is not None
     assert (told.python, told.env_dir) == ("python3", "/opt/homing/cache/env-")
     assert (told.disk_bytes, told.num_gpus, told.probe_argv) == (0, 0, [])
-    assert " ".join(boot.furnish_argv) in (tmp_path / "image/Dockerfile").read_text()
+    assert shlex.join(boot.furnish_argv) in (tmp_path / "image/Dockerfile").read_text()
 
 
 def test_nothing_private_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

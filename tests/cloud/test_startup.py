@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import shlex
@@ -138,7 +139,9 @@ def seen(machine: Machine) -> dict[str, Any]:
 
 
 def test_the_script_fits_into_user_data_with_room_to_spare(rig: Rig) -> None:
-    fetch = tuple(Fetch("https://bucket.s3.amazonaws.com/" + "x" * 900, f"file-{number}") for number in range(4))
+    fetch = tuple(
+        Fetch("https://bucket.s3.amazonaws.com/" + "x" * 900, f"file-{number}", "0" * 64) for number in range(4)
+    )
     assert len(rig.script(is_container=False, fetch=fetch)) < 12_000
     assert len(rig.script()) < 9_000
 
@@ -423,6 +426,9 @@ def test_the_real_agent_boots_trains_pushes_and_ends_the_machine(rig: Rig, tmp_p
 # --- without SSH ---
 
 
+FILES = {"agent": AGENT.encode(), "boot": b"{}", "guarded": b"yes"}
+
+
 class Files(BaseHTTPRequestHandler):
     num_refusals = 1
 
@@ -431,7 +437,7 @@ class Files(BaseHTTPRequestHandler):
             Files.num_refusals -= 1
             self.send_error(503)
             return
-        data = {"/agent": AGENT.encode(), "/boot": b"{}", "/guarded": b"yes"}[self.path]
+        data = FILES[self.path[1:]]
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -456,5 +462,38 @@ def test_a_machine_that_nobody_logs_in_to_fetches_what_it_needs(rig: Rig, server
     Files.num_refusals = 1
     url = f"http://127.0.0.1:{server.server_port}"
     names = {"agent": "agent.zip", "boot": "boot.json", "guarded": "guarded"}
-    machine = rig.machine(fetch=tuple(Fetch(f"{url}/{key}", path) for key, path in names.items()))
+    machine = rig.machine(
+        fetch=tuple(Fetch(f"{url}/{key}", path, sha256_of(FILES[key])) for key, path in names.items())
+    )
     assert seen(machine)["secrets"] == {}
+
+
+@pytest.mark.parametrize("has_sha256sum", [True, False])
+def test_a_file_with_another_hash_is_never_used_and_the_timer_ends_billing(
+    rig: Rig, server: HTTPServer, has_sha256sum: bool, tmp_path: Path
+) -> None:
+    Files.num_refusals = 0
+    url = f"http://127.0.0.1:{server.server_port}"
+    env = {} if has_sha256sum else {"PATH": str(without("sha256sum", tmp_path / "programs"))}
+    machine = rig.machine(fetch=(Fetch(f"{url}/agent", "agent.zip", "0" * 64),), end_within_s=25.0, env=env)
+    machine.wait_for("agent.zip in the store was replaced")
+    assert sha256_of(FILES["agent"]) in machine.log()
+    assert not (machine.root / "work/agent.zip").exists()
+    assert not (machine.root / "work/agent.zip.part").exists()
+    wait(rig.ended.exists, "the end of billing")
+    assert not (machine.root / "work/seen.json").exists()
+
+
+def without(program: str, folder: Path) -> Path:
+    """A folder of links to every program here but this one."""
+    folder.mkdir()
+    for there in os.environ["PATH"].split(os.pathsep):
+        for path in Path(there).glob("*") if Path(there).is_dir() else ():
+            link = folder / path.name
+            if path.name != program and not link.is_symlink():
+                link.symlink_to(path)
+    return folder
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import zipfile
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -18,14 +20,18 @@ from tests.doubles.hub import WRITE
 from tests.doubles.sshd import need_sshd
 from tests.e2e.trips import files_with, goes_on_here, look_at_clouds_more_often, stone
 
+from homing.cloud.boot import build_agent_zip
 from homing.cloud.destroy import destroy_run
 from homing.cloud.fetch import fetch
 from homing.cloud.home import Home
 from homing.cloud.launch import Draft, LaunchOrder, draft, guards, launch
+from homing.cloud.papers import request_of, write_home
 from homing.cloud.plan import needs_of
 from homing.cloud.providers.base import Needs, wait_until
 from homing.cloud.reconcile import refresh
 from homing.cloud.watch import watch
+from homing.store import open_store
+from homing.store.s3 import S3Store
 from homing.wire.run import Cloud
 from homing.world import World
 
@@ -190,6 +196,43 @@ def test_its_store_may_be_on_the_hub_and_the_token_comes_by_ssh(
     for canary in (WRITE, SECRET_KEY):
         assert files_with(canary, cloud.machine(done.instance.id)) == []
         assert files_with(canary, home.path) == []
+
+
+@pytest.mark.regression("unverified-code")
+@pytest.mark.parametrize("when", ["planted before the upload", "replaced after the upload"])
+def test_code_that_another_writer_put_into_the_bucket_never_runs(
+    home: Home, cloud: AwsCloudDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Without SSH the first files come from the bucket, and the agent among them runs as root."""
+    made = ready(home, cloud, tmp_path)
+    write_home(made, home)
+    request = request_of(made, home, [], home.world.now())
+    build_agent_zip(request.order.files[0].source, home.world)
+    ran = tmp_path / "foreign-code-ran"
+    hostile = io.BytesIO()
+    with zipfile.ZipFile(hostile, "w") as archive:
+        archive.writestr("__main__.py", f"open({str(ran)!r}, 'w').close()\n")
+    agent_key = f"objects/{home.world.sha256(request.order.files[0].source)}"
+    if when == "planted before the upload":
+        open_store(STORE, home.world).put_bytes(agent_key, hostile.getvalue())
+    else:
+        get_url = S3Store.get_url
+
+        def replaced(self: S3Store, key: str, valid_s: float) -> str:
+            if key == agent_key:
+                self.put_bytes(key, hostile.getvalue())
+            return get_url(self, key, valid_s)
+
+        monkeypatch.setattr(S3Store, "get_url", replaced)
+    instance = home.provider("aws").create(request)
+    log = cloud.machine(instance.id) / "opt/homing/boot.log"
+    said = lambda: log.read_text() if log.exists() else ""  # noqa: E731
+    words = "starting the agent" if when == "planted before the upload" else "agent.zip in the store was replaced"
+    wait_until(lambda: words in said() or ran.exists(), timeout_s=60, every_s=0.5, world=home.world)
+    home.world.sleep(1.0)
+    home.provider("aws").destroy(instance.id)
+    assert not ran.exists(), "code of another writer ran on the instance"
+    assert words in said()
 
 
 def steps_of(home: Home, run_id: str) -> list[int]:

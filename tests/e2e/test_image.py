@@ -28,8 +28,8 @@ PROGRAMS = ("sh", "bash", "cat", "env", "mkdir", "rm", "chmod", "flock", "sleep"
 PYTHON3 = """#!/bin/sh
 case "$*" in
 "-m pip install -r "*) cat "$5" > /installed.txt ;;
-"-m homing.bootstrap "*)
-    cat "$PYTHONPATH" > /dev/null || exit 1
+"-I -c "*homing.bootstrap*)
+    cat "$4" > /dev/null || exit 1
     mkdir -p /opt/homing/cache/env-0123/bin
     printf '#!/bin/sh\\necho torch 2.13.0 numpy 2.4.6 >&2\\n' > /opt/homing/cache/env-0123/bin/python
     chmod 755 /opt/homing/cache/env-0123/bin/python ;;

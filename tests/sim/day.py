@@ -54,6 +54,7 @@ class Day:
     """What the seed decided."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         r = self.random = random.Random(f"day {seed}")
         self.kinds: list[str] = []
         self.boot_s = r.choice((2.0, 10.0, 40.0))
@@ -83,6 +84,7 @@ class Day:
         if self.has_second_guard:
             self.kinds.append("guard at the second home")
         self._overtake(random.Random(f"overtaking {seed}"))
+        self.hostile_writes = self._hostile_writes(random.Random(f"hostile {seed}"))
 
     def _overtake(self, r: random.Random) -> None:
         """The trainer takes long to exit after its outcome, and the machine goes before the agent has amended it."""
@@ -92,6 +94,14 @@ class Day:
             self.trainer["exit_s"] = exit_s
             rates = {**self.faults.rates, "notice_preempt": 0.8}
             self.faults = dataclasses.replace(self.faults, rates=rates, notice_s=notice_s)
+
+    def _hostile_writes(self, r: random.Random) -> list[float]:
+        """When another writer of the store replaces something: seconds from the beginning of the day."""
+        is_shared, num = r.random() < 0.12, r.randint(1, 12)
+        times = sorted(r.choice((r.uniform(0.0, 30.0), r.uniform(0.0, self.limit_s))) for _ in range(num))
+        if is_shared:
+            self.kinds.append("hostile second writer")
+        return times if is_shared else []
 
     def _pick(self, kind: str, chance: float, draw: Callable[[], Any], otherwise: Any) -> Any:
         """Drawn whether it is taken or not, so that one kind does not shift the others."""

@@ -21,6 +21,7 @@ from tests.sim.kernel import Broken
 from tests.sim.stage import Client, Stage
 from tests.sim.truth import ROUNDING_USD
 from tests.sim.world import STORE, Proc
+from tests.sim.writer import HostileWriter
 
 from homing.cloud.adopt import adopt, propose
 from homing.cloud.destroy import destroy_lines, destroy_run, open_lines
@@ -90,6 +91,12 @@ class _Play:
         self.cloud.machine_skew_s = day.machine_skew_s
         stage.programs.on_start.append(self._give_fate)
         stage.programs.trainer = day.trainer
+        if day.hostile_writes:
+            writer = HostileWriter(stage.store, day.seed)
+            stage.truth.has_hostile_writer = True
+            stage.programs.on_start.append(writer.check)
+            for at in day.hostile_writes:
+                stage.at(at, lambda: self._weather("another writer of the store", lambda: writer.strike(stage.t)))
         self._plan_weather()
 
     # --- faults ---

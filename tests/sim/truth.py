@@ -83,6 +83,7 @@ class Truth:
         self._whole: dict[str, set[str]] = {}  # run id -> folders of whole checkpoints in the store
         self._leases: dict[str, tuple[bytes, float]] = {}
         self._newest_lease: dict[str, tuple[int, str, float]] = {}  # run id -> number, mark, when
+        self.has_hostile_writer = False  # then a checkpoint in the store may be damaged, and lost with it
         disk.on_put, disk.on_drop = self._stored, self._dropped
 
     # --- instances and ledgers ---
@@ -243,19 +244,22 @@ class Truth:
             whole.add(folder)
         elif was_whole:
             whole.discard(folder)
-            if not whole:
+            if not whole and not self.has_hostile_writer:
                 raise Broken(f"no whole checkpoint of {run_id} is left in the store: {folder} was the last")
 
     def _is_whole(self, folder: str) -> bool:
         text = self._disk.files.get(f"{folder}/{names.MANIFEST}")
         if text is None:
             return False
-        files = json.loads(text)["files"]
+        try:
+            files = json.loads(text)["files"]
+        except (ValueError, KeyError, RecursionError):
+            return False
         return all(_sha256(self._disk.files.get(f"{folder}/{file['name']}")) == file["sha256"] for file in files)
 
     def has_checkpoint(self) -> bool:
-        """Whether the newest run has one in the store."""
-        return bool(self._whole) and bool(self._whole[max(self._whole)])
+        """Whether the newest run has one in the store that nobody else may have damaged."""
+        return not self.has_hostile_writer and bool(self._whole) and bool(self._whole[max(self._whole)])
 
     def _steps(self, run_id: str) -> list[int]:
         found = [names.parse_step(folder.rpartition("/")[2]) for folder in self._whole.get(run_id, ())]
@@ -265,7 +269,7 @@ class Truth:
 
     def trainer_begins(self, proc: Proc, step: int) -> None:
         life = self.lives.get(proc.host.name)
-        if life is not None and step < life.newest_then:
+        if life is not None and step < life.newest_then and not self.has_hostile_writer:
             raise Broken(f"work lost: {life.mark} begins at step {step}, {life.newest_then} was verified in the store")
 
 

@@ -115,7 +115,8 @@ class Agent:
         if code == 0 or self.stop_reason:
             return self._outcome(names.EXIT_STOPPED, self.stop_reason) if self.stop_reason else None
         self._push_limit_s = BROKEN_PUSH_S
-        failed = self.folder.read(names.OUTCOME, Outcome) or self._outcome(code, f"The bootstrap ended with {code}.")
+        words = f"The bootstrap ended with {code}. {self.folder.log_tail('bootstrap')}".strip()
+        failed = self.folder.read(names.OUTCOME, Outcome) or self._outcome(code, words)
         log.error("%s", failed.reason)
         return failed
 

@@ -20,6 +20,7 @@ from decimal import Decimal
 import homing
 from homing.cloud.from_hub import is_from_hub, url_of
 from homing.cloud.inputs import BESIDE_TOKENIZER, DATA_DIR, relocated
+from homing.cloud.objects import object_key, push_object
 from homing.cloud.words import Words
 from homing.errors import DataError, IntegrityError, StoreError
 from homing.store.base import Store
@@ -202,11 +203,8 @@ def _own_files(data_dir: str, run: Run, world: World, words: Words) -> Iterator[
 
 
 def _push_bytes(path: str, data: bytes, store: Store) -> Input:
-    digest = hashlib.sha256(data).hexdigest()
-    key = f"{names.STORE_OBJECTS}/{digest}"
-    # Nothing is there yet in a store that has never been written to, and asking it would be an error; so create.
-    store.create_if_absent(key, data)
-    return Input(key=key, path=path, num_bytes=len(data), sha256=digest)
+    digest = push_object(store, data)
+    return Input(key=object_key(digest), path=path, num_bytes=len(data), sha256=digest)
 
 
 def _push_files(files: list[RunInput], store: Store, world: World) -> list[Input]:

@@ -22,7 +22,17 @@ import homing
 from homing.errors import UsageError
 from homing.world import World
 
-__all__ = ["TORCH_CUDA", "TORCH_RANGE", "WHEEL", "Lock", "check_committed", "lock", "tree_state", "wheel_bytes"]
+__all__ = [
+    "DATA_FILES",
+    "TORCH_CUDA",
+    "TORCH_RANGE",
+    "WHEEL",
+    "Lock",
+    "check_committed",
+    "lock",
+    "tree_state",
+    "wheel_bytes",
+]
 
 WHEEL = f"homing-{homing.__version__}-py3-none-any.whl"
 TORCH_RANGE = ("2.11", "2.14")  # as in pyproject; a test compares them
@@ -33,6 +43,21 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same tree gives
 _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}
 _GIT_S = 20.0
+_PRESETS = ("1b", "2b", "4b", "cs336", "goethe-75m", "gpt-124m", "medium-22m", "shakespeare", "tiny")
+# What the package has beside its modules. A file that is not named here is never sent to an instance.
+DATA_FILES = frozenset(
+    (
+        "cloud/measured.json",
+        "cloud/providers/aws_prepare.sh",
+        "cloud/startup.sh",
+        *(f"presets/{name}.yaml" for name in _PRESETS),
+        "presets/texts/README.md",
+        "presets/texts/shakespeare.txt.xz",
+        *(f"web/dashboard/{name}" for name in ("page.css", "page.html", "page.js")),
+        *(f"web/dashboard/uplot.{kind}" for kind in ("LICENSE", "css", "js")),
+        "web/page.html",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +69,7 @@ class Lock:
 
 def wheel_bytes(world: World) -> bytes:
     package = os.path.dirname(os.path.abspath(homing.__file__))
-    names = [name for name in world.walk(package) if "__pycache__" not in name and not name.endswith(".pyc")]
+    names = [name for name in world.walk(package) if _is_ours(name)]
     files = [(f"homing/{name}", world.read(os.path.join(package, name))) for name in names]
     files += [(f"{_INFO}/METADATA", _metadata().encode()), (f"{_INFO}/WHEEL", _WHEEL_TEXT.encode())]
     files += [(f"{_INFO}/entry_points.txt", b"[console_scripts]\nhoming = homing.cli.main:main\n")]
@@ -57,6 +82,16 @@ def wheel_bytes(world: World) -> bytes:
             info.external_attr, info.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
             archive.writestr(info, data)
     return buffer.getvalue()
+
+
+def _is_ours(name: str) -> bool:
+    """Whether this file belongs to the package: a module, or one of the data files above. Anything else stays here.
+
+    The folder may hold a person's own files too, such as .env or a key, and the machine is somebody else's.
+    """
+    *folders, last = name.split("/")
+    is_module = last.endswith(".py") and all(part.isidentifier() for part in (*folders, last.removesuffix(".py")))
+    return is_module or name in DATA_FILES
 
 
 def tree_state(world: World) -> tuple[str, list[str]]:

@@ -21,9 +21,21 @@ from homing.wire.boot import Boot, Bootstrap
 from homing.wire.run import Run
 from homing.world import World
 
-__all__ = ["LOCK", "furnish", "volume_folders"]
+__all__ = ["LOCK", "VERIFIED_START", "furnish", "volume_folders"]
 
 LOCK = "lock.txt"
+# Python imports from a wheel, which is a zip: the bootstrap runs from it before anything is unpacked. So the wheel is
+# hashed first, by this program, which travels in boot.json and not in the wheel. One line: a Dockerfile holds it too.
+VERIFIED_START = "; ".join(
+    (
+        "import hashlib, runpy, sys",
+        "wheel, expected = sys.argv[1:3]",
+        'found = hashlib.sha256(open(wheel, "rb").read()).hexdigest()',
+        'found == expected or sys.exit(wheel + " was replaced: its sha256 is " + found + ", not " + expected)',
+        "sys.path.insert(0, wheel)",
+        'runpy.run_module("homing.bootstrap", run_name="__main__", alter_sys=True)',
+    )
+)
 _FAR_TOO_SLOW = 0.3  # of what the card's data sheet says; a healthy one reaches about twice this in the probe
 _SOMEBODYS = ("local", "ssh")  # machines that somebody has for more than one run
 
@@ -71,14 +83,12 @@ def furnish(
         hub = f"{run.cloud.volume}/hf_cache"
         env.update(HF_HOME=hub, HF_DATASETS_CACHE=f"{hub}/datasets")
     python, boot_path = place.base_python or place.python, f"{place.work_dir}/{names.BOOT}"
-    # A wheel is a zip, and Python imports from one: what unpacks our code runs from it before anything is unpacked.
-    path = f"PYTHONPATH={place.work_dir}/{bundle.WHEEL}"
     return dataclasses.replace(
         boot,
         bootstrap=told,
         env=env,
         agent_argv=booting.agent_argv(python, place.work_dir),
-        furnish_argv=["env", path, python, "-m", "homing.bootstrap", boot_path],
+        furnish_argv=[python, "-I", "-c", VERIFIED_START, f"{place.work_dir}/{bundle.WHEEL}", digest, boot_path],
     ), files
 
 

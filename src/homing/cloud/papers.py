@@ -21,6 +21,7 @@ from homing.cloud.draft import Draft
 from homing.cloud.furnish import furnish
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.objects import push_object, read_object
 from homing.cloud.providers.base import InputFile, Order, Request
 from homing.cloud.resume import resume_inputs
 from homing.config.projects import PROJECT_NOTE, project_note
@@ -161,7 +162,7 @@ def push_papers(home: Home, store: Store, request: Request) -> None:
     papers = {f"run/{name}": name for name in (names.RUN, names.RUN_FILE)}
     for item in request.order.boot.inputs:
         if item.path in papers:
-            store.put_bytes(run_key(run_id, papers[item.path]), store.read(item.key))
+            store.put_bytes(run_key(run_id, papers[item.path]), read_object(store, item.sha256))
     store.put_bytes(run_key(run_id, LAUNCH_NOTE), home.world.read(home.run_dir(run_id) / LAUNCH_NOTE))
 
 
@@ -171,9 +172,7 @@ def push_code(home: Home, store: Store, request: Request, tell: Callable[[str], 
     if told is None:
         return
     for file in request.order.files[1:]:  # the first is the agent, which is made from the wheel's own files
-        key = f"{names.STORE_OBJECTS}/{home.world.sha256(file.source)}"
-        if not store.exists(key):
-            store.put(key, file.source)
+        push_object(store, home.world.read(file.source))
     commit, changed = tree_state(home.world)
     own = f", with {len(changed)} changes that are not committed" if changed else ""
     tell(f"Sending this homing, {commit[:12] or 'as installed'}{own}; wheel {told.code_sha256[:12]}")

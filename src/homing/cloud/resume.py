@@ -8,10 +8,9 @@ kept under the number of their attempt.
 
 from __future__ import annotations
 
-import hashlib
-
 from homing.cloud.checkpoints import StoredCheckpoint, damage, list_checkpoints
 from homing.cloud.home import Home
+from homing.cloud.objects import object_key, push_object
 from homing.cloud.signs import read_document
 from homing.cloud.wish import ask, last_asked
 from homing.errors import IntegrityError
@@ -99,7 +98,5 @@ def _worth_taking(pointers: dict[str, int], whole: list[StoredCheckpoint]) -> li
 
 def _copy(store: Store, run_id: str, path: str) -> Input:
     data = store.read(run_key(run_id, path))
-    digest = hashlib.sha256(data).hexdigest()
-    key = f"{names.STORE_OBJECTS}/{digest}"
-    store.create_if_absent(key, data)
-    return Input(key, f"run/{path}", len(data), digest)
+    digest = push_object(store, data)
+    return Input(object_key(digest), f"run/{path}", len(data), digest)

@@ -34,10 +34,14 @@ _GRACE_S = 180.0  # for a dead-man that died: the agent starts another one soone
 
 @dataclass(frozen=True)
 class Fetch:
-    """A file that the machine gets by itself, where nobody can log in to bring it."""
+    """A file that the machine downloads by itself, where home cannot log in to bring it.
+
+    The address may lead to a store that others can write to, so the hash travels in the create call.
+    """
 
     url: str
     path: str  # relative to the work folder
+    sha256: str  # checked before the file is used: the agent among them runs as root
 
 
 def startup_script(
@@ -73,7 +77,9 @@ def startup_script(
         "BOOT": names.BOOT,
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    lines.append(f"FETCH=({' '.join(shlex.quote(word) for item in fetch for word in (item.url, item.path))})")
+    lines.append(
+        f"FETCH=({' '.join(shlex.quote(word) for item in fetch for word in (item.url, item.path, item.sha256))})"
+    )
     body = resources.files("homing.cloud").joinpath("startup.sh").read_text(encoding="utf-8")
     return body.replace("# SETTINGS\n", "\n".join(lines) + "\n").replace("# PREPARE\n", prepare)
 

@@ -17,11 +17,12 @@ import contextlib
 import hashlib
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 
-from homing.errors import HomingError, StoreError
+from homing.errors import HomingError, IntegrityError, StoreError
 from homing.store import open_store
 from homing.store.base import NotInStore, Store, check_key, run_key
 from homing.store.from_hub import HubFailed, take_from_hub
@@ -117,13 +118,17 @@ def _take_from_store(boot: Boot, item: Input, path: str, pusher: Pusher) -> None
     for tries in range(1, _MISSING_TRIES + 1):
         try:
             return pusher.store.get(item.key, path, item.sha256)
-        except NotInStore:
-            tried = f"try {tries} of {_MISSING_TRIES}"
-            text = f"{item.path} cannot be had: {item.key} is not in {pusher.store.url}, {tried}."
+        except (NotInStore, IntegrityError) as exc:
+            if isinstance(exc, NotInStore):
+                wrong, fix = "is not in", "Somebody removed it."
+            else:
+                remove = f"homing store rm {item.key} --store {shlex.quote(pusher.store.url)}"
+                wrong, fix = "has other content than it was pushed with in", f"Remove it: {remove}"
+            text = f"{item.path} cannot be had: {item.key} {wrong} {pusher.store.url}, try {tries} of {_MISSING_TRIES}."
             log.warning("%s", text)
             if tries == _MISSING_TRIES:
                 # As with weights that the Hub refuses: the agent ends the run with these words, and no other begins.
-                fix = f"Somebody removed it. Where its data is: homing launch {boot.run_id} --resume pushes it again."
+                fix += f" Where its data is: homing launch {boot.run_id} --resume pushes it again."
                 pusher.event("input_missing", f"{text} {fix}", stops=boot.mark)
                 raise
         pusher.world.sleep(boot.heartbeat_s * 2**tries)

@@ -159,17 +159,21 @@ class Creation:
         )
 
     def _fetches(self, request: Request) -> tuple[Fetch, ...]:
-        """Its first files by their hash in the store, each with an address that opens this one key for an hour."""
+        """Its first files in the store, each with its hash and an address that opens this one key for an hour.
+
+        Written each time: the key is known beforehand, so an object that is there may be somebody else's. The instance
+        compares each file with the hash in its user data before it uses it.
+        """
         store = open_store(request.order.boot.store, self.world)
         assert isinstance(store, S3Store), store.url
         boot = codec.dumps(request.order.boot, indent=1).encode()
         files = {file.path: self.world.read(file.source) for file in request.order.files} | {names.BOOT: boot}
         found = []
         for path, data in files.items():
-            key = f"{names.STORE_OBJECTS}/{hashlib.sha256(data).hexdigest()}"
-            if not store.exists(key):
-                store.put_bytes(key, data)
-            found.append(Fetch(store.get_url(key, _LINK_S), path))
+            digest = hashlib.sha256(data).hexdigest()
+            key = f"{names.STORE_OBJECTS}/{digest}"
+            store.put_bytes(key, data)
+            found.append(Fetch(store.get_url(key, _LINK_S), path, digest))
         return tuple(found)
 
     # --- the call ---
