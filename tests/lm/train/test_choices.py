@@ -66,6 +66,30 @@ def test_only_rows_of_several_conversations_ask_how_to_attend_inside_them(
     assert on_card(tiny_run, monkeypatch, "cuda (NVIDIA H200)", kind, {}) == ["flash", segments]
 
 
+@pytest.mark.regression("masked-gqa")
+def test_attention_inside_conversations_is_raced_with_the_attention_that_was_chosen(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_on, seen = torch.backends.cuda, []
+    before = is_on.cudnn_sdp_enabled()
+
+    def race(*_: object) -> Race:
+        seen.append((is_on.flash_sdp_enabled(), is_on.cudnn_sdp_enabled()))
+        return Race("flex")
+
+    phase = dataclasses.replace(tiny_run.phases[0], kind="sft", data=PhaseData("chat", "chat", ""), micro_batch=4)
+    monkeypatch.setattr(choices, "describe_device", lambda _: "cuda (NVIDIA H200)")
+    monkeypatch.setattr(choices, "pick_precision", lambda *_: "bf16")
+    monkeypatch.setattr(choices, "race_attention", lambda *_: Race("flash"))
+    monkeypatch.setattr(choices, "race_segments", race)
+    train = dataclasses.replace(tiny_run.train, compile="off")
+    picked, _ = pick_choices(train, phase, tiny_run.model, torch.device("cuda"), 8, {})
+    picked, _ = pick_attention(train, phase, tiny_run.model, torch.device("cuda"), picked)
+    assert (picked.attention, picked.segments) == ("flash", "flex")
+    assert seen == [(True, False)]
+    assert is_on.cudnn_sdp_enabled() == before  # the engine decides, after all ranks agreed
+
+
 def test_a_card_that_is_nearly_full_after_the_first_step_is_warned_of_with_what_to_change() -> None:
     assert memory_warning(20 * 2**30, 24 * 2**30) == ""
     text = memory_warning(int(23.5 * 2**30), 24 * 2**30)

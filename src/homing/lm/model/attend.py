@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from homing.lm.model.fused import has_kernels, turn
 from homing.lm.model.layers import Linear, RMSNorm, Rope, joined
+from homing.lm.model.sdpa import sdpa
 from homing.lm.model.segments import attend_inside
 from homing.wire.run import Model
 
@@ -59,11 +59,8 @@ class KVCache:
         mask_TS = None
         if not is_first and T > 1:
             mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTK.device).tril(diagonal=S - T)
-        is_grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
         with _without_cudnn():
-            return F.scaled_dot_product_attention(
-                q_BHTK, k_BGSK, v_BGSK, attn_mask=mask_TS, is_causal=is_first and T > 1, enable_gqa=is_grouped
-            )
+            return sdpa(q_BHTK, k_BGSK, v_BGSK, mask=mask_TS, is_causal=is_first and T > 1, has_cudnn=False)
 
 
 @contextmanager
@@ -130,7 +127,6 @@ def attend(
     made, and is for rows without a cache."""
     if mask is not None:
         return attend_inside(q_BHTK, k_BGTK, v_BGTK, mask)
-    is_grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
     if cache is None:
-        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=is_grouped)
+        return sdpa(q_BHTK, k_BGTK, v_BGTK, is_causal=True)
     return cache.attend(layer, q_BHTK, k_BGTK, v_BGTK)

@@ -2,7 +2,8 @@
 
     candidates  cudnn | flash | efficient, as torch offers them here; math is the measure; auto (torch's own choice) is
                 what is left if all fail
-    a race      forward and backward on random heads of the model's own shape; wrong or refused: out, and said why
+    a race      forward and backward on random heads of the model's own shape, timed at its whole context; compared on
+                2,048 positions at most, since math holds all scores; wrong or refused: out, and said why
     segments    FlexAttention against a boolean mask, where rows hold several texts
 
 The best differs by card (docs/engine.md, attention), and on some a candidate has been silently wrong: so nothing is
@@ -13,9 +14,10 @@ Shapes: B rows, H query heads, G KV heads, T positions, K head size.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from homing.lm.model.sdpa import chosen, expand_heads, set_chosen
 from homing.lm.model.segments import attend_inside, can_flex, isolate
 from homing.wire.run import Model
 
-__all__ = ["ATTENTIONS", "Race", "race", "race_attention", "race_segments", "use_attention"]
+__all__ = ["ATTENTIONS", "Race", "race", "race_attention", "race_segments", "use_attention", "using_attention"]
 
 ATTENTIONS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -35,6 +38,7 @@ ATTENTIONS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+_COMPARED = 2048  # positions, at most
 _TOKENS = 16384  # of a race: enough to fill a card, and done in milliseconds
 _LAPS = 5
 # Against fp32: what bf16 itself loses in sums of this length, with room. A wrong kernel is off by its whole size.
@@ -56,11 +60,13 @@ class Race:
 
 def race_attention(shape: Model, device: torch.device, dtype: torch.dtype) -> Race:
     heads = _heads(shape, device, dtype)
-    is_grouped = shape.num_heads != shape.num_kv_heads
 
     def by(backend: SDPBackend) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if backend == SDPBackend.EFFICIENT_ATTENTION:  # it takes no grouped heads, here as in training
+                k, v = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
             with sdpa_kernel([backend]):
+                is_grouped = q.shape[1] != k.shape[1]
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
 
         return attend
@@ -78,8 +84,15 @@ def race_segments(shape: Model, device: torch.device, dtype: torch.dtype) -> Rac
     segments_BT = lengths.expand(len(heads[0]), -1)
 
     def by(is_flex: bool) -> Attend:
-        masks = {len(rows): isolate(rows, is_flex=is_flex).mask for rows in (segments_BT, segments_BT[:1])}
-        return lambda q, k, v: attend_inside(q, k, v, masks[len(q)])
+        masks: dict[tuple[int, int], Any] = {}  # made when they are first used: a plain one of a long row is large
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            rows, length = len(q), q.shape[2]
+            if (rows, length) not in masks:
+                masks[rows, length] = isolate(segments_BT[:rows, :length], is_flex=is_flex).mask
+            return attend_inside(q, k, v, masks[rows, length])
+
+        return attend
 
     return race({"mask": by(False), "flex": by(True)}, by(False), heads, last="mask")
 
@@ -108,13 +121,31 @@ def race(candidates: Mapping[str, Attend], reference: Attend, heads: tuple[Tenso
 
 
 def use_attention(name: str) -> None:
-    """From now on, in this process. What the chosen one cannot do (a mask, a cache) falls to the two plainest."""
+    """From now on, in this process. What the chosen one cannot do (a mask, a cache) falls to efficient attention."""
+    set_chosen(name)
     if name == "auto":
         return
     torch.backends.cuda.enable_cudnn_sdp(name == "cudnn")
     torch.backends.cuda.enable_flash_sdp(name == "flash")
     torch.backends.cuda.enable_mem_efficient_sdp(name != "math")
     torch.backends.cuda.enable_math_sdp(True)
+
+
+@contextlib.contextmanager
+def using_attention(name: str) -> Iterator[None]:
+    """As `use_attention`, until the end of the context."""
+    switches, before = torch.backends.cuda, chosen()
+    is_on = (switches.cudnn_sdp_enabled(), switches.flash_sdp_enabled(), switches.mem_efficient_sdp_enabled())
+    has_math = switches.math_sdp_enabled()
+    try:
+        use_attention(name)
+        yield
+    finally:
+        set_chosen(before)
+        switches.enable_cudnn_sdp(is_on[0])
+        switches.enable_flash_sdp(is_on[1])
+        switches.enable_mem_efficient_sdp(is_on[2])
+        switches.enable_math_sdp(has_math)
 
 
 def _heads(shape: Model, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -130,10 +161,11 @@ def _heads(shape: Model, device: torch.device, dtype: torch.dtype) -> tuple[Tens
 
 
 def _few(heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """One row, and two KV heads with their queries: the plain way holds all scores, and the card may be small."""
-    q, k, v = heads
+    """One row, two KV heads with their queries, and at most `_COMPARED` positions: the plain way holds all scores, and
+    the card may be small."""
+    q, k, v = (part[:1, :, :_COMPARED] for part in heads)
     num = min(2, k.shape[1])
-    return q[:1, : num * (q.shape[1] // k.shape[1])], k[:1, :num], v[:1, :num]
+    return q[:, : num * (q.shape[1] // k.shape[1])], k[:, :num], v[:, :num]
 
 
 def _run(attend: Attend, heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

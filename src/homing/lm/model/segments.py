@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from homing.lm.model.sdpa import sdpa
 
 __all__ = ["BLOCK", "Isolation", "attend_inside", "can_flex", "isolate"]
 
@@ -43,9 +44,9 @@ def isolate(segments_BT: Tensor, *, is_flex: bool = False) -> Isolation:
 
 
 def attend_inside(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: Any) -> Tensor:
-    is_grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
     if isinstance(mask, Tensor):
-        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, attn_mask=mask, enable_gqa=is_grouped)
+        return sdpa(q_BHTK, k_BGTK, v_BGTK, mask=mask)
+    is_grouped = q_BHTK.shape[1] != k_BGTK.shape[1]
     return _flex()(q_BHTK, k_BGTK, v_BGTK, block_mask=mask, enable_gqa=is_grouped)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from homing.errors import RunFailed, UsageError
 from homing.lm.device import describe_device, is_compile_worthwhile, pick_device, pick_precision
-from homing.lm.model.backends import race_attention, race_segments
+from homing.lm.model.backends import race_attention, race_segments, using_attention
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Model, Phase, Train
 
@@ -142,7 +142,8 @@ def pick_attention(
         told.append(f"Attention by {race.winner}: {race.told()}.")
     has_segments = phase.data is not None and phase.data.kind == "chat"  # a row of rl is one answer
     if has_segments and not choices.segments:
-        race = race_segments(model, device, dtype)
+        with using_attention(choices.attention):  # a mask falls to what the chosen one leaves
+            race = race_segments(model, device, dtype)
         choices = replace(choices, segments=race.winner)
         told.append(f"Attention inside of conversations by {race.winner}: {race.told()}.")
     return replace(choices, segments=choices.segments or "mask"), told
