@@ -3,12 +3,14 @@
     python benchmarks/draw.py            after benchmarks/gpu/quality.py has left new rows
     python benchmarks/draw.py --check    exits 1 if they are not what it would write
 
-    results/quality.json   by time    -> docs/quality.svg, and a table for each number of seconds
-    results/sweep.json     by tokens  -> the best of each family, where both learned from the same tokens
-    results/engine.json    speed      -> the README's rows beside transformers
+    results/quality.json      by time    -> docs/quality.svg, and a table for each number of seconds
+    results/peer_sweep.json   by batch   -> whether a peer ran at its best batch, said below the table
+    results/sweep.json        by tokens  -> the best of each family, where both learned from the same tokens
+    results/engine.json       speed      -> the README's rows beside transformers
 
 Rows are compared only with those that had the same seconds, card and text. Of several seeds the mean is shown, and from
-where to where they go. Nothing is typed: what is not in the results is not on the page.
+where to where they go. A peer's settings stand beside its figure, the README shows the best of its rows, and where its
+best settings were not looked for, a sentence says so. Nothing is typed: what is not in the results is not on the page.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ EARLY = 0.08  # of the seconds: how much the loss falls before says nothing, and
 NATS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10)  # that a line is drawn for
 GRID = 100  # points of a mean
 MOST_CHANGES = 2  # of a recipe that are named in the picture
+PEERS = {"nanochat": 2**19}  # programs of others, with the batch that they take by default at this size
+# What rows of transformers ran with that do not say it themselves (benchmarks/engine.py).
+TRANSFORMERS = "torch.compile (default mode), SDPA, bf16 autocast, fused AdamW and as many rows at a time as homing"
 
 
 def main() -> int:
@@ -88,24 +93,88 @@ def with_figures(page: str, begin: str, text: str) -> str:
 def in_short() -> str:
     """For who decides in two minutes: the longest time that was measured, as homing and its peers train themselves."""
     lines: list[str] = []
-    for (seconds, card, _), group in list(grouped(read("quality"), "asked_s").items())[:1]:
+    for where, group in list(grouped(read("quality"), "asked_s").items())[:1]:
         lines += [
-            f"| {seconds:g} s of one {card}, the same text | bits per byte | seeds | tok/s |",
-            "|---|--:|--:|--:|",
+            f"| {where[0]:g} s of one {where[1]}, the same text | bits per byte | seeds | tokens a step | tok/s |",
+            "|---|--:|--:|--:|--:|",
         ]
-        for name, seeds in group.items():
-            if " " not in name:
-                rate = round(statistics.fmean(row["tokens_per_s"] for row in seeds))
-                lines.append(f"| `{name}` | {spread(seeds)} | {len(seeds)} | {rate:,} |")
-        lines.append("")
+        for name, seeds in shown_in_short(group).items():
+            rate = round(statistics.fmean(row["tokens_per_s"] for row in seeds))
+            lines.append(f"| {recipe(name, seeds)} | {spread(seeds)} | {len(seeds)} | {batch_of(seeds)} | {rate:,} |")
+        lines += ["", *(line for note in about_peers(where, group) for line in (note, ""))]
     beside = [row for row in read_speeds() if row.get("peer_tokens_per_s")]
     if beside:
-        lines += ["| tok/s in one process | homing | transformers, compiled | |", "|---|--:|--:|--:|"]
+        lines += ["| tok/s in one process | homing | transformers | |", "|---|--:|--:|--:|"]
     for row in sorted(beside, key=lambda row: row["tokens_per_s"]):
         shape, own, theirs = row["shape"], row["tokens_per_s"], row["peer_tokens_per_s"]
         what = f"{shape['num_layers']} x {shape['width']}, vocabulary {shape['vocab_size']:,}, T {shape['context']}"
         lines.append(f"| {what} | {own:,} | {theirs:,} | {own / theirs:.2f}x |")
-    return "\n".join([*lines, ""] if beside else lines)
+    if beside:
+        lines += ["", about_transformers(beside), ""]
+    return "\n".join(lines)
+
+
+def shown_in_short(group: Group) -> Group:
+    """Our families as they are, and of each peer the one row that did best: never a worse one because of its name."""
+    best = {peer: next(name for name in group if name.split()[0] == peer) for peer in peers_in(group)}
+    ours = {name for name in group if " " not in name and name not in PEERS}
+    return {name: seeds for name, seeds in group.items() if name in ours or name in best.values()}
+
+
+def peers_in(group: Group) -> list[str]:
+    return sorted({name.split()[0] for name in group} & set(PEERS))
+
+
+def recipe(name: str, seeds: list[Row]) -> str:
+    peer = name.split()[0]
+    if peer not in PEERS:
+        return f"`{name}`"
+    is_default = seeds[0]["batch_tokens"] == PEERS[peer]
+    return f"`{peer}`, " + ("its default batch" if is_default else "another batch than its default")
+
+
+def batch_of(seeds: list[Row]) -> str:
+    return f"{seeds[0]['batch_tokens']:,}"
+
+
+def about_peers(where: Where, group: Group) -> list[str]:
+    """Whether a peer ran at its best: a figure at other settings says nothing about who is better."""
+    said = []
+    for peer in peers_in(group):
+        shown = next(seeds for name, seeds in group.items() if name.split()[0] == peer)
+        tried = [row for row in read("peer_sweep") if comparable(row, where) and row["run"].split()[0] == peer]
+        by_batch = {row["batch_tokens"]: row["val_bits_per_byte"] for row in tried}
+        best = min(by_batch, key=lambda batch: by_batch[batch], default=None)
+        if best != shown[0]["batch_tokens"]:
+            how = "its default for this size" if shown[0]["batch_tokens"] == PEERS[peer] else "a batch that was given"
+            why = "was not looked for here" if best is None else f"in a sweep was {best:,}"
+            said.append(
+                f"{peer} ran at {batch_of(shown)} tokens a step, {how}, and not at its best batch, which {why}. So this"
+                " table does not say which of them learns faster: a fair comparison is still to be measured."
+            )
+            continue
+        seeds = sorted({row["seed"] for row in tried})
+        assert not {row["seed"] for row in shown} & set(seeds), "the seed that chose a batch is reported"
+        found = ", ".join(f"{batch:,}: {bits:.4f}" for batch, bits in sorted(by_batch.items()))
+        is_at_end = best in (min(by_batch), max(by_batch))
+        said.append(
+            f"The batch of {peer} is the best of {len(by_batch)} ({found}), chosen by seed"
+            f" {', '.join(map(str, seeds))}, which is not in the table"
+            + ("; it is at the end of what was tried, so a better one may exist." if is_at_end else ".")
+        )
+    return said
+
+
+def comparable(row: Row, where: Where) -> bool:
+    return (row["asked_s"], row["device"], row["corpus_tokens"]) == where
+
+
+def about_transformers(rows: list[Row]) -> str:
+    """With which settings it ran, and whether others were tried."""
+    settings = sorted({row.get("peer_settings", TRANSFORMERS) for row in rows})
+    is_swept = all(len(row.get("peer_tried", ())) > 1 for row in rows)
+    more = "the fastest of those tried" if is_swept else "no others were tried, so these may not be its best"
+    return f"transformers ran with {'; '.join(settings)}: {more}."
 
 
 def read_speeds() -> list[Row]:
@@ -130,10 +199,9 @@ def timed(where: Where, group: Group) -> list[str]:
     ]
     for name, seeds in group.items():
         steps, rate = (round(statistics.fmean(row[key] for row in seeds)) for key in ("steps", "tokens_per_s"))
-        lines.append(
-            f"| `{name}` | {spread(seeds)} | {len(seeds)} | {steps:,} | {seeds[0]['batch_tokens']:,} | {rate:,} |"
-        )
-    return [*lines, "", side_by_side(group), ""]
+        told = recipe(name, seeds)
+        lines.append(f"| {told} | {spread(seeds)} | {len(seeds)} | {steps:,} | {batch_of(seeds)} | {rate:,} |")
+    return [*lines, "", *(line for note in [*about_peers(where, group), side_by_side(group)] for line in (note, ""))]
 
 
 def spread(seeds: list[Row]) -> str:
@@ -225,8 +293,10 @@ def panel(where: Where, group: Group, colour: dict[str, str], *, clip: str) -> l
 
 
 def label(name: str, seeds: list[Row]) -> str:
-    recipe, *changes = name.split()
-    told = name if len(changes) <= MOST_CHANGES else f"{recipe}, {len(changes)} settings changed"
+    first, *changes = name.split()
+    told = name if len(changes) <= MOST_CHANGES else f"{first}, {len(changes)} settings changed"
+    if first in PEERS:
+        told = f"{first} at {batch_of(seeds)}"
     more = f", {len(seeds)} seeds" if len(seeds) > 1 else ""
     return f"{told}: {bits(seeds):.4f} bits per byte{more}"
 

@@ -111,10 +111,11 @@ def of_first_run(result: dict[str, Any]) -> Rows:
 
 
 def of_quality(result: dict[str, Any]) -> Rows:
-    """A mean over the seeds that had the same seconds, card and text; runs by tokens are no figure per dollar."""
+    """A mean over the seeds that had the same seconds, card and text; runs by tokens are no figure per dollar. Only our
+    own families: a peer's figure without its settings would say nothing."""
     seeds: dict[tuple[str, str, float, int], list[float]] = {}
     for row in result["figures"]["rows"]:
-        if row["asked_s"]:
+        if row["asked_s"] and row["run"].startswith(("stock", "swift")):
             where = (card_of(row["device"]), row["run"], row["asked_s"], row["corpus_tokens"])
             seeds.setdefault(where, []).append(row["val_bits_per_byte"])
     for where, bits in sorted(seeds.items()):

@@ -55,6 +55,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "results/hours": ("src/homing/lm/train", "benchmarks/gpu/hours.py"),
     "results/loader": ("src/homing/lm/shards", "src/homing/lm/train/feed.py", "benchmarks/loader.py"),
     "results/lora": ("src/homing/lm/model", "src/homing/lm/train", "benchmarks/gpu/lora.py"),
+    "results/peer_sweep": ("benchmarks/gpu/quality.py",),
     "results/persona": (*_TRAIN, "src/homing/lm/chat", "benchmarks/gpu/persona.py"),
     "results/prep": ("src/homing/lm/prep", "src/homing/lm/text", "src/homing/lm/tokenizer", "benchmarks/prep.py"),
     "results/quality": ("src/homing/lm/model", "src/homing/lm/train", "src/homing/config/dial.py",

@@ -6,7 +6,7 @@
     lora    tokens a second at the best micro-batch and recompute; peak memory at micro-batch 1 with all recomputed
     qlora   the same memory with the base in NF4, and how much slower it is at equal micro-batch and recompute
     peer    transformers + peft as people run it (bf16 base, fp32 adapters under autocast, SDPA, fused AdamW), the same
-            shape, rank and tokens, at its own best micro-batch, with and without recomputing
+            shape, rank and tokens, at its own best micro-batch, with and without recomputing; not compiled
 
 Rows of 2,048 random tokens, adapters of rank 16 on all seven projections, AdamW. A setting is looked at for a few steps
 and the best one measured in three windows of ten, without and with documents that do not see each other; memory in one.
@@ -47,7 +47,7 @@ SETTINGS = Lora(rank=16, alpha=32.0, targets=["all"])
 ADAM = Optimizer(kind="adamw", lr=1e-4, lr_embedding=1e-4, lr_head=1e-4, lr_norm=1e-4, weight_decay=0.0)
 WINDOWS, STEPS, LOOK, WARM = 3, 10, 3, 3
 DOCUMENTS = 4  # in a packed row
-PEER_ROWS = (4, 8)
+PEER_ROWS = (2, 4, 6, 8)
 MUST = {"tokens_per_s": 14_000, "peak": 20e9, "ratio": 1.6, "qlora_peak": 9e9, "qlora_slowdown": 1.3}
 
 Step = Callable[[], Tensor]
@@ -239,7 +239,8 @@ def peer_figures(where: Where) -> dict[str, Any]:
         print(f"peer   look  {looked[-1]}", flush=True)
     best = max((row for row in looked if "tokens_per_s" in row), key=lambda row: row["tokens_per_s"])
     step = peer_step(where, model, optimizer, best["rows"], best["recompute"] == "all")
-    figures = {"looked_at": looked, "best": {**best, **timed(where, step, best["rows"])}}
+    settings = "bf16 base, fp32 adapters under autocast, SDPA, fused AdamW, not compiled"
+    figures = {"looked_at": looked, "settings": settings, "best": {**best, **timed(where, step, best["rows"])}}
     print(f"peer   best  {told(figures['best'])}")
     del model, optimizer, step
     clean(where)

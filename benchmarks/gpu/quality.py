@@ -3,6 +3,8 @@
     python benchmarks/gpu/quality.py --write-recipes FILE           at home: what homing itself would do, as records
     PYTHONPATH=src python benchmarks/gpu/quality.py --recipes FILE --seconds 300 --seeds 0,1 \\
         --run swift --run "stock lr=0.02" --run nanochat --peer DIR [--out FILE]
+    PYTHONPATH=src python benchmarks/gpu/quality.py --recipes FILE --seconds 300 --seeds 0,1,2 --peer DIR \\
+        --sweep-peer 65536,131072,262144,524288 --sweep-seed 100 [--out DIR]      a peer at its best batch
     PYTHONPATH=src python benchmarks/gpu/quality.py --recipes FILE --tokens 26000000 --runs LINES       a sweep
 
 A run is a recipe with changes: fields of its optimizer, or NAME=*FACTOR of what it has; `decay` and `warmup` (shares of
@@ -10,7 +12,11 @@ the steps), `floor`, `batch` (tokens), `precision`, in a sweep `tokens`, and `in
 whose names end so, such as `init.o_proj.weight=0`. It learns from the text that the machine has (`corpus`), the same
 rows in the same order for all. By time, how many steps fit into the seconds is measured first, then everything begins
 anew; compiling and evaluating are not counted. `nanochat` is its own model, optimizer and schedule (karpathy/nanochat,
-its folder as --peer; nothing of it is kept here), with the batch it would take itself unless one is given.
+its folder as --peer; nothing of it is kept here), with its default batch for this size unless one is given. A row of a
+peer names the settings that it ran with. `--sweep-peer` runs each batch once on `--sweep-seed`, goes on past the ends
+of the list while the best one is at an end, and then runs the best one with `--seeds`, none of which may be the seed
+that chose it. What was tried goes to results/peer_sweep.json; draw.py says beside the figure whether there was such a
+sweep. With --only-missing the same command may be given again and again, where a machine is lent for minutes at a time.
 
 Each run is a row of results/quality.json, or of results/sweep.json where tokens are given, beside those that are there
 already, with its curve. --quick: toy sizes on any machine, nothing kept. Passes when every loss is finite and fell.
@@ -20,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import json
 import math
@@ -39,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from corpus import prepare
 
-from _result import RESULTS, write_result
+from _result import RESULTS, origin, write_result
 from homing.lm.evals.bits_per_byte import evaluate
 from homing.lm.model import Decoder
 from homing.lm.phases.pretrain import Pretrain
@@ -67,7 +74,10 @@ AT_HOME = {
     "stock-adamw": {"phases.0.optimizer": "adamw"},
     "toy": {"model.depth": "2", "model.context": "128", "phases.0.tokens": "200k", "tokenizer.vocab_size": "512"},
 }
+PEER = "nanochat"
 B_REF, DECAY, WEIGHT_DECAY, WARMUP = 2**19, 0.65, 0.28, 40  # nanochat's
+PEER_RATES = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02}  # at B_REF
+LEAST_BATCH, MOST_BATCH = 2**14, 2**21  # of a peer that are tried
 
 
 @dataclasses.dataclass
@@ -78,6 +88,7 @@ class Trial:
     judge: Callable[[], tuple[float, float]]
     begin: Callable[[int], None]  # anew, from a seed
     batch_tokens: int
+    settings: dict[str, Any] | None = None  # of a peer: what it ran with
 
 
 def main() -> int:
@@ -90,7 +101,10 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=0)
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--peer", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--sweep-peer", default="", help="batches in tokens, such as 65536,131072,262144,524288")
+    parser.add_argument("--sweep-seed", type=int, default=100, help="chooses the batch, and is never reported")
+    parser.add_argument("--out", type=Path, help="a copy of the result: a file, or a folder for several")
+    parser.add_argument("--only-missing", action="store_true", help="not again what this commit has measured here")
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     if arguments.write_recipes:
@@ -106,18 +120,93 @@ def main() -> int:
     recipes = read_recipes(arguments.recipes)
     lines = arguments.runs.read_text("utf-8").splitlines() if arguments.runs else []
     name = "sweep" if arguments.tokens else "quality"
-    rows = kept_rows(name)
+    measure_or_recall = recall_or_measure if arguments.only_missing else measure_and_keep
+    seeds = [int(number) for number in arguments.seeds.split(",")]
+    runs = [*arguments.run, *(line for line in lines if line.strip())]
     with Bench(recipes, DATA) as bench:
-        for told in [*arguments.run, *(line for line in lines if line.strip())]:
-            for seed in (int(number) for number in arguments.seeds.split(",")):
-                row = measure(bench, told, seed, arguments.seconds, arguments.tokens)
-                rows = [old for old in rows if key(old) != key(row)] + [row]
-                write_result(name, {"rows": rows}, passed=all(is_good(each) for each in rows))
-                if arguments.out:
-                    shutil.copyfile(RESULTS / f"{name}.json", arguments.out)
+        if arguments.sweep_peer:
+            batches = [int(number) for number in arguments.sweep_peer.split(",")]
+            work = functools.partial(measure_or_recall, bench, seconds=arguments.seconds, out=arguments.out)
+            runs.append(f"{PEER} batch={sweep_peer(work, batches, arguments.sweep_seed, seeds)}")
+        for told in runs:
+            for seed in seeds:
+                measure_or_recall(
+                    bench, name, told, seed, seconds=arguments.seconds, num_tokens=arguments.tokens, out=arguments.out
+                )
+    rows = kept_rows(name)
     passed = all(is_good(row) for row in rows)
     print(f"{'PASS' if passed else 'FAIL'} {len(rows)} runs")
     return 0 if passed else 1
+
+
+def measure_and_keep(
+    bench: Bench, name: str, told: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
+) -> dict[str, Any]:
+    """In the place of an earlier row of the same run, and at once: a machine may be taken away before the next."""
+    row = measure(bench, told, seed, seconds, num_tokens)
+    rows = [old for old in kept_rows(name) if key(old) != key(row)] + [row]
+    write_result(name, {"rows": rows}, passed=all(is_good(each) for each in rows))
+    copy_out(name, out)
+    return row
+
+
+def recall_or_measure(
+    bench: Bench, name: str, told: str, seed: int, *, seconds: float, num_tokens: int = 0, out: Path | None = None
+) -> dict[str, Any]:
+    """The row that this commit has measured already on such a card with this text, if there is one."""
+    asked = {
+        "run": told, "seed": seed, "asked_s": 0.0 if num_tokens else seconds, "asked_tokens": num_tokens,
+        "device": device_name(bench.device), "commit": origin()["commit"],
+        "corpus_tokens": read_manifest(bench.data).splits["train"].num_tokens,
+    }  # fmt: skip
+    for row in kept_rows(name):
+        if all(row.get(field) == value for field, value in asked.items()):
+            print(f"there already: {told}, seed {seed}: {row['val_bits_per_byte']:.4f}", flush=True)
+            copy_out(name, out)
+            return row
+    return measure_and_keep(bench, name, told, seed, seconds=seconds, num_tokens=num_tokens, out=out)
+
+
+def copy_out(name: str, out: Path | None) -> None:
+    if out:
+        shutil.copyfile(RESULTS / f"{name}.json", out / f"{name}.json" if out.is_dir() else out)
+
+
+# -- a peer at its best ------------------------------------------------------------------------------------------------
+
+
+def sweep_peer(
+    work: Callable[[str, str, int], dict[str, Any]], batches: list[int], sweep_seed: int, seeds: list[int]
+) -> int:
+    """The batch at which the peer learns most in the same time, by a seed that is not reported."""
+    if sweep_seed in seeds:
+        raise SystemExit(f"--sweep-seed {sweep_seed} is one of --seeds: the seed that chooses must not be reported.")
+
+    def bits_of(batch: int) -> float:
+        return float(work("peer_sweep", f"{PEER} batch={batch}", sweep_seed)["val_bits_per_byte"])
+
+    best, found = best_batch(bits_of, batches)
+    told = ", ".join(f"{batch:,}: {bits:.4f}" for batch, bits in sorted(found.items()))
+    print(f"{PEER} on seed {sweep_seed}, bits per byte by batch: {told}; best {best:,}", flush=True)
+    if is_at_end(best, found):
+        print(f"WARNING: {best:,} is the end of what may be tried ({LEAST_BATCH:,} to {MOST_BATCH:,}).", flush=True)
+    return best
+
+
+def best_batch(bits_of: Callable[[int], float], batches: list[int]) -> tuple[int, dict[int, float]]:
+    """The batch with the fewest bits, and all that were tried: those asked for, and further ones by halving or doubling
+    while the best is at an end."""
+    found = {batch: bits_of(batch) for batch in sorted(set(batches))}
+    while True:
+        best = min(found, key=lambda batch: found[batch] if math.isfinite(found[batch]) else math.inf)
+        further = best // 2 if best == min(found) else best * 2
+        if not is_at_end(best, found) or not LEAST_BATCH <= further <= MOST_BATCH:
+            return best, found
+        found[further] = bits_of(further)
+
+
+def is_at_end(best: int, found: dict[int, float]) -> bool:
+    return best in (min(found), max(found))
 
 
 def measure(bench: Bench, told: str, seed: int, seconds: float, num_tokens: int = 0) -> dict[str, Any]:
@@ -153,9 +242,11 @@ def measure(bench: Bench, told: str, seed: int, seconds: float, num_tokens: int 
         "epochs": round(num_steps * trial.batch_tokens / text.num_tokens, 3), "corpus_tokens": text.num_tokens,
         "first_step_s": round(times[0], 1), "val_loss": round(nats, 5), "val_bits_per_byte": round(bits, 5),
         "curve": curve,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": device_name(device), "commit": origin()["commit"],
+        **({} if trial.settings is None else {"settings": trial.settings}),
     }  # fmt: skip
-    told_of = ("run", "seed", "seconds", "steps", "tokens_per_s", "first_step_s", "epochs", "val_loss")
+    told_of = ("run", "seed", "seconds", "steps", "batch_tokens", "tokens_per_s", "first_step_s", "epochs", "val_loss",
+               "settings")  # fmt: skip
     shown = {name: value for name, value in row.items() if name in told_of}
     print(f"{bits:.4f} {shown} {[round(loss, 2) for *_, loss in curve[:: max(1, len(curve) // 8)]]}", flush=True)
     return row
@@ -165,8 +256,8 @@ class Bench:
     """The trials of some recipes, one model at a time: what it compiled is kept while runs of one recipe follow each
     other."""
 
-    def __init__(self, recipes: dict[str, Run], data: Path) -> None:
-        self.recipes, self.data = recipes, data
+    def __init__(self, recipes: dict[str, Run], data: Path, peer_base: str = "stock") -> None:
+        self.recipes, self.data, self.peer_base = recipes, data, peer_base  # the peer has the sizes of that recipe
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.kind: tuple[str, str] = ("", "")
         self.model: Any = None
@@ -186,13 +277,13 @@ class Bench:
 
     def base(self, told: str) -> Run:
         name = told.split()[0]
-        return self.recipes["stock" if name == "nanochat" else name]
+        return self.recipes[self.peer_base if name == PEER else name]
 
     def trial(self, told: str) -> Trial:
         name, *changes = told.split()
         changed = dict(change.split("=", 1) for change in changes)
         kind = (name, changed.get("precision", ""))
-        base, is_peer = self.base(told), name == "nanochat"
+        base, is_peer = self.base(told), name == PEER
         if kind != self.kind:
             self.clear()
             self.kind = kind
@@ -295,22 +386,25 @@ def peer_model(base: Run, device: torch.device) -> Any:
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device=device)
-    return model, torch.compile(model, dynamic=False)
+    return model, torch.compile(model, dynamic=False) if device.type == "cuda" else model
 
 
 def nanochat(models: Any, base: Run, data: Path, device: torch.device, changed: dict[str, str]) -> Trial:
     model, compiled = models
     batch_tokens = int(changed.get("batch", B_REF))
     scale = (batch_tokens / B_REF) ** 0.5
+    rates = {name: rate * scale for name, rate in PEER_RATES.items()}
+    settings = {
+        "batch_tokens": batch_tokens, "is_default_batch": batch_tokens == B_REF, "rate_factor": round(scale, 4),
+        "weight_decay": round(WEIGHT_DECAY * scale, 4), "warmup_steps": WARMUP, "decay": DECAY,
+        "compile": compiled is not model,
+    }  # fmt: skip
     kept: dict[str, Any] = {}
 
     def begin(seed: int) -> None:
         torch.manual_seed(seed)
         model.init_weights()
-        kept["optimizer"] = model.setup_optimizer(
-            unembedding_lr=0.008 * scale, embedding_lr=0.3 * scale, scalar_lr=0.5 * scale, matrix_lr=0.02 * scale,
-            weight_decay=WEIGHT_DECAY * scale,
-        )  # fmt: skip
+        kept["optimizer"] = model.setup_optimizer(**rates, weight_decay=WEIGHT_DECAY * scale)
 
     def step(number: int, of: int, ids: Tensor, targets: Tensor) -> Tensor:
         total = backward_in_pieces(compiled, ids, targets, ROWS)
@@ -327,7 +421,7 @@ def nanochat(models: Any, base: Run, data: Path, device: torch.device, changed: 
         model.zero_grad(set_to_none=True)
         return total
 
-    return Trial(step, lambda: judged(Judged(model, base.model, device), data), begin, batch_tokens)
+    return Trial(step, lambda: judged(Judged(model, base.model, device), data), begin, batch_tokens, settings)
 
 
 class Judged:
@@ -368,6 +462,10 @@ def judged(model: Any, data: Path) -> tuple[float, float]:
 
 def feed_of(base: Run, data: Path, batch_tokens: int) -> Pretrain:
     return Pretrain(base, dataclasses.replace(base.phases[0], batch_tokens=batch_tokens), data)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
 
 
 def pair(batch: Any) -> tuple[Tensor, Tensor]:

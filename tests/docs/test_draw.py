@@ -63,7 +63,7 @@ def test_a_new_row_is_noticed(draw: ModuleType, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["draw.py", "--check"])
     assert draw.main() == 0
     assert "| `stock` | 0.6000 | 1 |" in readme.read_text()
-    assert "transformers, compiled" in readme.read_text()
+    assert "| homing | transformers |" in readme.read_text()
     assert "old" not in readme.read_text()
     rows.append(row("stock", 1, 0.7))
     assert draw.main() == 1
@@ -122,4 +122,74 @@ def test_by_tokens_the_best_of_each_family_is_told_with_how_many_were_tried(draw
 def test_a_recipe_with_many_changes_is_named_shortly_and_signs_are_escaped(draw: ModuleType) -> None:
     svg = draw.draw([row("swift a=1 b=2 c=3", 0, 0.5), row("nanochat <&>", 0, 0.6)])
     assert "swift, 3 settings changed: 0.5000 bits per byte" in texts(svg)
-    assert "nanochat <&>: 0.6000 bits per byte" in texts(svg)
+    assert "nanochat at 131,072: 0.6000 bits per byte" in texts(svg), "a peer is never shown without its settings"
+    assert "other <&>: 0.6000 bits per byte" in texts(draw.draw([row("other <&>", 0, 0.6)]))
+
+
+# -- peers -------------------------------------------------------------------------------------------------------------
+
+
+def drawn(
+    draw: ModuleType, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], tried: list[dict[str, Any]]
+) -> str:
+    monkeypatch.setattr(draw, "read", lambda name: {"quality": rows, "peer_sweep": tried}.get(name, []))
+    both = f"{draw.in_short()}\n{draw.figures()}"
+    assert both.count("nanochat") >= 2
+    return both
+
+
+OURS = [row("swift", seed, 0.5) for seed in range(3)]
+
+
+def peer(batch: int, seed: int, bits: float, *, name: str = "") -> dict[str, Any]:
+    return row(name or f"nanochat batch={batch}", seed, bits, batch_tokens=batch)
+
+
+def test_a_peer_that_was_not_swept_is_shown_with_its_batch_and_with_what_is_missing(
+    draw: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = drawn(draw, monkeypatch, [*OURS, peer(2**19, 0, 0.6, name="nanochat")], [])
+    assert "| `nanochat`, its default batch | 0.6000 | 1 | 524,288 |" in page
+    assert "and not at its best batch, which was not looked for here" in page
+    assert page.count("a fair comparison is still to be measured") == 2, "in the README and on the page"
+
+
+def test_of_a_peer_the_best_row_is_shown_in_short_whatever_it_is_called(
+    draw: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*OURS, peer(2**19, 0, 0.6, name="nanochat"), peer(2**17, 0, 0.52)]
+    monkeypatch.setattr(draw, "read", lambda name: rows if name == "quality" else [])
+    short = draw.in_short()
+    assert "| `nanochat`, another batch than its default | 0.5200 | 1 | 131,072 |" in short
+    assert "0.6000" not in short
+
+
+def test_a_peer_at_its_best_is_shown_with_the_sweep_that_chose_it(
+    draw: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*OURS, *(peer(2**17, seed, 0.52) for seed in range(3))]
+    tried = [peer(2**16, 100, 0.53), peer(2**17, 100, 0.52), peer(2**18, 100, 0.55)]
+    page = drawn(draw, monkeypatch, rows, tried)
+    assert "the best of 3 (65,536: 0.5300, 131,072: 0.5200, 262,144: 0.5500), chosen by seed 100, which is not" in page
+    assert "fair comparison" not in page
+    page = drawn(draw, monkeypatch, rows, tried[1:])
+    assert "it is at the end of what was tried, so a better one may exist" in page
+    page = drawn(draw, monkeypatch, rows, [*tried, peer(2**15, 100, 0.4)])
+    assert "its best batch, which in a sweep was 32,768" in page, "not the one that is in the table"
+    elsewhere = [each | {"device": "NVIDIA L4"} for each in tried]
+    assert "not looked for here" in drawn(draw, monkeypatch, rows, elsewhere), "another card is another matter"
+    with pytest.raises(AssertionError, match="the seed that chose a batch is reported"):
+        drawn(draw, monkeypatch, rows, [each | {"seed": 0} for each in tried])
+
+
+def test_transformers_stands_with_its_settings_and_whether_others_were_tried(
+    draw: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"num_layers": 12, "width": 768, "vocab_size": 50304, "context": 1024}
+    plain = {"shape": shape, "tokens_per_s": 600, "peer_tokens_per_s": 400}
+    monkeypatch.setattr(draw, "read", lambda name: [])
+    monkeypatch.setattr(draw, "read_speeds", lambda: [plain])
+    assert "fused AdamW and as many rows at a time as homing: no others were tried, so these may not" in draw.in_short()
+    tried = [{"rows": 32}, {"rows": 64}]
+    monkeypatch.setattr(draw, "read_speeds", lambda: [plain | {"peer_settings": "mode x", "peer_tried": tried}])
+    assert "transformers ran with mode x: the fastest of those tried." in draw.in_short()
