@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from homing.tokenizer_file import read_tokenizer_bytes
+
 __all__ = ["gives_same_ids"]
 
 _NO_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
@@ -17,7 +19,7 @@ _NO_IDS = ("version", "truncation", "padding", "post_processor", "decoder")
 
 def gives_same_ids(one: Path, other: Path) -> bool:
     """Both must be there; of a file that cannot be understood only an exact copy is the same."""
-    mine, theirs = one.read_bytes(), other.read_bytes()
+    mine, theirs = read_tokenizer_bytes(one), read_tokenizer_bytes(other)
     if mine == theirs:
         return True
     try:

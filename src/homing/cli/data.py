@@ -37,7 +37,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=T
 
 _LEARNED, _READ, _MARKER, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _TOLD = 50
-_UTF16_MARKS = ("0xff at column 1", "0xfe at column 1")
 
 Names = Annotated[list[str], typer.Argument(metavar="FILE...|RUN", help="Chat files or globs; or one run.")]
 Tokenizer = Annotated[
@@ -151,6 +150,8 @@ def _report(doctor: Doctor, next_verb: str) -> None:
 
 
 def _how_to_mend(doctor: Doctor) -> str:
+    if doctor.fixes:
+        return next(iter(doctor.fixes.values()))
     formless = [file.path for file in doctor.files if file.num_lines and not file.form]
     if formless:
         return _into_a_form(formless[0], doctor)
@@ -166,11 +167,8 @@ def _into_a_form(path: str, doctor: Doctor) -> str:
         return f"{path} is a table, and a conversation is a line of JSON: docs/chat-data.md has the command for it."
     foreign = next((found.text for found in doctor.findings if (found.path, found.kind) == (path, "not-utf8")), "")
     if foreign:
-        encoding = "utf-16" if foreign.endswith(_UTF16_MARKS) else "latin1"
         target = Path(path).with_name(f"utf8-{Path(path).name}")
-        return (
-            f"Perhaps it is {encoding}: iconv -f {encoding} -t utf-8 {shlex.quote(path)} > {shlex.quote(str(target))}"
-        )
+        return f"Perhaps it is latin1: iconv -f latin1 -t utf-8 {shlex.quote(path)} > {shlex.quote(str(target))}"
     form = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
     return f"{path} is in no form that is known. A line is such as {form}; docs/chat-data.md tells the others."
 

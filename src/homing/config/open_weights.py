@@ -18,6 +18,7 @@ from typing import Any
 from homing.config.open_weights_hub import Listing, bring_files, list_repository
 from homing.errors import DataError, UsageError
 from homing.hf_config import model_of
+from homing.tokenizer_file import read_tokenizer_bytes
 from homing.wire import names
 from homing.wire.run import Model
 from homing.wire.template import Unreadable, template_beside
@@ -215,7 +216,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_tokenizer_bytes(path) if path.name == names.TOKENIZER else path.read_bytes())
     except (OSError, ValueError, RecursionError) as exc:
         raise DataError(what=f"{path} cannot be read.", why=str(exc), fix="Bring the folder again.") from exc
     if not isinstance(data, dict):

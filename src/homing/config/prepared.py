@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homing.errors import DataError
+from homing.tokenizer_file import read_tokenizer_bytes
 from homing.wire import names
 from homing.wire.codec import WireError, loads
 from homing.wire.data import DataManifest
@@ -80,7 +81,7 @@ def tokenizer_specials(path: Path) -> list[str]:
 
 def _read_tokenizer(path: Path) -> tuple[int, list[str]]:
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_tokenizer_bytes(path))
         ids, added = list(document["model"]["vocab"].values()), document.get("added_tokens", [])
         ids += [token["id"] for token in added]
         return int(max(ids)) + 1, [str(token["content"]) for token in added]

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +79,12 @@ def test_a_reward_that_hangs_is_ended_with_what_it_started_and_the_next_sample_i
 ) -> None:
     pid_file = tmp_path / "pid"
     text = (
-        "import os, subprocess, time\n"
+        "import subprocess, sys, time\n"
         "def reward(prompt, completion, answer):\n"
         "    if completion == 'hang':\n"
-        "        child = subprocess.Popen(['sleep', '600'])\n"
-        f"        open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        # By its number outside: in a namespace of its own it has another.
+        f'        wait = \'import os, time; open(r"{pid_file}", "w").write(os.readlink("/proc/self"))\'\n'
+        "        subprocess.Popen([sys.executable, '-c', wait + '; time.sleep(600)'])\n"
         "        time.sleep(600)\n"
         "    return 1.0\n"
     )
@@ -183,3 +187,99 @@ def test_a_reward_that_was_exchanged_or_is_not_there_is_refused(tmp_path: Path, 
     os.remove(tmp_path / "reward.py")
     with pytest.raises(DataError, match="cannot be read"):
         OwnReward(tmp_path / "reward.py", sha256="", timeout_s=1, memory_bytes=2**30, tell=lambda kind, words: None)
+
+
+def lately_running(pid_file: Path) -> bool:
+    """Whether the process whose number is in the file still runs after a few seconds."""
+    pid, deadline = int(pid_file.read_text(encoding="utf-8")), time.monotonic() + 10
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return is_running(pid)
+
+
+@pytest.mark.regression("reward-deadline")
+@pytest.mark.parametrize(
+    "how",
+    [
+        "os.dup2(1, 1)\n        while True: [os.write(fd, b'x' * 4096) for fd in fds]",
+        "while True: [os.write(fd, b'x' * 16 + b'\\n') for fd in fds] and time.sleep(0.001)",
+        "while True: [(os.write(fd, b'x'), time.sleep(0.01)) for fd in fds]",
+    ],
+    ids=["flood", "flood of lines", "drip"],
+)
+def test_a_reward_that_never_stops_writing_meets_its_deadline(
+    tmp_path: Path, told: list[tuple[str, str]], how: str
+) -> None:
+    text = (
+        "import os, time\n"
+        "def reward(prompt, completion, answer):\n"
+        "    if completion == 'flood':\n"
+        "        fds = [fd for fd in range(3, 16) if os.path.exists(f'/proc/self/fd/{fd}')]\n"
+        "        fds = [fd for fd in fds if 'pipe' in os.readlink(f'/proc/self/fd/{fd}')]\n"
+        f"        {how}\n"
+        "    return 1.0\n"
+    )
+    with opened(tmp_path, text, told, timeout_s=2.0) as own, deadline_of(25):
+        assert own.judge([("p", "flood", ""), ("p", "ok", "")]) == [None, 1.0]
+
+
+@pytest.mark.regression("reward-deadline")
+def test_a_reward_that_does_not_read_meets_its_deadline(tmp_path: Path, told: list[tuple[str, str]]) -> None:
+    """The question is larger than a pipe, so writing it waits for the reader."""
+    text = (
+        "import os, threading, time\n"
+        "def reward(prompt, completion, answer):\n"
+        "    threading.Thread(target=stop, daemon=True).start()\n"
+        "    return 1.0\n"
+        "def stop():\n"
+        "    time.sleep(0.2)\n"
+        "    os.kill(os.getpid(), 19)\n"
+    )
+    with opened(tmp_path, text, told, timeout_s=2.0) as own:
+        assert own.judge([("p", "ok", "")]) == [1.0]
+        time.sleep(0.5)
+        with deadline_of(25):
+            assert own.judge([("p" * 2_000_000, "x", ""), ("p", "ok", "")]) == [None, 1.0]
+
+
+@pytest.mark.regression("reward-deadline")
+@pytest.mark.parametrize("end", ["time.sleep(600)", "os._exit(3)", "return 1.0"])
+def test_a_grandchild_in_a_session_of_its_own_does_not_outlive_the_reward(
+    tmp_path: Path, told: list[tuple[str, str]], end: str
+) -> None:
+    pid_file = tmp_path / "pid"
+    text = (
+        "import os, time\n"
+        "def reward(prompt, completion, answer):\n"
+        "    if completion == 'start':\n"
+        "        if os.fork() == 0:\n"
+        "            os.setsid()\n"
+        "            if os.fork() == 0:\n"
+        # By its number outside: in a namespace of its own it has another.
+        f"                open({str(pid_file)!r}, 'w').write(os.readlink('/proc/self'))\n"
+        "                time.sleep(600)\n"
+        "            os._exit(0)\n"
+        f"        while not os.path.exists({str(pid_file)!r}): time.sleep(0.01)\n"
+        f"        time.sleep(0.3)\n"
+        f"        {end}\n"
+        "    return 1.0\n"
+    )
+    with opened(tmp_path, text, told, timeout_s=3.0) as own:
+        assert own.judge([("p", "start", ""), ("p", "ok", "")])[1] == 1.0
+    assert not lately_running(pid_file)
+
+
+@contextlib.contextmanager
+def deadline_of(seconds: int) -> Iterator[None]:
+    """Fails a call that waits for ever, by an alarm."""
+
+    def late(number: int, frame: object) -> None:
+        raise AssertionError(f"still waiting after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

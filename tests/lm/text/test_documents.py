@@ -141,7 +141,7 @@ def test_a_bad_json_line_is_named_by_its_number(tmp_path: Path, line: bytes, com
         documents(path)
 
 
-@pytest.mark.parametrize(("encoding", "told"), [("utf-16", "utf-16"), ("utf-16-be", "latin1"), ("latin1", "latin1")])
+@pytest.mark.parametrize(("encoding", "told"), [("utf-16", "utf-16"), ("utf-16-be", "utf-16be"), ("latin1", "latin1")])
 def test_the_command_that_mends_another_encoding_can_be_pasted(tmp_path: Path, encoding: str, told: str) -> None:
     path = tmp_path / "my notes.txt"
     path.write_bytes("caf\u00e9 au lait".encode(encoding))

@@ -76,6 +76,7 @@ class Doctor:
     files: list[FileReport] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    fixes: dict[str, str] = field(default_factory=dict)  # of files that cannot be read at all: what to do about each
     lengths: dict[str, array[int]] = field(default_factory=dict)  # by side: the context that each needs to be whole
     tell: Callable[[int], None] = lambda num_bytes: None  # how much of the file has been read, now and then
     _seen: dict[str, dict[bytes, str]] = field(default_factory=lambda: {"train": {}, "val": {}})
@@ -105,6 +106,7 @@ class Doctor:
                 self._tell(report, exc.line, Fault("broken-file", exc.what.split(": ", 1)[-1]), "stops")
                 raise
             except DataError as exc:
+                self.fixes[source.path] = exc.fix
                 self._tell(report, report.num_lines + 1, Fault("broken-file", f"{exc.what} {exc.why}"), "stops")
                 raise
             report.sha256 = reading.sha256()

@@ -16,6 +16,7 @@ from typing import Any
 
 from homing.errors import DataError
 from homing.lm.tokenizer.load import read_tokenizer_json
+from homing.lm.tokenizer.panics import panics_as_errors
 from homing.wire.names import TOKENIZER
 
 __all__ = ["ChatTokens", "Encoded"]
@@ -37,14 +38,16 @@ class ChatTokens:
         # A model may write the others itself, such as <think>; these end turns and texts, and are never anyone's words.
         self.specials = frozenset(entry["content"] for entry in added if entry.get("special"))
         bare = {**data, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-        self._backend: Any = Backend.from_str(json.dumps(bare))
+        with panics_as_errors(self.path):
+            self._backend: Any = Backend.from_str(json.dumps(bare))
         longest_first = sorted(self.markers, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         ids = [*data["model"]["vocab"].values(), *self.markers.values()]
         self.vocab_size = int(max(ids)) + 1
 
     def encode(self, texts: list[str]) -> list[Encoded]:
-        rows = self._backend.encode_batch(texts, add_special_tokens=False)
+        with panics_as_errors(self.path):
+            rows = self._backend.encode_batch(texts, add_special_tokens=False)
         return [(row.ids, [start for start, _ in row.offsets]) for row in rows]
 
     def markers_in(self, text: str) -> list[tuple[int, int]]:

@@ -25,10 +25,15 @@ from types import TracebackType
 from typing import Any
 
 from homing.errors import DataError, RunFailed
+from homing.lm.rl.reward_process import kill_descendants
 
 __all__ = ["OwnReward"]
 
 _START_S = 60.0  # importing what a reward imports
+_KILL_S = 5.0
+_LAST_WORD_S = 2.0
+_PIECE_BYTES = 1 << 16
+_MOST_ANSWER_BYTES = 1 << 16  # an answer is a number, or a problem in 500 characters
 _PROCESS = Path(__file__).with_name("reward_process.py")
 
 
@@ -41,7 +46,6 @@ class OwnReward:
         self.path, self._timeout_s, self._memory_bytes, self._tell = path, timeout_s, memory_bytes, tell
         self._told: set[str] = set()
         self._child: subprocess.Popen[bytes] | None = None
-        self._unread = b""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         _check(path, sha256)
 
@@ -99,7 +103,8 @@ class OwnReward:
             env={"PATH": os.defpath, "HOME": self._folder.name, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
-        self._unread = b""
+        assert self._child.stdin is not None
+        os.set_blocking(self._child.stdin.fileno(), False)
         said = self._ask(b"", _START_S)
         if not said.get("ready"):
             where = f"{self.path}, line {said['line']}" if said.get("line") else str(self.path)
@@ -118,36 +123,50 @@ class OwnReward:
         child = self._child
         assert child is not None
         assert child.stdin is not None
-        deadline = time.monotonic() + timeout_s
         try:
-            if line:
-                child.stdin.write(line)
-                child.stdin.flush()
-            said = _answer(self._read_line(child, deadline))
+            answer = self._exchange(child, line, time.monotonic() + timeout_s)
+            said = _answer(answer)
             if said:
                 return said
             problem = "its process said something that is no answer, and was ended"
         except TimeoutError:
             problem = f"no answer within {timeout_s:g} s; its process was ended"
         except (OSError, EOFError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_LAST_WORD_S)  # for how it ended, before it is ended here
             self._end()
             problem = f"its process ended ({_how_ended(child)})"
         self._end()
         return {"problem": problem, "line": 0}
 
-    def _read_line(self, child: subprocess.Popen[bytes], deadline: float) -> bytes:
+    def _exchange(self, child: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes:
+        """The line that it says to `line`; b"" where it says more, or too much. One deadline for both ways: a reward
+        that does not read, or never stops writing, is late like one that does nothing."""
+        assert child.stdin is not None
         assert child.stdout is not None
+        unsent, heard = memoryview(line), bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(child.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
+            if unsent:
+                selector.register(child.stdin, selectors.EVENT_WRITE)
+            while True:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
                     raise TimeoutError
-                piece = os.read(child.stdout.fileno(), 65536)
-                if not piece:
-                    raise EOFError
-                self._unread += piece
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
+                for key, _ in selector.select(left_s):
+                    if key.fileobj is child.stdin:
+                        unsent = unsent[os.write(child.stdin.fileno(), unsent[:_PIECE_BYTES]) :]
+                        if not unsent:
+                            selector.unregister(child.stdin)
+                        continue
+                    piece = os.read(child.stdout.fileno(), _PIECE_BYTES)
+                    if not piece:
+                        raise EOFError
+                    heard += piece
+                if len(heard) > _MOST_ANSWER_BYTES or (heard and unsent):
+                    return b""  # an answer to a question that it has not heard is none
+                if heard.endswith(b"\n"):
+                    return bytes(heard[:-1]) if heard.count(b"\n") == 1 else b""
 
     def _close(self) -> None:
         self._end()
@@ -156,10 +175,12 @@ class OwnReward:
             self._folder = None
 
     def _end(self) -> None:
-        """With its whole group: what a reward started does not outlive it."""
+        """With everything that it started, also in sessions of their own: nothing outlives it."""
         child, self._child = self._child, None
         if child is None:
             return
+        # The supervisor goes last: as long as it lives, what is orphaned becomes its child and is found here.
+        kill_descendants(child.pid, _KILL_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         for pipe in (child.stdin, child.stdout):

@@ -3,13 +3,17 @@
     argv: FILE, memory in bytes.  First line out: {"ready": true, "not_bounded": [...]} or {"problem": ...}
     then  {"prompt", "completion", "answer"} -> {"reward": 0.5} or {"problem": ..., "line": 12}
 
+    trainer -> supervisor -> (first process of a namespace of its own, where the system gives one) -> worker: reward.py
+
 What it prints goes to stderr, so that no print() of a reward can be taken for an answer. It has no network where the
-system lets it be shut off, no environment of the trainer's, so much memory and no more, and ends with its parent.
-Standard library only: it is started by its path, without homing.
+system lets it be shut off, no environment of the trainer's, so much memory and no more, and ends with its parent. The
+supervisor outlives the worker just long enough to end every process that the reward left behind: Linux gives it those
+whose parent has ended, also after setsid(). Standard library only: it is started by its path, without homing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
@@ -17,17 +21,101 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 _NEW_USERS_AND_NO_NETWORK = 0x10000000 | 0x40000000  # CLONE_NEWUSER | CLONE_NEWNET
+_OWN_PROCESS_NUMBERS = 0x20000000  # CLONE_NEWPID
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_TAKE_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
+_KILL_S = 5.0  # to end what is left; each round finds what was started meanwhile
 _MOST_FILE_BYTES = 64 * 1024**2
 
 
 def main() -> None:
     path, memory_bytes = sys.argv[1], int(sys.argv[2])
+    not_bounded, has_namespace = isolate()
+
+    def work() -> None:
+        judge(path, not_bounded + bound(memory_bytes))
+
+    # The first process of a namespace takes its orphans and gets no signal by default, so it only watches.
+    watch_over((lambda: watch_over(work)) if has_namespace else work, is_twice=has_namespace)
+
+
+def isolate() -> tuple[list[str], bool]:
+    """Gives up what a reward does not need: names what this system does not let go of, and whether processes started
+    from here on are in a namespace of their own, which ends with its first one."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        libc.prctl(_TAKE_ORPHANS, 1)
+        if libc.unshare(_NEW_USERS_AND_NO_NETWORK | _OWN_PROCESS_NUMBERS) == 0:
+            return [], True
+        return ([] if libc.unshare(_NEW_USERS_AND_NO_NETWORK) == 0 else ["network"]), False
+    except (OSError, AttributeError):  # not Linux
+        return ["network", "life"], False
+
+
+def watch_over(work: Callable[[], None], *, is_twice: bool = False) -> None:
+    """Runs `work` in a child, ends all that it left behind, and ends as it did. `is_twice`: the child watches too."""
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if parent != 1 and os.getppid() not in (parent, 0):
+            os._exit(1)  # the parent ended before it could be told
+        work()
+        os._exit(0)
+    for pipe in (0, 1):
+        os.close(pipe)  # the trainer sees the end of the worker at once
+    while True:
+        pid, status = os.wait()  # also of orphans, which come to this process
+        if pid == child:
+            break
+    if parent != 1:  # /proc shows the numbers outside; and with the first process its whole namespace ends
+        kill_descendants(parent, _KILL_S)
+    code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    if code > 128 and (is_twice or os.WIFSIGNALED(status)):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError, ValueError):
+            if code - 128 != signal.SIGKILL:
+                signal.signal(code - 128, signal.SIG_DFL)
+            os.kill(os.getpid(), code - 128)  # no effect on the first process of a namespace
+    os._exit(code)
+
+
+def descendants(pid: int) -> list[int]:
+    """Every living process below `pid`, by /proc; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+                if state not in (b"Z", b"X"):
+                    children.setdefault(int(parent), []).append(int(name))
+    found, unseen = [], [pid]
+    while unseen:
+        below = children.pop(unseen.pop(), [])
+        found += below
+        unseen += below
+    return found
+
+
+def kill_descendants(pid: int, timeout_s: float) -> None:
+    """Again until none is left: one that forks faster than it is found would escape a single look."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and (found := descendants(pid)):
+        for each in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def judge(path: str, not_bounded: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -35,7 +123,6 @@ def main() -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    not_bounded = bound(memory_bytes)
     try:
         reward = load(path)
     except BaseException as error:
@@ -54,15 +141,8 @@ def main() -> None:
 
 
 def bound(memory_bytes: int) -> list[str]:
-    """Gives up what a reward does not need; names what this system does not let go of."""
+    """Names what this system does not bound."""
     not_bounded = []
-    try:
-        libc = ctypes.CDLL(None)
-        libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if libc.unshare(_NEW_USERS_AND_NO_NETWORK) != 0:
-            not_bounded.append("network")
-    except (OSError, AttributeError):  # not Linux
-        not_bounded += ["network", "life"]
     limits = {"memory": (resource.RLIMIT_AS, memory_bytes), "files": (resource.RLIMIT_FSIZE, _MOST_FILE_BYTES)}
     for name, (kind, most) in limits.items():
         try:

@@ -146,13 +146,10 @@ def _not_utf8(path: str, offset: int, byte: int, reason: str) -> DataError:
                 why=f"It begins with {beginning!r}, and byte {offset:,} is not UTF-8.",
                 fix=f"{how.format(path=quoted, text=shlex.quote(path + '.txt'))}, {left_out}.",
             )
-    is_utf16 = offset == 0 and byte in (0xFE, 0xFF)  # of its byte-order mark; UTF-8 has neither
-    kinds = "A file of UTF-16 begins" if is_utf16 else "Packed, binary and Latin-1 files read"
-    command = f"iconv -f {'utf-16' if is_utf16 else 'latin1'} -t utf-8"
     return DataError(
         what=f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset:,}.",
-        why=f"{reason}. {kinds} like this.",
-        fix=f"{command} {quoted} > {shlex.quote(path + '.utf8')}, {left_out}.",
+        why=f"{reason}. Packed, binary and Latin-1 files read like this.",
+        fix=f"iconv -f latin1 -t utf-8 {quoted} > {shlex.quote(path + '.utf8')}, {left_out}.",
     )
 
 

@@ -19,12 +19,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from homing.errors import DataError
+from homing.lm.text.bombs import check_unpacked
+from homing.lm.text.parquet_pages import Group, check_pages
 from homing.lm.text.read import Reading
 from homing.text_sources import Source
 
 __all__ = ["rows_of", "texts_of"]
 
 _BATCH_BYTES = 1 << 20  # of rows at once, by the mean of their row group
+_ROWS_BYTES = 16 << 20  # of rows at once, if each had the largest value of a dictionary
 _MOST_ROWS = 512  # at once: where texts repeat, a row group says it is much smaller than its rows are
 _PAGES_BYTES = 1 << 20  # read ahead in a column
 _MOST_NAMED = 20  # columns in an error
@@ -33,7 +36,7 @@ _MOST_NAMED = 20  # columns in an error
 def texts_of(reading: Reading, column: str) -> Iterator[tuple[int, bytes]]:
     import pyarrow as pa
 
-    path = reading.source.path
+    path, num_bytes = reading.source.path, 0
     with _open(reading) as table:
         _check_column(table.schema_arrow, column, path)
         for first, batch in _batches(reading, table, [column]):
@@ -45,6 +48,8 @@ def texts_of(reading: Reading, column: str) -> Iterator[tuple[int, bytes]]:
                         why="Each row must have its text.",
                         fix="Write the file again without such rows.",
                     )
+                num_bytes += len(text)
+                check_unpacked(path, reading.source.num_bytes, num_bytes)
                 yield number, text
 
 
@@ -102,10 +107,10 @@ def _worded(schema: Any) -> list[str]:
 def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple[int, Any]]:
     """Some rows at a time, with the number of the first."""
     done, num_rows = 0, table.metadata.num_rows
-    for group in range(table.metadata.num_row_groups):
+    for number, group in enumerate(check_pages(reading.source.path)):
         wanted = {
-            "batch_size": _rows_at_once(table.metadata.row_group(group)),
-            "row_groups": [group],
+            "batch_size": _rows_at_once(table.metadata.row_group(number), group),
+            "row_groups": [number],
             "columns": columns,
             "use_threads": False,  # another thread uses what this one reads
         }
@@ -118,10 +123,11 @@ def _batches(reading: Reading, table: Any, columns: list[str]) -> Iterator[tuple
         raise ValueError(f"It says that it has {num_rows:,} rows, and {done:,} are there.")
 
 
-def _rows_at_once(group: Any) -> int:
+def _rows_at_once(group: Any, pages: Group) -> int:
     # By all columns, also where one is wanted: asked about a single one in a damaged footer, pyarrow ends the process.
     each = max(group.total_byte_size // max(group.num_rows, 1), 1)
-    return int(min(max(_BATCH_BYTES // each, 1), _MOST_ROWS))
+    most = min(_MOST_ROWS, _ROWS_BYTES // max(pages.largest_row_bytes, 1))
+    return int(max(min(_BATCH_BYTES // each, most), 1))
 
 
 def _check_column(schema: Any, column: str, path: str) -> None:

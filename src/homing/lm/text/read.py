@@ -12,11 +12,14 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
+import shlex
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from homing.errors import DataError
+from homing.lm.text.bombs import check_unpacked
 from homing.text_sources import Source
 
 __all__ = ["BLOCK_BYTES", "Reading", "open_blocks"]
@@ -24,7 +27,16 @@ __all__ = ["BLOCK_BYTES", "Reading", "open_blocks"]
 BLOCK_BYTES = 1 << 20
 # Of a packed file at a time: it holds several blocks of text, and an even sample needs to know where it is.
 _PACKED_BYTES = 1 << 16
-_ZSTD_BYTES = 1 << 14  # unpacked at one go, so less
+_BYTE_ORDER_MARKS = (
+    (b"\xff\xfe\x00\x00", "utf-32"),
+    (b"\x00\x00\xfe\xff", "utf-32"),
+    (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
+)
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPABLE = 0x184D2A50  # and the 15 numbers after it
+_ZSTD_BLOCK_BYTES = 128 << 10  # of text, at most, in one block
+_ZSTD_BLOCKS = 4096  # at once: a block may be empty
 
 
 class Reading(io.RawIOBase):
@@ -60,9 +72,15 @@ class Reading(io.RawIOBase):
 
 
 def open_blocks(reading: Reading) -> Iterator[bytes]:
+    source, num_bytes = reading.source, 0
     unpacked = reading.unpacked = _unpack(reading)
     try:
         while block := unpacked.read(BLOCK_BYTES):
+            if not num_bytes and (encoding := _other_encoding(block)):
+                raise _not_utf8(source, encoding)
+            num_bytes += len(block)
+            if source.packing:
+                check_unpacked(source.path, source.num_bytes, num_bytes)
             yield block
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as exc:
         raise _damaged(reading.source, exc) from exc
@@ -89,15 +107,20 @@ def _unpack(reading: Reading) -> io.BufferedIOBase:
 
 
 class _Zstd(io.RawIOBase):
-    """Frame after frame. The package's own stream reader takes a file cut short for a whole one."""
+    """Frame after frame, a few blocks at a time.
+
+    The package's stream reader takes a file that was cut short for a whole one, and its frame object unpacks all it is
+    given at once: 16 KB can hold 512 MB. So the blocks are told apart here, which takes 3 bytes of each.
+    """
 
     def __init__(self, reading: Reading) -> None:
         from zstandard import ZstdDecompressor
 
-        self._reading = reading
+        self._file = io.BufferedReader(reading, _PACKED_BYTES)
         self._new_frame = ZstdDecompressor().decompressobj
         self._frame: Any = None  # None between two frames
-        self._packed = self._text = b""
+        self._has_checksum = False
+        self._text = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -111,17 +134,87 @@ class _Zstd(io.RawIOBase):
         return count
 
     def _unpack_some(self) -> bool:
-        packed = self._packed or self._reading.read(_ZSTD_BYTES)
-        self._packed = b""
-        if not packed:
-            if self._frame is not None:
+        if self._frame is None:
+            header = self._next_frame()
+            if not header:
+                return False
+            self._frame = self._new_frame()
+            self._text = memoryview(self._frame.decompress(header))
+            return True
+        packed, is_last = self._blocks()
+        self._text = memoryview(self._frame.decompress(packed))
+        if is_last:
+            if not self._frame.eof:
                 raise EOFError("The file ends inside a frame.")
-            return False
-        self._frame = self._frame or self._new_frame()
-        self._text = self._frame.decompress(packed)
-        if self._frame.eof:
-            self._packed, self._frame = self._frame.unused_data, None
+            self._frame = None
         return True
+
+    def _next_frame(self) -> bytes:
+        """The header of the next frame, b"" at the end of the file."""
+        while magic := self._file.read(4):
+            if len(magic) == 4 and _ZSTD_SKIPPABLE <= int.from_bytes(magic, "little") <= _ZSTD_SKIPPABLE + 15:
+                self._skip(int.from_bytes(self._exactly(4), "little"))
+                continue
+            if magic != _ZSTD_MAGIC:
+                return magic  # refused by the package, with its own words
+            flags = self._exactly(1)[0]
+            is_single, self._has_checksum = bool(flags & 0x20), bool(flags & 0x04)
+            sizes = ((1 if is_single else 0), 2, 4, 8)
+            length = (0 if is_single else 1) + (0, 1, 2, 4)[flags & 3] + sizes[flags >> 6]
+            return magic + bytes([flags]) + self._exactly(length)
+        return b""
+
+    def _blocks(self) -> tuple[bytes, bool]:
+        """Blocks that give about BLOCK_BYTES of text at most, and whether the last of the frame is among them."""
+        parts, num_bytes, is_last = list[bytes](), 0, False
+        while num_bytes < BLOCK_BYTES and len(parts) < _ZSTD_BLOCKS and not is_last:
+            header = self._exactly(3)
+            value = int.from_bytes(header, "little")
+            is_last, kind, size = bool(value & 1), value >> 1 & 3, value >> 3
+            parts.append(header + self._exactly(1 if kind == 1 else size))
+            num_bytes += _ZSTD_BLOCK_BYTES if kind == 2 else size  # a packed block does not say what it gives
+        if is_last and self._has_checksum:
+            parts.append(self._exactly(4))
+        return b"".join(parts), is_last
+
+    def _exactly(self, count: int) -> bytes:
+        data = self._file.read(count)
+        if len(data) < count:
+            raise EOFError("The file ends inside a frame.")
+        return data
+
+    def _skip(self, count: int) -> None:
+        while count:
+            count -= len(self._exactly(min(count, _PACKED_BYTES)))
+
+
+def _other_encoding(beginning: bytes) -> str:
+    """The encoding of text in which every other byte is NUL, or that begins with a byte-order mark; "" if none."""
+    for mark, name in _BYTE_ORDER_MARKS:
+        if beginning.startswith(mark):
+            return name
+    first, second = beginning[:16:2], beginning[1:16:2]
+    if len(beginning) < 8:
+        return ""
+    if not any(second) and all(first):
+        return "utf-16le"
+    return "utf-16be" if not any(first) and all(second) else ""
+
+
+def _not_utf8(source: Source, encoding: str) -> DataError:
+    name = os.path.basename(source.path)
+    target = (
+        source.path + ".utf8" if source.form == "plain" else os.path.join(os.path.dirname(source.path), f"utf8-{name}")
+    )
+    path = shlex.quote(source.path)
+    command = f"iconv -f {encoding} -t utf-8 {path} > {shlex.quote(target)}"
+    return DataError(
+        what=f"{source.path} is {encoding.upper()} text, not UTF-8.",
+        why="Every other byte is 0, or it begins with the byte-order mark of that encoding.",
+        fix=f"{command}, and leave {path} out."
+        if not source.packing
+        else f"Unpack it, then convert it with iconv -f {encoding} -t utf-8.",
+    )
 
 
 def _damaged(source: Source, exc: Exception) -> DataError:

@@ -11,7 +11,9 @@ from typing import Any
 
 from homing.errors import DataError
 from homing.lm.tokenizer.bytes_as_text import CHAR_TO_BYTE
+from homing.lm.tokenizer.panics import panics_as_errors
 from homing.lm.tokenizer.specials import END_OF_TEXT
+from homing.tokenizer_file import read_tokenizer_bytes
 
 __all__ = [
     "DOCUMENT_MARKS",
@@ -29,8 +31,9 @@ TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 
 
 class Tokenizer:
-    def __init__(self, backend: Any, specials: dict[str, int]) -> None:
+    def __init__(self, backend: Any, specials: dict[str, int], path: str = "tokenizer.json") -> None:
         self._backend = backend
+        self._path = path  # for errors
         # Text that spells a special stays text: only code that means it puts a special id into a stream.
         self._backend.encode_special_tokens = True
         # A tokenizer.json may say to cut or to pad each text; what is encoded here is the text.
@@ -46,15 +49,18 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text alone; no special id, whatever the text says."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        with panics_as_errors(self._path):
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_many(self, texts: list[str]) -> list[list[int]]:
         """As `encode` of each, on all cores."""
-        return [list(row.ids) for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        with panics_as_errors(self._path):
+            return [list(row.ids) for row in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], *, skip_specials: bool = False) -> str:
         """Text, specials by their names unless skipped; bytes that are no character become U+FFFD."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=skip_specials))
+        with panics_as_errors(self._path):
+            return str(self._backend.decode(list(ids), skip_special_tokens=skip_specials))
 
     def token_bytes(self) -> list[int]:
         """How many bytes of UTF-8 each id stands for; a special stands for none."""
@@ -78,11 +84,15 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if os.path.isdir(path):
         path = os.path.join(path, "tokenizer.json")
     data = read_tokenizer_json(path)
+    specials = specials_of(data, path)
     try:
-        backend = Backend.from_file(os.fspath(path))
+        with panics_as_errors(path):
+            backend = Backend.from_file(os.fspath(path))
+    except DataError:
+        raise
     except Exception as exc:  # the package raises a bare Exception
         raise _unusable(path, str(exc)) from exc
-    return Tokenizer(backend, specials_of(data, path))
+    return Tokenizer(backend, specials, os.fspath(path))
 
 
 def specials_of(data: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, int]:
@@ -98,8 +108,7 @@ def specials_of(data: dict[str, Any], path: str | os.PathLike[str]) -> dict[str,
 def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Parsed and checked. The same text is parsed once, so whoever wants to change it takes a copy."""
     try:
-        with open(path, "rb") as file:
-            data = _parse(file.read())
+        data = _parse(read_tokenizer_bytes(path))
     except FileNotFoundError as exc:
         raise DataError(
             what=f"There is no tokenizer at {os.fspath(path)}.",
