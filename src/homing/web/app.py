@@ -35,12 +35,15 @@ from starlette.types import Receive, Scope, Send
 from homing.lm.chat.messages import Fault
 from homing.web import openai
 from homing.web.openai import Answer, Defaults, Refusal, Wanted, event
-from homing.web.voice import Spoken, Voice
+from homing.web.voice import GivenUp, Spoken, TooLong, Voice
 from homing.web.worker import QueueFull, Text, Worker
 
 __all__ = ["make_app"]
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
+_JSON_BYTES = 6  # at most, for one byte of text: a control character is written as an escape
+_BESIDE_BYTES = 256 * 1024  # for the names, roles and settings around the text
+_BODY_S = 60.0
 _RETRY_S = "5"
 _HERE = "GET /v1/models, POST /v1/chat/completions and POST /v1/completions"
 _log = logging.getLogger(__name__)
@@ -94,44 +97,87 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai.read_chat(await _read(request), self._voice.name, self._defaults)
+        wanted = openai.read_chat(await self._read(request), self._voice.name, self._defaults)
         if not self._voice.is_chat:
             raise Refusal(
                 "This is a base model: it goes on with a text, and was never taught to answer in turns."
                 " Use /v1/completions.",
                 code="base_model",
             )
-        messages = wanted.messages
-        assert messages is not None, "a conversation has its turns"
-        try:
-            ids = await asyncio.to_thread(self._voice.ask, messages)
-        except Fault as fault:
-            raise Refusal(f"The model cannot be asked this: {fault.text}.", param="messages") from fault
-        return await self._answer(request, wanted, ids)
+        assert wanted.messages is not None, "a conversation has its turns"
+        return await self._answer(request, wanted)
 
     async def complete(self, request: Request) -> Response:
         self._check_token(request)
-        wanted = openai.read_completion(await _read(request), self._voice.name, self._defaults)
-        return await self._answer(request, wanted, await asyncio.to_thread(self._voice.begin, wanted.prompt))
+        wanted = openai.read_completion(await self._read(request), self._voice.name, self._defaults)
+        return await self._answer(request, wanted)
 
-    async def _answer(self, request: Request, wanted: Wanted, ids: list[int]) -> Response:
-        if len(ids) >= self._voice.context:
-            message = f"The prompt has {len(ids):,} tokens; this model reads {self._voice.context:,}, answer included."
-            field = "prompt" if wanted.messages is None else "messages"
-            raise Refusal(message, param=field, code="context_length_exceeded")  # 400, as clients that cut look for
-        spoken, in_turns = Spoken(len(ids)), wanted.messages is not None
+    async def _read(self, request: Request) -> dict[str, Any]:
+        """The body, refused by its size alone where no prompt in it could fit: what it says is told, and what comes is
+        counted, because a body in chunks says nothing."""
+        most = min(MAX_BODY_BYTES, _JSON_BYTES * self._voice.max_prompt_bytes + _BESIDE_BYTES)
+        told = request.headers.get("content-length", "")
+        if told.isdecimal() and int(told) > most:
+            raise _too_large(most)
+        raw = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for part in request.stream():
+                    raw += part
+                    if len(raw) > most:
+                        raise _too_large(most)
+        except TimeoutError:
+            raise Refusal(f"The body did not arrive within {_BODY_S:g} s.", status=408) from None
+        return openai.read_body(bytes(raw))
+
+    async def _answer(self, request: Request, wanted: Wanted) -> Response:
+        texts = [wanted.prompt] if wanted.messages is None else [message["content"] for message in wanted.messages]
+        try:
+            self._voice.check_bytes(texts)
+        except TooLong as exc:
+            raise self._refused_length(exc, wanted) from None
+        spoken, in_turns = Spoken(0), wanted.messages is not None
 
         def work(is_wanted: Callable[[], bool]) -> Iterator[str]:
-            return self._voice.speak(ids, wanted.settings, spoken, in_turns=in_turns, is_wanted=is_wanted)
+            # In the worker's thread, one at a time: twenty long prompts at once would take the memory of all of them.
+            if wanted.messages is None:
+                ids = self._voice.begin(wanted.prompt, is_wanted)
+            else:
+                ids = self._voice.ask(wanted.messages, is_wanted)
+            spoken.num_prompt_tokens = len(ids)
+            yield ""
+            yield from self._voice.speak(ids, wanted.settings, spoken, in_turns=in_turns, is_wanted=is_wanted)
 
         try:
             text = self._worker.submit(work)
         except QueueFull:
             raise Refusal("Too many texts wait already. Ask again soon.", status=503, code="queue_full") from None
+        await self._accepted(request, text, wanted)
         answer = Answer(self._voice.name, wanted, spoken)
         if wanted.is_stream:
             return _Stream(text, answer)
         return await _whole(request, text, answer)
+
+    async def _accepted(self, request: Request, text: Text, wanted: Wanted) -> None:
+        """Until the worker has encoded it, so that a refusal still has its own status. A client that hangs up while it
+        waits in the queue is forgotten there."""
+        async with _given_up_with(request.receive, text):
+            try:
+                await text.accepted()
+            except TooLong as exc:
+                raise self._refused_length(exc, wanted) from None
+            except Fault as fault:
+                raise Refusal(f"The model cannot be asked this: {fault.text}.", param="messages") from fault
+            except GivenUp:
+                raise ClientDisconnect from None
+            except Exception as exc:
+                raise _failed(exc) from exc
+
+    def _refused_length(self, exc: TooLong, wanted: Wanted) -> Refusal:
+        number = f"at least {exc.num_tokens:,}" if exc.is_at_least else f"{exc.num_tokens:,}"
+        message = f"The prompt has {number} tokens; this model reads {self._voice.context:,}, answer included."
+        field = "prompt" if wanted.messages is None else "messages"
+        return Refusal(message, param=field, code="context_length_exceeded")  # 400, as clients that cut look for
 
     def _check_token(self, request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -140,13 +186,8 @@ class _Routes:
             raise Refusal(message, status=401, code="invalid_api_key")
 
 
-async def _read(request: Request) -> dict[str, Any]:
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > MAX_BODY_BYTES:
-            raise Refusal(f"The body has more than {MAX_BODY_BYTES:,} bytes.", status=413)
-    return openai.read_body(bytes(raw))
+def _too_large(most: int) -> Refusal:
+    return Refusal(f"The body has more than {most:,} bytes, and no prompt that large can fit.", status=413)
 
 
 async def _whole(request: Request, text: Text, answer: Answer) -> Response:

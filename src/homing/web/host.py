@@ -8,17 +8,28 @@ before the thread begins: whoever is told the address can use it at once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
 import socket
 import threading
 from collections.abc import Callable
+from typing import cast
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["Server", "hosts_for", "listen"]
+__all__ = ["HEADERS_S", "MOST_OPEN", "MOST_PER_CLIENT", "Server", "hosts_for", "listen"]
+
+HEADERS_S = 10.0  # from its first byte, or from the connection, until a request's headers are complete
+# Open connections. A browser needs a handful; without a bound, a thousand that never finish their headers take all the
+# files that a process may have open, and nobody is answered any more.
+MOST_PER_CLIENT = 128
+MOST_OPEN = 256
+_BACKLOG = 64  # that are taken at once, before the oldest can be closed for them
 
 # After everything under way was given up: a client that does not read what was written to it.
 _GRACE_S = 5
@@ -57,8 +68,8 @@ class Server:
 
     def __init__(self, app: ASGIApp, sock: socket.socket, give_up: Callable[[], None], name: str) -> None:
         config = uvicorn.Config(
-            app, http="h11", ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
-            proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_S,
+            app, http=_Connection, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
+            proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_S, backlog=_BACKLOG,
         )  # fmt: skip
         self._server, self._give_up, self._sock = uvicorn.Server(config), give_up, sock
         self.failure: BaseException | None = None
@@ -85,3 +96,58 @@ class Server:
             self.failure = exc
         finally:
             self._is_over.set()
+
+
+class _Connection(H11Protocol):
+    """One client's connection, which has a deadline for the headers of each request. Where too many are open, the one
+    that has waited longest without a request is closed for the next; where all are being answered, that one is."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _opened_at = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._opened_at = self.loop.time()
+        self._arm()
+        others = [cast(_Connection, each) for each in self.connections]
+        same = [each for each in others if each._host == self._host]
+        for group, most in ((same, MOST_PER_CLIENT), (others, MOST_OPEN)):
+            # Those that were closed in this turn of the loop are still in the set.
+            open_ = [each for each in group if not each.transport.is_closing()]
+            if len(open_) > most:
+                waiting = [each for each in open_ if each._is_waiting and each is not self]
+                (min(waiting, key=lambda each: each._opened_at) if waiting else self).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._is_waiting:
+            self._disarm()
+        elif self._deadline is None:  # the first bytes of the next request on this connection
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    @property
+    def _host(self) -> str | None:
+        return self.client[0] if self.client else None
+
+    @property
+    def _is_waiting(self) -> bool:
+        """No request of its is being read or answered: its headers are not complete, or it has sent nothing."""
+        return self.conn.their_state is h11.IDLE and (self.cycle is None or self.cycle.response_complete)
+
+    def _arm(self) -> None:
+        self._deadline = self.loop.call_later(HEADERS_S, self._too_slow)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.transport.close()

@@ -1,7 +1,7 @@
 """A loaded model as a server needs it: a prompt to ids, ids to pieces of text, each piece safe to send.
 
-    messages -> the model's own template -> ids ┐
-    text     -> <|endoftext|> + ids             ┴-> generate -> pieces -> up to a stop string -> Spoken
+    size -> messages -> the model's own template -> ids ┐
+    size -> text     -> <|endoftext|> + ids             ┴-> generate -> pieces -> up to a stop string -> Spoken
 
 A text ends where the model ends it, at a stop string, after so many tokens, or where the context is full: a server's
 answer never goes on from a conversation of which half was forgotten.
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from homing.lm.model import Decoder
     from homing.lm.tokenizer import Tokenizer
 
-__all__ = ["Settings", "Spoken", "Voice", "up_to_stop"]
+__all__ = ["GivenUp", "Settings", "Spoken", "TooLong", "Voice", "up_to_stop"]
+
+_FIRST_PART = 1 << 14  # characters
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,18 @@ class Spoken:
     is_ended: bool = False  # by the model or a stop string; else there was no more room for it
 
 
+class TooLong(Exception):
+    """A prompt that leaves no room in the context."""
+
+    def __init__(self, num_tokens: int, *, is_at_least: bool) -> None:
+        super().__init__(num_tokens)
+        self.num_tokens, self.is_at_least = num_tokens, is_at_least
+
+
+class GivenUp(Exception):
+    """Nobody waits for it any more."""
+
+
 class Voice:
     def __init__(self, model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
         card = read_card(folder)
@@ -55,20 +69,53 @@ class Voice:
         self._model, self._tokenizer = model, tokenizer
         self._prompter = Prompter(folder, tokenizer) if learned_to_answer(card) else None
         self._rendering = Lock()  # a template keeps marks of its own while it renders
+        # No text with more bytes can fit: every token stands for at most so many.
+        self.max_prompt_bytes = self.context * max(1, *tokenizer.token_bytes())
 
     @property
     def is_chat(self) -> bool:
         return self._prompter is not None
 
-    def ask(self, messages: list[Message]) -> list[int]:
+    def check_bytes(self, texts: Iterable[str]) -> None:
+        """Raises TooLong for what cannot fit, whatever its tokens are, without making any."""
+        num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if num_bytes > self.max_prompt_bytes:
+            longest = self.max_prompt_bytes // self.context
+            raise TooLong(-(-num_bytes // longest), is_at_least=True)
+
+    def ask(self, messages: list[Message], is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
         """A conversation as ids, the model's turn opened. What the template refuses is a Fault."""
         assert self._prompter is not None, "a base model is not asked in turns"
+        for message in messages:
+            if len(message["content"]) > _FIRST_PART:  # before the template makes copies of it
+                self._encode(message["content"], is_wanted)
         with self._rendering:
-            return self._prompter.prompt(messages)
+            return self._checked(self._prompter.prompt(messages))
 
-    def begin(self, text: str) -> list[int]:
+    def begin(self, text: str, is_wanted: Callable[[], bool] = lambda: True) -> list[int]:
         """The beginning of a document as ids."""
-        return [self._tokenizer.end_of_text_id, *self._tokenizer.encode(text)]
+        return self._checked([self._tokenizer.end_of_text_id, *self._encode(text, is_wanted)])
+
+    def _encode(self, text: str, is_wanted: Callable[[], bool]) -> list[int]:
+        """From its beginning, each time twice as much of it: of a text that is far too long only as much is encoded as
+        shows that, and between two parts a client that hung up is noticed."""
+        part = _FIRST_PART
+        while True:
+            if not is_wanted():
+                raise GivenUp
+            # Not `encode`: this call lets other threads run meanwhile, so that the server still answers.
+            (ids,) = self._tokenizer.encode_many([text[:part]])
+            if part >= len(text):
+                return ids
+            # The last tokens of a part may be others with what follows them, so twice the context is the bound.
+            if len(ids) > 2 * self.context:
+                raise TooLong(len(ids), is_at_least=True)
+            part *= 2
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        if len(ids) >= self.context:
+            raise TooLong(len(ids), is_at_least=False)
+        return ids
 
     def speak(
         self, ids: Sequence[int], settings: Settings, spoken: Spoken, *, in_turns: bool, is_wanted: Callable[[], bool]

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 __all__ = ["QueueFull", "Text", "Worker"]
 
-Work = Callable[[Callable[[], bool]], Iterator[str]]  # is it still wanted? -> pieces
+# Is it still wanted? -> pieces. The first comes when the request is accepted: encoded, and found to fit.
+Work = Callable[[Callable[[], bool]], Iterator[str]]
 
 
 class QueueFull(Exception):
@@ -38,6 +39,15 @@ class Text:
         """Ends it at the next token, or before its first; whoever reads it reaches the end now."""
         self._given_up.set()
         self._tell(None)
+
+    async def accepted(self) -> None:
+        """Returns once its work has begun to answer, or at once when it is given up; raises what stood in the way. The
+        first piece is consumed: it is empty."""
+        piece = await self._pieces.get()
+        if isinstance(piece, Exception):
+            raise piece
+        if piece is None:
+            self._pieces.put_nowait(None)  # for whoever reads on: this is the end
 
     async def __aiter__(self) -> AsyncIterator[str]:
         while (piece := await self._pieces.get()) is not None:
