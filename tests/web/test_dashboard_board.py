@@ -313,7 +313,7 @@ def test_the_page_of_a_run_is_followed_once_for_all_and_no_longer_than_somebody_
 def test_a_trainer_that_goes_back_takes_its_points_with_it(board: Board, home: Home) -> None:
     folder = train_here(home.path)
     following = Following.__new__(Following)
-    following.feed, following._points = board._feed, []
+    following.feed, following._points, following._metrics = board._feed, [], []
     tail = Tail(FileStore(str(home.path), home.world), f"runs/{HERE}/{names.METRICS}")
     following._add_points(tail.documents(Metric), [])
     later = Metric(2000.0, "sft", 1, 5, 64, 2.0)

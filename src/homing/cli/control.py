@@ -43,7 +43,7 @@ def still_running() -> list[str]:
     """For whoever pressed Ctrl-C: each run that goes on all the same, and how to end it."""
     home = Home(home_path(), World())
     try:
-        live = [row for row in home.ledger.runs() if row.is_live]
+        live = home.ledger.live_runs()
     except HomingError:  # said after the verb, by `last_word`
         return []
     return [

@@ -47,6 +47,7 @@ _LOOK_S = 5.0  # at a run that lives
 _MONEY_S = 10.0  # while something lives or bills and somebody looks
 _IDLE_S = 60.0
 _STALE_S = 2 * (_IDLE_S + ASK_S)
+_MOST_ENDED = 100  # runs that have ended for good; all others are always shown
 _MOST_AT_ONCE = 8  # looks; those that wait for longer than ASK_S do not count
 _log = logging.getLogger(__name__)
 
@@ -126,10 +127,8 @@ class Board:
 
     def _find(self, run_id: str) -> RunRow | Trained:
         """By its whole id alone: what is typed into an address never becomes a path."""
-        rows = self._home.ledger.runs()
-        found = next((row for row in rows if row.id == run_id), None)
-        here = (each for each in trained_here(self._home, {row.id for row in rows}) if each.run == run_id)
-        run = found or next(here, None)
+        here = (each for each in trained_here(self._home, self._home.ledger.run_ids()) if each.run == run_id)
+        run = self._home.ledger.run(run_id) or next(here, None)
         if run is None:
             raise NoSuchRun(run_id)
         return run
@@ -170,16 +169,14 @@ class Board:
         return _MONEY_S if self._is_busy and self._is_seen else _IDLE_S
 
     def _tick(self) -> float:
-        rows, lines = self._home.ledger.runs(), self._home.ledger.lines()
-        trained = trained_here(self._home, {row.id for row in rows})
+        rows, open_, known = self._rows(), self._home.ledger.open_lines(), self._home.ledger.run_ids()
+        trained = trained_here(self._home, known)
         now = self._world.now()
-        own: dict[str, list[LedgerLine]] = {row.id: [] for row in rows}
-        for line in sorted(lines, key=lambda line: (line.attempt, not line.is_twin)):
-            own.get(line.run_id, []).append(line)
+        own = self._home.ledger.lines_of(row.id for row in rows)
         self._look_at(rows, own)
         statuses = [self._status(row, own[row.id], now) for row in rows]
-        billing, money = billing_lines(lines), self._money
-        forgotten = [line for line in billing if line.run_id not in own]
+        billing, money = billing_lines(open_), self._money
+        forgotten = [line for line in billing if line.run_id not in known]
         self._is_busy = bool(billing) or any(row.is_live for row in rows)
         shown = [
             *(self._row(status, now) for status in statuses),
@@ -201,8 +198,9 @@ class Board:
                     *(_cells(thing_row(each, now)) for each in money.things),
                 ],
                 "problems": [*problems, *map(forgotten_words, forgotten)],
-                "total": meter.at_most(*lines) + meter.show_usd(meter.total_spend(lines, now)) if lines else "",
-                "is_empty": not shown and not lines,
+                "total": self._total(billing, now),
+                "left_out": max(0, len(known) - len(rows)),
+                "is_empty": not shown and not self._home.ledger.num_lines(),
                 "home": str(self._home.path),
             },
         )
@@ -212,6 +210,18 @@ class Board:
         for each in followed:
             each.say_silence()
         return TICK_S if self._is_seen else _UNSEEN_S
+
+    def _rows(self) -> list[RunRow]:
+        """Every run that is not over, and the newest of the others: a page with thousands of rows helps nobody."""
+        return self._home.ledger.unfinished_runs(_MOST_ENDED)
+
+    def _total(self, billing: list[LedgerLine], now: float) -> str:
+        """Of all lines ever."""
+        receipts = self._home.ledger.receipts()
+        if not receipts.number and not billing:
+            return ""
+        total = receipts.total_usd + meter.total_spend(billing, now)
+        return ("at most " if receipts.is_at_most else "") + meter.show_usd(total)
 
     # --- one look for each run, side by side ---
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, cast
 
-from homing.cli.dashboard_store import Remembering
+from homing.cli.dashboard_store import Remembering, remember
 from homing.cli.mask import MOST_KEY_LINES, Mask, MaskLines
 from homing.cli.report import subject_of
 from homing.cli.status import look_closely, next_words, rows_here
@@ -50,6 +50,7 @@ _REPORT_S = 60.0
 _MOST_LOG = 400  # lines
 _MOST_EVENTS = 300
 _MOST_SAMPLES = 40
+_MOST_POINTS = 8000  # of the curves: more make no better picture, and the page would no longer move
 _log = logging.getLogger(__name__)
 
 
@@ -68,8 +69,9 @@ class Following:
         self._plans: dict[str, Planned] = {}  # by mark
         self._pushed = ""
         self._is_over = False  # neither live nor billing
-        self._points: list[list[Any]] = []
-        self._opened: tuple[Remembering, News, Tail, dict[str, Tail]] | None = None
+        self._metrics: list[Metric] = []
+        self._points: list[list[Any]] = []  # one for each of them
+        self._opened: tuple[Remembering, News, dict[str, Tail]] | None = None
         threading.Thread(target=self._follow, name=f"homing-dashboard {self._id}", daemon=True).start()
 
     def leave(self) -> None:
@@ -120,10 +122,11 @@ class Following:
         self._run = self._look_again()
         lines = [] if isinstance(self._run, Trained) else self._home.ledger.lines(self._id)
         self._is_over = not self._run.is_live and not billing_lines(lines)
-        store, news, metrics, logs = self._open()
+        store, news, logs = self._open()
         store.look_again()
-        self._add_points(metrics.documents(Metric), lines)
-        for report in news.reports(lines, self._home.world.now()):
+        told = list(news.reports(lines, self._home.world.now()))
+        self._add_points(news.fresh, lines)
+        for report in told:
             if report.kind == "sample":
                 self._add("samples", [{"name": report.data["name"], "text": report.text}], _MOST_SAMPLES)
             else:
@@ -140,15 +143,15 @@ class Following:
             return look_again(self._home, self._run)
         return self._home.ledger.run(self._id) or self._run
 
-    def _open(self) -> tuple[Remembering, News, Tail, dict[str, Tail]]:
+    def _open(self) -> tuple[Remembering, News, dict[str, Tail]]:
         if self._opened is None:
             is_here = isinstance(self._run, Trained)
             found = store_here(self._home) if is_here else self._home.store_of(cast(RunRow, self._run))
-            remembering = Remembering(found, self._home.world, run_key(self._id, ""))
+            remembering = remember(found, self._home.world, run_key(self._id, ""))
             store = cast(Store, remembering)
             programs = ("trainer",) if is_here else PROGRAMS
             logs = {each: Tail(store, run_key(self._id, names.LOGS, f"{each}.log")) for each in programs}
-            self._opened = remembering, News(store, self._id), Tail(store, run_key(self._id, names.METRICS)), logs
+            self._opened = remembering, News(store, self._id), logs
         return self._opened
 
     def _add_points(self, metrics: Sequence[Metric], lines: Sequence[LedgerLine]) -> None:
@@ -156,11 +159,17 @@ class Following:
         fresh = [_point(metric, lines) for metric in metrics]
         cut = next((at for at, point in enumerate(self._points) if fresh and _is_behind(point, fresh[0])), None)
         if cut is not None:  # all that was told after it, of later phases too, is told again
-            self._points = [*self._points[:cut], *fresh]
+            self._points, self._metrics = [*self._points[:cut], *fresh], [*self._metrics[:cut], *metrics]
             self.feed.renew("points", self._points)
             return
         self._points += fresh
-        self.feed.add("points", fresh)
+        self._metrics += metrics
+        if len(self._points) > _MOST_POINTS:
+            kept = [at for at, each in enumerate(self._metrics) if at % 2 == 0 or each.val_loss is not None]
+            self._points, self._metrics = [self._points[at] for at in kept], [self._metrics[at] for at in kept]
+            self.feed.renew("points", self._points)
+        else:
+            self.feed.add("points", fresh)
 
     def _head(self, news: News, problems: list[str]) -> dict[str, Any]:
         if isinstance(self._run, Trained):
@@ -205,7 +214,7 @@ class Following:
         self._put("next", next_)
 
     def _report(self, problems: list[str]) -> None:
-        report = read_report(self._home, subject_of(self._run)).to_dict()
+        report = read_report(self._home, subject_of(self._run), metrics=self._metrics).to_dict()
         problems += report["problems"]
         told = ("kept", "attempts", "machines", "made", "spend_usd", "spend_limit_usd", "is_at_most", "stored")
         self._put("report", {name: report[name] for name in told})

@@ -16,10 +16,17 @@ from homing.store import FileStore, NotInStore, Store
 from homing.store.base import Entries, not_in_store
 from homing.world import World
 
-__all__ = ["Remembering"]
+__all__ = ["Remembering", "remember"]
 
 _GROWING = (".jsonl", ".log")
 _SEAM_BYTES = 256  # so much of the end that we have must still stand there, or it is another file by now
+
+
+def remember(store: Store, world: World, prefix: str) -> Remembering:
+    """One in a folder also gives parts of its files."""
+    return (
+        RememberingFolder(store, world, prefix) if isinstance(store, FileStore) else Remembering(store, world, prefix)
+    )
 
 
 class Remembering:
@@ -73,3 +80,13 @@ class Remembering:
             return have
         self._sha256[key] = entry.sha256
         return self._store.read(key)
+
+
+class RememberingFolder(Remembering):
+    def num_bytes(self, key: str) -> int:
+        assert isinstance(self._store, FileStore), self.url
+        return self._store.num_bytes(key)
+
+    def read_part(self, key: str, start: int, num_bytes: int) -> bytes:
+        assert isinstance(self._store, FileStore), self.url
+        return self._store.read_part(key, start, num_bytes)

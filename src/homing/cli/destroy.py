@@ -214,7 +214,7 @@ def _rows(home: Home, run: str | None, only: list[LedgerLine], *, is_all: bool) 
 def _runs_with_instances(home: Home) -> list[RunRow]:
     with_lines = {line.run_id for line in open_lines(home, None)}
     # One that waits for its next machine has none now, and a guard or its launch would rent it.
-    return [row for row in home.ledger.runs() if row.id in with_lines or home.may_go_on(row)]
+    return [row for row in home.ledger.unfinished_runs() if row.id in with_lines or home.may_go_on(row)]
 
 
 def _destroy(home: Home, rows: list[RunRow], is_all: bool) -> list[Destroyed]:

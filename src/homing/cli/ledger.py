@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -9,35 +10,37 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, open_home, say_problems, usd
-from homing.cli.options import Json
+from homing.cli.options import All, Json, Last
 from homing.cloud import meter
-from homing.cloud.ledger import LedgerLine
+from homing.cloud.home import Home
+from homing.cloud.ledger import LedgerLine, Receipts
 from homing.cloud.meter import Bill, compare
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import dump_line
-from homing.units import UsdColumn, format_moment
+from homing.units import UsdColumn, counted, format_moment
 
 __all__ = ["command"]
+
+_EVERY = 1 << 62  # as many lines as SQLite can number
 
 
 def command(
     run: Annotated[str | None, typer.Argument(metavar="RUN", help="Only this run; all of them when left out.")] = None,
+    last: Last = 50,
+    all_: All = False,
     json_: Json = False,
 ) -> None:
-    """Every instance ever asked for, from the intent to the receipt; rows are never deleted."""
+    """The newest instances ever asked for, every one that may bill, and the dollars of all; rows are never deleted."""
     with open_home() as home:
         problems = refresh(home)
-        if run is not None:
-            row = find_run(home, run)
-            # A name means every run of that name: a receipt that leaves earlier dollars out is none.
-            is_id = run == row.id
-            lines = home.ledger.lines(row.id) if is_id else [x for x in home.ledger.lines() if x.run_name == row.name]
-        else:
-            lines = home.ledger.lines()
+        lines, receipts = _lines(home, run, None if all_ else last)
         now = home.world.now()
-        total = meter.total_spend(lines, now)
         spends = {line.mark: meter.line_spend(line, now) for line in lines}
-        bills = [bill for line in lines if (bill := compare(line, home.ledger.bills(), now)) is not None]
+        hidden = _hidden(lines, receipts)
+        total = sum(spends.values(), Decimal(0)) + sum((usd_ * number for usd_, number in hidden.items()), Decimal(0))
+        is_at_most, num_left_out = receipts.is_at_most, sum(hidden.values())
+        told = home.ledger.bills(spends)
+        bills = [bill for line in lines if (bill := compare(line, told, now)) is not None]
         theirs = {bill.mark: bill for bill in bills}
         talk.emit(
             "ledger/1",
@@ -46,16 +49,17 @@ def command(
                     {**dump_line(line), "spend_usd": str(spends[line.mark]), **_bill_of(theirs.get(line.mark))}
                     for line in lines
                 ],
+                "num_left_out": num_left_out,
                 "total_usd": str(total),
-                "is_at_most": any(line.is_at_most for line in lines),
+                "is_at_most": is_at_most,
                 "margin_s": meter.MARGIN_S,
                 "problems": problems,
             },
         )
         column = UsdColumn.of(
-            [*spends.values(), *(each for bill in bills for each in (bill.ours_usd, bill.theirs_usd))]
+            [*hidden, *spends.values(), *(each for bill in bills for each in (bill.ours_usd, bill.theirs_usd))]
         )
-        rows = [
+        rows: list[tuple[object, ...]] = [
             (
                 line.run_id or "(no run)",
                 line.attempt,
@@ -71,14 +75,48 @@ def command(
             )
             for line in lines
         ]
-        shown_total = meter.at_most(*lines) + column.show(column.total(spends.values()))
+        before = sum((column.up(usd_) * number for usd_, number in hidden.items()), Decimal(0))
+        if num_left_out:
+            earlier = counted(num_left_out, "earlier line")
+            rows.insert(0, (f"{earlier}, closed", "", "", "", "", "", "", "", "", column.show(before), "", ""))
+        shown_total = ("at most " if is_at_most else "") + column.show(before + column.total(spends.values()))
         total_row = ("total", "", "", "", "", "", "", "", "", shown_total)
         headers = ["run", "attempt", "provider", "offer", "rate", "from", "until", "state", "billing", "dollars"]
         talk.table([*headers, "theirs", "apart"], [*rows, total_row])
+        if num_left_out:
+            talk.say(f"{counted(num_left_out, 'earlier line')} not shown one by one. Show them: homing ledger --all")
         say_problems(problems)
         _say_margin(total)
-        _say_at_most(lines)
+        if is_at_most:
+            talk.say(meter.AT_MOST_WORDS)
         _say_bills(column, bills)
+
+
+def _lines(home: Home, run: str | None, last: int | None) -> tuple[list[LedgerLine], Receipts]:
+    """The lines to show, oldest first, and what all closed ones of the same runs cost."""
+    most = _EVERY if last is None else last
+    if run is None:
+        receipts = home.ledger.receipts()  # first: a line that is closed between the two is then not counted twice
+        return home.ledger.last_lines(most), receipts
+    row = find_run(home, run)
+    if run == row.id:
+        lines = home.ledger.lines(row.id)
+        closed = [line for line in lines if line.destroyed_at is not None or line.created_at is None]
+        is_at_most = any(line.is_at_most for line in lines)
+        return lines, Receipts(Counter(line.spend_usd for line in closed), is_at_most)
+    # A name means every run of that name: a receipt that leaves earlier dollars out is none.
+    receipts = home.ledger.receipts(row.name)
+    return home.ledger.last_lines(most, row.name), receipts
+
+
+def _hidden(lines: list[LedgerLine], receipts: Receipts) -> dict[Decimal, int]:
+    """Dollars of the closed lines that are not among `lines`, and how many lines have each amount."""
+    left = Counter(receipts.amounts)
+    left.subtract(line.spend_usd for line in lines if line.destroyed_at is not None or line.created_at is None)
+    hidden: Counter[Decimal] = Counter()
+    for amount, number in left.items():
+        hidden[Decimal(amount)] += max(0, number)
+    return {usd_: number for usd_, number in hidden.items() if number}
 
 
 def _bill_of(bill: Bill | None) -> dict[str, Any]:
@@ -106,11 +144,6 @@ def _say_bills(column: UsdColumn, bills: list[Bill]) -> None:
                 f"warning: {bill.mark}: the provider says {usd(bill.theirs_usd)}, we count {usd(bill.ours_usd)};"
                 " the larger one counts against the limit. See the provider's own page of usage."
             )
-
-
-def _say_at_most(lines: list[LedgerLine]) -> None:
-    if any(line.is_at_most for line in lines):
-        talk.say(meter.AT_MOST_WORDS)
 
 
 def _say_margin(total: Decimal) -> None:

@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "All",
     "HeldOutPaths",
     "Json",
+    "Last",
     "Phases",
     "RunName",
     "RunRequired",
@@ -41,6 +43,10 @@ HeldOutPaths = Annotated[
     list[str] | None, typer.Option("--validation", metavar="PATH", help="Held-out text; may repeat.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Last = Annotated[
+    int, typer.Option("--last", metavar="N", min=0, help="The N newest; what may still bill is always shown too.")
+]
+All = Annotated[bool, typer.Option("--all", help="All of them, however many.")]
 Trackers = Annotated[
     list[str] | None,
     typer.Option("--tracker", metavar="NAME", help="Also tell tensorboard, wandb, mlflow or trackio; may be repeated."),

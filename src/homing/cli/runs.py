@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from homing.cli import talk
 from homing.cli.control import open_home, say_problems, usd
-from homing.cli.options import Json
+from homing.cli.options import All, Json, Last
 from homing.cli.trained_here import Trained, trained_here
 from homing.cloud import meter
 from homing.cloud.home import Home
@@ -18,7 +18,7 @@ from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, billing_lines, dump_line, look, reached
 from homing.cloud.stored import kept_by
 from homing.cloud.survey import billing_things
-from homing.units import format_duration
+from homing.units import counted, format_duration
 
 __all__ = [
     "HEADERS",
@@ -34,23 +34,25 @@ __all__ = [
 HEADERS = ["run", "state", "step", "spent", "limit", "age", "instance", "billing"]  # of each row below
 
 
-def command(json_: Json = False) -> None:
-    """Every run, and whatever may still cost money."""
+def command(last: Last = 30, all_: All = False, json_: Json = False) -> None:
+    """The newest runs, every one that is not over, and whatever may still cost money."""
     with open_home() as home:
         lost = what_is_lost(home)
         problems = [*lost, *refresh(home)]
         things, more = billing_things(home, problems)
         problems += more
-        found = [look(home, row) for row in home.ledger.runs()]
-        known = {row.run.id for row in found}
-        forgotten = [line for line in billing_lines(home.ledger.lines()) if line.run_id not in known]
-        billing = billing_lines(home.ledger.lines())
+        shown = home.ledger.runs() if all_ else home.ledger.unfinished_runs(last)
+        lines = home.ledger.lines_of(row.id for row in shown)
+        found = [look(home, row, lines[row.id]) for row in shown]
+        known, billing = home.ledger.run_ids(), billing_lines(home.ledger.open_lines())
+        forgotten = [line for line in billing if line.run_id not in known]
         trained = trained_here(home, known)
-        now = home.world.now()
+        now, num_left_out = home.world.now(), max(0, len(known) - len(found))
         talk.emit(
             "runs/1",
             {
                 "runs": [{**status.to_dict(), "kept": _kept(home, status)} for status in found],
+                "num_left_out": num_left_out,
                 "trained": [asdict(each) for each in trained],
                 "billing": [dump_line(line) for line in billing],
                 "forgotten": [dump_line(line) for line in forgotten],
@@ -67,12 +69,16 @@ def command(json_: Json = False) -> None:
                 *(thing_row(each, now) for each in things),
             ],
         )
+        if num_left_out:
+            talk.say(
+                f"{counted(num_left_out, 'older run')} not shown, all ended and closed. Show them: homing runs --all"
+            )
         say_problems(problems)
         for line in forgotten:
             talk.say(f"warning: {forgotten_words(line)}")
         for sentence in billing_words(billing, things, problems):
             talk.say(sentence)
-        if not home.ledger.lines() and not lost:
+        if not known and not home.ledger.num_lines() and not lost:
             talk.say(f"Nothing was ever launched from this home, {home.path}; what others rented is not shown here.")
 
 

@@ -107,8 +107,10 @@ def _launched(name: str) -> list[str]:
     if not at_home.has_ledger:
         return []
     try:
-        billing = {line.run_id: line for line in at_home.ledger.lines() if line.destroyed_at is None}
-        rows = [row for row in at_home.ledger.runs() if row.name == name and (row.is_live or row.id in billing)]
+        billing = {line.run_id: line for line in at_home.ledger.open_lines()}
+        rows = [
+            row for row in at_home.ledger.unfinished_runs() if row.name == name and (row.is_live or row.id in billing)
+        ]
     except HomingError as exc:  # nothing here needs it
         return [f"Whether {name} is at work on a rented machine is not known: {exc.what}"]
     told = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -55,8 +55,9 @@ class Destroyed:
 
 
 def open_lines(home: Home, run: RunRow | None) -> list[LedgerLine]:
-    lines = home.ledger.lines(run.id if run is not None else None)
-    return [line for line in lines if line.destroyed_at is None]
+    if run is None:
+        return home.ledger.open_lines()
+    return [line for line in home.ledger.lines(run.id) if line.destroyed_at is None]
 
 
 def would_be_lost(home: Home, run: RunRow) -> str:
@@ -155,15 +156,16 @@ def _longest_s(by_provider: dict[str, list[LedgerLine]], deadline_s: float) -> f
     return max((len(own) for own in by_provider.values()), default=0) * (deadline_s + _LAST_TRY_S)
 
 
-def end_twins(home: Home, line: LedgerLine) -> list[str]:
+def end_twins(home: Home, line: LedgerLine, list_owned: Callable[[], list[Instance]] | None = None) -> list[str]:
     """A create call that seemed lost may take effect late: of two under one mark the one in the ledger stays.
 
-    What was done, in sentences. Asked for again in the next round where it could not be done now.
+    What was done, in sentences. Asked for again in the next round where it could not be done now. `list_owned`: for a
+    caller that looks at many lines and lists each provider once.
     """
     ended = []
     with contextlib.suppress(HomingError, OSError):
         provider = home.provider_of(line)
-        for each in provider.list_owned() if line.instance_id is not None else []:
+        for each in (list_owned or provider.list_owned)() if line.instance_id is not None else []:
             if each.mark == line.mark and each.id != line.instance_id:
                 with contextlib.suppress(HomingError):  # a ledger that cannot be written keeps nothing billing
                     note_twin(home, line, each)
@@ -207,7 +209,7 @@ def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
     """The lines as they stand now; as they were given where the ledger cannot be read."""
     marks = [line.mark for line in lines]
     try:
-        return [line for line in home.ledger.lines() if line.mark in marks]
+        return list(home.ledger.lines_marked(marks).values())
     except HomingError:
         return lines
 

@@ -76,10 +76,9 @@ def check_unconfirmed(examined: Examined) -> list[Check]:
 def check_guard(examined: Examined) -> list[Check]:
     """Something bills and nobody at home looks: not wrong, the machine has guards of its own, but worth a line."""
     try:
-        lines = examined.home.ledger.lines() if examined.home.has_ledger else []
+        open_ = examined.home.ledger.open_lines() if examined.home.has_ledger else []
     except HomingError:
         return [skipped("guard.duty", "The ledger cannot be read.")]
-    open_ = [line for line in lines if line.destroyed_at is None]
     if is_on_duty(examined.home):
         return [ok("guard.duty", "A guard of this home makes its rounds.")]
     if open_:

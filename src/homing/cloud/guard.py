@@ -22,7 +22,7 @@ from decimal import Decimal
 
 from homing.cloud import diary, heard, meter, relaunch
 from homing.cloud.destroy import end_twins
-from homing.cloud.guard_round import TROUBLE, End, Pass, end_all, end_line, things_of, told
+from homing.cloud.guard_round import TROUBLE, End, Pass, end_all, end_line, owned_by, things_of, told
 from homing.cloud.guards import sign_in
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LOST, LedgerLine, RunRow
@@ -46,6 +46,7 @@ STALE_S = 300.0  # no heartbeat for so long is worth an alert
 DEAD_S = 60.0  # a machine on which nothing of ours runs gets so long to be looked at twice
 LAUNCH_S = 1800.0  # as long as a launch may take: no other run's limit may come while this guard is at it
 _LATE_S = 60.0  # a limit that passed longer ago is nobody's hurry any more: what was to be done about it was tried
+_FRESH_S = 1.0  # for so long what was read of the ledger is believed within a round
 _NAP_S = 60.0
 
 Say = Callable[[str], None]
@@ -72,14 +73,21 @@ def guard_pass(
         except OSError as exc:
             made.problems.append(f"That this guard is on duty could not be written down: {exc}")
     # What another home owns comes last: what it may cost is read from its store, which may take a while.
-    runs, within = [run for run in home.ledger.runs() if only in (None, run.id)], list[RunRow]()
+    # Runs that have ended for good, with every line closed, need no look: there may be thousands.
+    runs, within = [run for run in home.ledger.unfinished_runs() if only in (None, run.id)], list[RunRow]()
     for is_given_away in (False, True):
         # Money first: to go on elsewhere takes as long as a launch.
         own = [run for run in runs if (run.state == ADOPTED) is is_given_away]
-        within += [run for run in own if _is_well(home, run, made, tell, _Round.is_within_limit)]
+        lines = home.ledger.lines_of(run.id for run in own)
+        within += [run for run in own if _is_well(home, run, lines[run.id], made, tell, _Round.is_within_limit)]
         end_all(home, made)
-    for run in within:
-        _is_well(home, run, made, tell, _Round.look)
+    read_at = -math.inf
+    for number, run in enumerate(within):
+        # Together, for there may be many; again where somebody was waited for, or a launch has taken its minutes.
+        if home.world.monotonic() - read_at > _FRESH_S:
+            lines = home.ledger.lines_of(each.id for each in within[number:])
+            read_at = home.world.monotonic()
+        _is_well(home, run, lines[run.id], made, tell, _Round.look)
     if only is None:
         _look_at_the_rest(home, made)
     return made
@@ -89,8 +97,10 @@ def _soonest(home: Home, only: str | None) -> float:
     """When a limit needs this guard, by what is written here alone: so long the others may take to answer. What its
     volumes cost, or its new owner allows, is not known before somebody is asked."""
     now, moments = home.world.now(), [math.inf]
-    for run in [run for run in home.ledger.runs() if only in (None, run.id) and run.state != ADOPTED]:
-        lines = home.ledger.lines(run.id)
+    runs = [run for run in home.ledger.unfinished_runs() if only in (None, run.id) and run.state != ADOPTED]
+    lines_of = home.ledger.lines_of(run.id for run in runs)
+    for run in runs:
+        lines = lines_of[run.id]
         if billing_lines(lines):
             with contextlib.suppress(*TROUBLE):  # told when the limit itself is looked at
                 limit = None if run.spend_limit_usd is None else Decimal(run.spend_limit_usd)
@@ -99,10 +109,12 @@ def _soonest(home: Home, only: str | None) -> float:
     return min(moment for moment in moments if moment > now - _LATE_S)
 
 
-def _is_well(home: Home, run: RunRow, made: Pass, tell: Say, part: Callable[[_Round], bool]) -> bool:
+def _is_well(
+    home: Home, run: RunRow, lines: list[LedgerLine], made: Pass, tell: Say, part: Callable[[_Round], bool]
+) -> bool:
     """One part of a round over one run; its trouble is said and is nobody else's."""
     try:
-        return part(_Round(home, run, made, tell))
+        return part(_Round(home, run, lines, made, tell))
     except NotOwner as exc:
         made.problems.append(exc.what)
     except StillBilling as exc:
@@ -135,7 +147,7 @@ def _unfailing(tell: Say) -> Say:
 
 def _look_at_the_rest(home: Home, made: Pass) -> None:
     """Ends that were asked for and not confirmed are tried again; what carries our mark and has no run is told."""
-    lines = [line for line in home.ledger.lines() if not line.run_id and line.destroyed_at is None]
+    lines = [line for line in home.ledger.open_lines() if not line.run_id]
     unknown = [line for line in lines if line.run_name == "?"]  # the others a person has decided to keep
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
@@ -156,9 +168,8 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
 
 
 class _Round:
-    def __init__(self, home: Home, run: RunRow, made: Pass, tell: Say) -> None:
-        self.home, self.run, self.made, self.tell = home, run, made, tell
-        self.lines = home.ledger.lines(run.id)
+    def __init__(self, home: Home, run: RunRow, lines: list[LedgerLine], made: Pass, tell: Say) -> None:
+        self.home, self.run, self.lines, self.made, self.tell = home, run, lines, made, tell
         self.billing = billing_lines(self.lines)
         self.now = home.world.now()
 
@@ -292,7 +303,7 @@ class _Round:
                 continue
             if line.mark in self.made.silent:
                 continue
-            self.made.done += [f"{self.run.id}: {text}" for text in end_twins(self.home, line)]
+            self.made.done += [f"{self.run.id}: {text}" for text in end_twins(self.home, line, self._owned(line))]
             instance = self._describe(line)
             if instance is not None and instance.state == "preempted":
                 self._lose(line, f"{line.provider} has taken its machine away")
@@ -305,6 +316,9 @@ class _Round:
             self._alert(f"blind-{int(self.now // 3600)}", f"{status.problem} Its limit is still guarded from here.")
         else:
             self._check_heartbeat(status)
+
+    def _owned(self, line: LedgerLine) -> Callable[[], list[Instance]]:
+        return lambda: owned_by(self.home, line, self.made)
 
     def _note_dead(self, line: LedgerLine, instance: Instance) -> None:
         """Seen twice without a word between: from one program of ours to the next there may be a moment with none."""
@@ -336,6 +350,8 @@ class _Round:
 
     def _go_on(self) -> None:
         run = self.home.ledger.run(self.run.id) or self.run
+        if run.is_live:
+            return
         lines = self.home.ledger.lines(run.id)
         if not relaunch.is_wanted(self.home, run, lines):
             return

@@ -18,7 +18,7 @@ from homing.cloud.ask import ask_all, patience_s
 from homing.cloud.destroy import Problem, end_each, still_billing
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.providers.base import Resource
+from homing.cloud.providers.base import Instance, Resource
 from homing.errors import HomingError
 from homing.wire.codec import WireError
 
@@ -47,6 +47,7 @@ class Pass:
     things: dict[str, list[Resource] | HomingError | OSError] = field(
         default_factory=dict
     )  # beside instances, by whose
+    owned: dict[str, list[Instance]] = field(default_factory=dict)  # instances, likewise
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,14 @@ def things_of(home: Home, line: LedgerLine, made: Pass) -> list[Resource]:
     if isinstance(answer, (HomingError, OSError)):
         raise answer
     return answer
+
+
+def owned_by(home: Home, line: LedgerLine, made: Pass) -> list[Instance]:
+    """Instances of whoever has this line; listed once in a round, however many runs want to know."""
+    whose = line.provider if home.is_ours(line.mark) else line.mark
+    if whose not in made.owned:
+        made.owned[whose] = home.provider_of(line).list_owned()
+    return made.owned[whose]
 
 
 def _end_each(home: Home, lines: list[LedgerLine], made: Pass) -> dict[str, Problem]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -39,6 +40,7 @@ __all__ = [
     "Adopted",
     "Ledger",
     "LedgerLine",
+    "Receipts",
     "RunRow",
 ]
 
@@ -89,6 +91,11 @@ class LedgerLine:
 
 
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine)]
+_LINES = f"SELECT {', '.join(_LINE_COLUMNS)} FROM lines"
+_OLDEST_FIRST = "ORDER BY intent_at, rowid"
+# By number, not by time: after a clock was set back the attempt that runs would stand before ended ones. A twin comes
+# before the machine that it was made beside: the last is the one that the run is on.
+_BY_ATTEMPT = "ORDER BY attempt, instr(mark, '+') = 0, rowid"
 _UNCHANGED = " AND EXISTS (SELECT 1 FROM runs WHERE id = ? AND state = ? AND reason = ? AND spend_limit_usd IS ?)"
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -107,6 +114,10 @@ _TABLES = (
         mark TEXT PRIMARY KEY, owner TEXT NOT NULL, host TEXT NOT NULL, home TEXT NOT NULL)""",
     # What the provider itself says an instance has cost, where it says so: beside our figure, never instead of it.
     "CREATE TABLE IF NOT EXISTS bills (mark TEXT PRIMARY KEY, usd TEXT NOT NULL, at REAL NOT NULL)",
+    # Every look needs the few open lines and live runs among thousands of receipts.
+    "CREATE INDEX IF NOT EXISTS lines_of_run ON lines (run_id)",
+    "CREATE INDEX IF NOT EXISTS lines_open ON lines (mark) WHERE destroyed_at IS NULL",
+    "CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state)",
     """CREATE TRIGGER IF NOT EXISTS lines_stay BEFORE DELETE ON lines
         BEGIN SELECT RAISE(ABORT, 'ledger lines are never deleted'); END""",
     """CREATE TRIGGER IF NOT EXISTS runs_stay BEFORE DELETE ON runs
@@ -114,7 +125,7 @@ _TABLES = (
 )
 _SCHEMA = (
     "SELECT value, EXISTS (SELECT 1 FROM pragma_table_info('lines') WHERE name = 'account') AS is_whole,"
-    " (SELECT COUNT(*) FROM sqlite_master WHERE type IN ('table', 'trigger')) AS num_tables"
+    " (SELECT COUNT(*) FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!') AS num_tables"
     " FROM meta WHERE key = 'schema_version'"
 )
 
@@ -160,13 +171,50 @@ class RunRow:
         return self.is_interrupted or (not self.is_live and self.reason == CUT_SHORT)
 
 
+_IS_LIVE = f"state IN ({', '.join(repr(state) for state in LIVE_STATES)})"
+_NEWEST_FIRST = "ORDER BY rowid DESC"
+# How a run's reason begins that a guard, or a launch that still lives, may continue; see Home.may_go_on.
+_MAY_GO_ON = (SILENT, PREEMPTED, LOST, CUT_SHORT, UNDONE)
+_GIVEN = "SELECT value FROM json_each(?)"
+
+
+@dataclass(frozen=True)
+class Receipts:
+    """Dollars of closed lines: each amount as it is written, and how many lines have it."""
+
+    amounts: Mapping[str, int]
+    is_at_most: bool  # one of them is an upper bound
+
+    @property
+    def number(self) -> int:
+        return sum(self.amounts.values())
+
+    @property
+    def total_usd(self) -> Decimal:
+        return sum((Decimal(amount) * number for amount, number in self.amounts.items()), Decimal(0))
+
+
 class Ledger:
     def __init__(self, path: Path, world: World) -> None:
         self._path = path
         self._world = world
         self._is_ready = False
+        self._gathered: list[tuple[str, Sequence[Any]]] | None = None
 
     # --- writing ---
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Writes that are made inside become one transaction at its end, however it ends: fifty instances that a
+        provider shows need one wait for the disk, not a hundred. What is read inside does not show them yet."""
+        assert self._gathered is None, "one at a time"
+        self._gathered = []
+        try:
+            yield
+        finally:
+            gathered, self._gathered = self._gathered, None
+            if gathered:
+                self._execute(*gathered)
 
     def intend(self, run: RunRow, line: LedgerLine, last: RunRow | None = None) -> None:
         """Run and line in one transaction. A resumed run must have ended, a new one may not share a live name.
@@ -246,13 +294,13 @@ class Ledger:
             "UPDATE lines SET destroyed_at = NULL, state = 'unknown', billing = 'maybe', instance_id = ?, note = ?,"
             " created_at = COALESCE(created_at, ?) WHERE mark = ?"
         )
-        self._execute((sql, [instance_id, note, now, mark]))
+        self._write(sql, [instance_id, note, now, mark])
 
     def adopt(self, line: LedgerLine) -> None:
         """A line for an instance that carries our mark and that no line knows."""
         names = ", ".join(_LINE_COLUMNS)
         sql = f"INSERT OR IGNORE INTO lines ({names}) VALUES ({', '.join('?' * len(_LINE_COLUMNS))})"
-        self._execute((sql, [getattr(line, name) for name in _LINE_COLUMNS]))
+        self._write(sql, [getattr(line, name) for name in _LINE_COLUMNS])
 
     def adopt_run(self, run: RunRow, lines: Sequence[LedgerLine], adopted: Sequence[Adopted]) -> None:
         """A run of another home with all its attempts, in one transaction. What is known here already stays."""
@@ -274,7 +322,7 @@ class Ledger:
 
     def note_bill(self, mark: str, usd: Decimal, at: float) -> None:
         """The provider's own figure; a later one replaces it, also after the receipt."""
-        self._execute(("INSERT OR REPLACE INTO bills (mark, usd, at) VALUES (?, ?, ?)", [mark, str(usd), at]))
+        self._write("INSERT OR REPLACE INTO bills (mark, usd, at) VALUES (?, ?, ?)", [mark, str(usd), at])
 
     def close_unborn(self, mark: str, at: float) -> None:
         """A launch whose process died before its create call: nothing was asked of a provider, so nothing exists."""
@@ -294,17 +342,43 @@ class Ledger:
     def runs(self) -> list[RunRow]:
         """Newest first: the last one that was written down, because a clock that was set back would sort the runs
         launched since behind older ones."""
-        names = [field.name for field in dataclasses.fields(RunRow)]
-        rows = self._execute((f"SELECT {', '.join(names)} FROM runs ORDER BY rowid DESC", []))
-        return [RunRow(**row) for row in rows]
+        return self._runs("")
 
     def run(self, run_id: str) -> RunRow | None:
-        return next((run for run in self.runs() if run.id == run_id), None)
+        return next(iter(self._runs("WHERE id = ?", [run_id])), None)
+
+    def run_ids(self) -> set[str]:
+        return {row["id"] for row in self._execute(("SELECT id FROM runs", []))}
+
+    def live_runs(self) -> list[RunRow]:
+        """Newest first."""
+        return self._runs(f"WHERE {_IS_LIVE}")
+
+    def recorded_runs(self, since: float) -> list[RunRow]:
+        """Runs that are live or ended after `since`, newest first."""
+        return self._runs(f"WHERE {_IS_LIVE} OR ended_at > ?", [since])
+
+    def unfinished_runs(self, last: int = 0) -> list[RunRow]:
+        """Every run that is live, has an open line or may be continued, and the `last` newest of all; newest first.
+
+        Whatever may be billing is among them, however small `last` is.
+        """
+        newest = f"SELECT rowid FROM runs {_NEWEST_FIRST} LIMIT ?"
+        reasons = " OR ".join(["substr(reason, 1, ?) = ?"] * len(_MAY_GO_ON))
+        params = [value for reason in _MAY_GO_ON for value in (len(reason), reason)]
+        open_ = "SELECT run_id FROM lines WHERE destroyed_at IS NULL"
+        where = f"WHERE {_IS_LIVE} OR id IN ({open_}) OR {reasons} OR rowid IN ({newest})"
+        return self._runs(where, [*params, max(0, last)])
+
+    def _runs(self, where: str, params: Sequence[Any] = ()) -> list[RunRow]:
+        names = [field.name for field in dataclasses.fields(RunRow)]
+        rows = self._execute((f"SELECT {', '.join(names)} FROM runs {where} {_NEWEST_FIRST}", params))
+        return [RunRow(**row) for row in rows]
 
     def called(self, word: str) -> list[RunRow]:
         """The runs with this id or name: first those that are live or may be billing, then the newest first. An id
         comes before a run that has it as its name."""
-        found = [run for run in self.runs() if word in (run.id, run.name)]
+        found = self._runs("WHERE id = ? OR name = ?", [word, word])
         billing = self.billing_runs() if len(found) > 1 else set()
         return sorted(found, key=lambda run: (run.id != word, not run.is_live and run.id not in billing))
 
@@ -329,21 +403,73 @@ class Ledger:
 
     def lines(self, run_id: str | None = None) -> list[LedgerLine]:
         """Oldest first; with a run, its attempts in order."""
-        how, params = "ORDER BY intent_at, rowid", []
         if run_id is not None:
-            # By number, not by time: after a clock was set back the attempt that runs would stand before ended ones.
-            # A twin comes before the machine that it was made beside: the last is the one that the run is on.
-            how, params = "WHERE run_id = ? ORDER BY attempt, instr(mark, '+') = 0, rowid", [run_id]
-        names = ", ".join(_LINE_COLUMNS)
-        return [LedgerLine(**row) for row in self._execute((f"SELECT {names} FROM lines {how}", params))]
+            return self._lines(f"WHERE run_id = ? {_BY_ATTEMPT}", [run_id])
+        return self._lines(_OLDEST_FIRST)
+
+    def lines_of(self, run_ids: Iterable[str]) -> dict[str, list[LedgerLine]]:
+        """Each run's attempts in order, in one query; an empty list for a run that has none."""
+        found: dict[str, list[LedgerLine]] = {run_id: [] for run_id in run_ids}
+        for line in self._lines(f"WHERE run_id IN ({_GIVEN}) {_BY_ATTEMPT}", [json.dumps(list(found))]):
+            found[line.run_id].append(line)
+        return found
+
+    def open_lines(self) -> list[LedgerLine]:
+        """Lines that no provider has shown gone, oldest first: whatever may bill, and launches before their create."""
+        return self._lines(f"WHERE destroyed_at IS NULL {_OLDEST_FIRST}")
+
+    def num_lines(self) -> int:
+        """How many lines were ever written, for `lines_marked`."""
+        return int(self._execute(("SELECT COALESCE(MAX(rowid), 0) AS number FROM lines", []))[0]["number"])
+
+    def lines_marked(self, marks: Iterable[str], *, of_first: int | None = None) -> dict[str, LedgerLine]:
+        """By mark, open or closed; marks without a line are left out. `of_first`: only among the lines that were there
+        when `num_lines` said so."""
+        params: list[str | int] = [json.dumps(sorted(set(marks)))]
+        how = f"WHERE mark IN ({_GIVEN})"
+        if of_first is not None:
+            how, params = f"{how} AND rowid <= ?", [*params, of_first]
+        return {line.mark: line for line in self._lines(f"{how} {_OLDEST_FIRST}", params)}
+
+    def lines_of_others(self, prefix: str) -> list[LedgerLine]:
+        """Lines whose mark does not begin with `prefix`, which is this home's: those that were adopted."""
+        return self._lines(f"WHERE substr(mark, 1, ?) != ? {_OLDEST_FIRST}", [len(prefix), prefix])
+
+    def last_lines(self, last: int, run_name: str | None = None) -> list[LedgerLine]:
+        """Every open line and the `last` newest of all, oldest first; with a name, of the runs of that name."""
+        where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
+        newest = f"SELECT rowid FROM lines WHERE {where} ORDER BY intent_at DESC, rowid DESC LIMIT ?"
+        shown = f"WHERE {where} AND (destroyed_at IS NULL OR rowid IN ({newest})) {_OLDEST_FIRST}"
+        return self._lines(shown, [*params, *params, max(0, last)])
+
+    def providers(self, prefix: str) -> set[str]:
+        """Providers of the lines whose mark begins with `prefix`."""
+        sql = "SELECT DISTINCT provider FROM lines WHERE substr(mark, 1, ?) = ?"
+        return {row["provider"] for row in self._execute((sql, [len(prefix), prefix]))}
+
+    def receipts(self, run_name: str | None = None) -> Receipts:
+        """What all closed lines cost, without reading them one by one."""
+        where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
+        where += " AND (destroyed_at IS NOT NULL OR created_at IS NULL)"
+        amounts = self._execute(
+            (f"SELECT spend_usd, COUNT(*) AS number FROM lines WHERE {where} GROUP BY spend_usd", params)
+        )
+        at_most = f"SELECT 1 FROM lines WHERE {where} AND destroyed_at IS NOT NULL AND substr(note, 1, ?) = ? LIMIT 1"
+        is_at_most = bool(self._execute((at_most, [*params, len(AT_MOST), AT_MOST])))
+        return Receipts({row["spend_usd"]: row["number"] for row in amounts}, is_at_most)
+
+    def _lines(self, how: str, params: Sequence[Any] = ()) -> list[LedgerLine]:
+        return [LedgerLine(**row) for row in self._execute((f"{_LINES} {how}", params))]
 
     def adopted(self) -> dict[str, Adopted]:
         rows = self._execute(("SELECT mark, owner, host, home FROM adopted", []))
         return {row["mark"]: Adopted(**row) for row in rows}
 
-    def bills(self) -> dict[str, Decimal]:
-        """Mark to dollars, for those whose provider told them."""
-        return {row["mark"]: Decimal(row["usd"]) for row in self._execute(("SELECT mark, usd FROM bills", []))}
+    def bills(self, marks: Iterable[str] | None = None) -> dict[str, Decimal]:
+        """Mark to dollars, for those whose provider told them; with `marks`, of those alone."""
+        where, params = ("", []) if marks is None else (f" WHERE mark IN ({_GIVEN})", [json.dumps(list(marks))])
+        rows = self._execute((f"SELECT mark, usd FROM bills{where}", params))
+        return {row["mark"]: Decimal(row["usd"]) for row in rows}
 
     def ask_destroy(self, mark: str, now: float) -> None:
         """Notes that its end is wanted, since the first time or, where the clock was set back, since that."""
@@ -366,16 +492,12 @@ class Ledger:
 
     def unconfirmed(self) -> list[LedgerLine]:
         """Lines whose destroy was asked for and which no provider has shown gone yet."""
-        names = ", ".join(_LINE_COLUMNS)
-        sql = (
-            f"SELECT {names} FROM lines WHERE destroy_asked_at IS NOT NULL AND destroyed_at IS NULL ORDER BY intent_at"
-        )
-        return [LedgerLine(**row) for row in self._execute((sql, []))]
+        return self._lines("WHERE destroy_asked_at IS NOT NULL AND destroyed_at IS NULL ORDER BY intent_at")
 
     # --- helpers ---
 
     def _name_taken(self, name: str) -> UsageError:
-        live = next((run for run in self.runs() if run.name == name and run.is_live), None)
+        live = next((run for run in self.live_runs() if run.name == name), None)
         which = live.id if live else name
         return UsageError(
             what=f"A run named {name} is already live: {which}.",
@@ -387,7 +509,13 @@ class Ledger:
     def _set(self, table: str, columns: dict[str, Any], where: str, key: str) -> None:
         assert columns, "nothing to set"
         sets = ", ".join(f"{name} = ?" for name in columns)
-        self._execute((f"UPDATE {table} SET {sets} WHERE {where}", [*columns.values(), key]))
+        self._write(f"UPDATE {table} SET {sets} WHERE {where}", [*columns.values(), key])
+
+    def _write(self, sql: str, params: Sequence[Any]) -> None:
+        if self._gathered is None:
+            self._execute((sql, params))
+        else:
+            self._gathered.append((sql, params))
 
     def _execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
         try:

@@ -43,9 +43,9 @@ def unknown_runs(home: Home) -> dict[str, str]:
     """Runs that were launched from here and are in no ledger, newest first -> the store where their records are."""
     folder = home.path / "runs"
     ids = home.world.listdir(folder) if home.world.is_dir(folder) else []
-    launched = [each for each in sorted(ids, reverse=True) if home.world.exists(folder / each / LAUNCH_NOTE)]
-    known = {run.id for run in home.ledger.runs()} if launched and home.has_ledger else set()
-    return {run_id: _store_of(home, run_id) for run_id in launched if run_id not in known}
+    known = home.ledger.run_ids() if ids and home.has_ledger else set()
+    unknown = [each for each in sorted(ids, reverse=True) if each not in known]
+    return {each: _store_of(home, each) for each in unknown if home.world.exists(folder / each / LAUNCH_NOTE)}
 
 
 def _store_of(home: Home, run_id: str) -> str:

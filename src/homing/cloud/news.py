@@ -18,6 +18,7 @@ from typing import Any
 
 from homing.cloud import meter
 from homing.cloud.ledger import LedgerLine
+from homing.cloud.metric_log import MetricLog
 from homing.cloud.signs import Tail
 from homing.cloud.status import BY_REWARD, newest_figures, say_figures
 from homing.store import Store, run_key
@@ -44,7 +45,8 @@ class News:
     def __init__(self, store: Store, run_id: str) -> None:
         self._store, self._run_id = store, run_id
         self._events = Tail(store, run_key(run_id, names.EVENTS))
-        self._metrics = Tail(store, run_key(run_id, names.METRICS))
+        self._metrics = MetricLog(store, run_key(run_id, names.METRICS))
+        self.fresh: list[Metric] = []  # the metrics of the last look
         self._samples: set[str] = set()
         self._told: set[tuple[float, str, str, str]] = set()  # events, by all that tells one from another
         self._times: dict[str, float] = {}  # of samples, by their path
@@ -144,7 +146,7 @@ class News:
         return self._times.get(f"{names.SAMPLES}/{name}", math.inf)
 
     def _new_metrics(self, since: float) -> Iterator[tuple[float, Report]]:
-        found = self._metrics.documents(Metric)
+        found = self.fresh = self._metrics.fresh()
         for metric in found:
             own = self.figures.setdefault(metric.phase, {})
             own |= newest_figures([metric])

@@ -21,7 +21,7 @@ from homing.cloud.ask import ask_all, patience_s
 from homing.cloud.home import Home
 from homing.cloud.lease import describe, newest, other_owner
 from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
-from homing.cloud.mark import shown_mark, twin_mark
+from homing.cloud.mark import owner_prefix, shown_mark, twin_mark
 from homing.cloud.providers.base import Instance, Provider, Resource
 from homing.cloud.providers.registry import NEAR, configured
 from homing.cloud.receipt import last_beat, note_bill, receipt, seen_spend
@@ -30,6 +30,7 @@ from homing.cloud.signs import Signs, read_signs
 from homing.cloud.whose import check_account, note_account, say
 from homing.errors import HomingError, IntegrityError, LimitReached, OtherAccount, ProviderSilent, UsageError
 from homing.wire.codec import WireError
+from homing.wire.control import Heartbeat
 from homing.wire.record import Lease
 
 __all__ = [
@@ -51,12 +52,14 @@ CREATE_GRACE_S = 900.0  # a create call that never got an answer may still be on
 
 @dataclass(frozen=True)
 class _View:
-    """One provider as one owner sees it, and the lines of the ledger that are to be compared with that."""
+    """One provider as one owner sees it, and the open lines of the ledger that are to be compared with that."""
 
     name: str
     open_: Callable[[], Provider]
     lines: list[LedgerLine]
     title: str  # no two have the same
+    is_used: bool  # the ledger has a line of its, open or closed
+    num_lines: int  # of the ledger when these were read
 
     def look(self) -> list[Instance]:
         return sorted(self.open_().list_owned(), key=lambda instance: instance.created_at or 0.0)
@@ -66,13 +69,12 @@ def refresh(home: Home, *, by: float = math.inf, silent: set[str] | None = None)
     """Brings the ledger up to date. Returns what could not be asked, one sentence each. `by` is when a limit needs
     whoever looks: nobody is waited for much longer. `silent` gets the marks of those whose provider did not answer."""
     _close_unborn(home)
-    lines = home.ledger.lines()
-    views, problems = _views(home, lines), list[str]()
+    views, problems = _views(home), list[str]()
     for view, listed in zip(views, _list_owned(home, views, by), strict=True):
         if silent is not None and isinstance(listed, ProviderSilent):
             silent |= {line.mark for line in view.lines}
         problems += _refresh_lines(home, view, listed, by)
-    problems += _refresh_runs(home, [run for run in home.ledger.runs() if run.is_live], by)
+    problems += _refresh_runs(home, home.ledger.live_runs(), by)
     return problems + _write_records(home, problems, by)
 
 
@@ -112,13 +114,13 @@ def _resources(provider: Provider, mark: str) -> list[Resource]:
 
 def providers_in_use(home: Home) -> list[str]:
     """Those in the ledger under our own mark, and those that can be asked although nobody named them."""
-    named = {line.provider for line in home.ledger.lines() if home.is_ours(line.mark)}
-    return sorted(named | set(configured(home.path, home.world)))
+    return sorted(home.ledger.providers(owner_prefix(home.owner)) | set(configured(home.path, home.world)))
 
 
-def _adopted_groups(home: Home, lines: list[LedgerLine]) -> list[list[LedgerLine]]:
+def _adopted_groups(home: Home) -> list[list[LedgerLine]]:
     """Lines of other homes, by whom has to be asked about them."""
-    adopted = home.ledger.adopted() if any(not home.is_ours(line.mark) for line in lines) else {}
+    lines = home.ledger.lines_of_others(owner_prefix(home.owner))
+    adopted = home.ledger.adopted() if lines else {}
     groups: dict[tuple[str, str, str, str], list[LedgerLine]] = {}
     for line in lines:
         its = adopted.get(shown_mark(line.mark))
@@ -129,22 +131,24 @@ def _adopted_groups(home: Home, lines: list[LedgerLine]) -> list[list[LedgerLine
 
 def _close_unborn(home: Home) -> None:
     """Launches whose process is gone and that never came to their create call: nothing exists, nothing will."""
-    for line in home.ledger.lines():
-        if line.created_at is not None or line.destroyed_at is not None:
+    for line in home.ledger.open_lines():
+        if line.created_at is not None:
             continue
         if not home.world.is_locked(home.launch_lock(line.mark)):
             home.ledger.close_unborn(line.mark, home.world.now())
             home.world.remove(home.launch_lock(line.mark))
 
 
-def _views(home: Home, lines: list[LedgerLine]) -> list[_View]:
-    own = {name: [line for line in lines if line.provider == name and home.is_ours(line.mark)]
-           for name in providers_in_use(home)}  # fmt: skip
-    found = [_View(name, partial(home.provider, name), of, name) for name, of in own.items()]
-    for group in _adopted_groups(home, lines):
-        first = group[0]
+def _views(home: Home) -> list[_View]:
+    # Thousands of lines may be closed: of those only the few that a provider shows are read, in `_refresh_lines`.
+    num_lines, used = home.ledger.num_lines(), home.ledger.providers(owner_prefix(home.owner))
+    lines = [line for line in home.ledger.open_lines() if home.is_ours(line.mark)]
+    own = {name: [line for line in lines if line.provider == name] for name in providers_in_use(home)}
+    found = [_View(name, partial(home.provider, name), of, name, name in used, num_lines) for name, of in own.items()]
+    for group in _adopted_groups(home):
+        first, open_ = group[0], [line for line in group if line.destroyed_at is None]
         title = f"{first.provider} of {first.mark}"
-        found.append(_View(first.provider, partial(home.provider_of, first), group, title))
+        found.append(_View(first.provider, partial(home.provider_of, first), open_, title, True, num_lines))
     return found
 
 
@@ -167,15 +171,36 @@ def _list_owned(home: Home, views: list[_View], by: float) -> list[list[Instance
 def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError | OSError, by: float) -> list[str]:
     name, lines = view.name, {line.mark: line for line in view.lines}
     if not isinstance(listed, list):
-        if isinstance(listed, UsageError) and not lines:
+        if isinstance(listed, UsageError) and not view.is_used:
             return []  # never used here and not set up
         for line in lines.values():
-            if line.destroyed_at is None and line.created_at is not None and line.state != REFUSED:
+            if line.created_at is not None and line.state != REFUSED:
                 home.ledger.update(line.mark, state="unknown", billing="maybe")
         return [f"{unasked(name)} {_first_line(listed)}"]
     problems: list[str] = []
+    shown = {mark for each in listed for mark in (each.mark, twin_mark(each.mark, each.id))}
+    known = home.ledger.lines_marked(shown, of_first=view.num_lines) if shown else {}
+    # As they were before the provider was asked: one that another client has closed since is not reopened.
+    lines = {**{mark: line for mark, line in known.items() if line.provider == name}, **lines}
+    others = {mark: line.provider for mark, line in known.items() if line.provider != name}
     owned = _by_line(listed, lines)
-    others = {line.mark: line.provider for line in home.ledger.lines() if line.provider != name}
+    with home.ledger.at_once():
+        problems += _note_all_owned(home, name, owned, lines, others)
+    for line in lines.values():
+        if line.destroyed_at is None and line.created_at is not None and line.mark not in owned:
+            try:
+                problems += _note_absent(home, view.open_(), line)
+            except (HomingError, OSError) as exc:
+                problems.append(f"{line.mark} on {name} could not be looked at: {_first_line(exc)}")
+    if ours := [lines[mark] for mark in owned if mark in lines]:
+        note_account(home, view.open_(), ours, patience_s=patience_s(home.world, by))
+    return problems
+
+
+def _note_all_owned(
+    home: Home, name: str, owned: dict[str, Instance], lines: dict[str, LedgerLine], others: dict[str, str]
+) -> list[str]:
+    problems: list[str] = []
     for mark, instance in owned.items():
         beside = owned.get(shown_mark(mark))
         if beside is not None and beside is not instance:
@@ -189,14 +214,6 @@ def _refresh_lines(home: Home, view: _View, listed: list[Instance] | HomingError
             note_twin(home, lines.get(shown_mark(mark)), instance)
             continue
         _note_owned(home, lines.get(mark), instance)
-    for line in lines.values():
-        if line.destroyed_at is None and line.created_at is not None and line.mark not in owned:
-            try:
-                problems += _note_absent(home, view.open_(), line)
-            except (HomingError, OSError) as exc:
-                problems.append(f"{line.mark} on {name} could not be looked at: {_first_line(exc)}")
-    if shown := [lines[mark] for mark in owned if mark in lines]:
-        note_account(home, view.open_(), shown, patience_s=patience_s(home.world, by))
     return problems
 
 
@@ -221,7 +238,7 @@ def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, 
 def note_twin(home: Home, line: LedgerLine | None, instance: Instance) -> None:
     """A second machine under the mark of a line, for as long as the create call can have made it."""
     mark, now = twin_mark(instance.mark, instance.id), home.world.now()
-    twin = next((each for each in home.ledger.lines() if each.mark == mark), None)
+    twin = home.ledger.lines_marked([mark]).get(mark)
     if twin is None:
         beside = line or _forgotten(instance, now)
         rate = max(Decimal(beside.rate_usd_per_hour), instance.rate_usd_per_hour)
@@ -307,7 +324,7 @@ def _forgotten(instance: Instance, now: float) -> LedgerLine:
 def _refresh_runs(home: Home, runs: list[RunRow], by: float) -> list[str]:
     """Far stores at once, each with a deadline, as the providers: minutes of tries at one of them would keep the guard
     from every limit. They are only read there: one that answers when nobody waits any more must not change a thing."""
-    lines = {run.id: home.ledger.lines(run.id) for run in runs}
+    lines = home.ledger.lines_of(run.id for run in runs)
     reads = {run.id: partial(_read_run, home, run, lines[run.id]) for run in runs}
     far = {run.id: reads[run.id] for run in runs if not run.store.startswith("file:")}
     answers, problems = ask_all(far, home.world, patience_s(home.world, by)), list[str]()
@@ -340,9 +357,11 @@ def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | Signs
 
 
 def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | Signs | None) -> None:
+    last, now = lines[-1] if lines else None, home.world.now()
+    if last is not None and last.destroyed_at is None and isinstance(found, Signs) and _is_as_noted(run, found):
+        return
     if [line.mark for line in home.ledger.lines(run.id)] != [line.mark for line in lines]:
         return  # another attempt has followed, while a store was waited for: it has signs of its own
-    last, now = lines[-1] if lines else None, home.world.now()
     if isinstance(found, Lease):
         home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(found)}")
     elif found is not None and found.outcome is not None:
@@ -363,8 +382,16 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | S
             run.id, only_live=True, state="failed", reason=reason, exit_code=1, ended_at=last.destroyed_at
         )
     elif found is not None and found.heartbeat is not None:
-        is_landing = found.heartbeat.end_step is not None
-        home.ledger.set_run(run.id, only_live=True, state="landing" if is_landing else "running")
+        home.ledger.set_run(run.id, only_live=True, state=_state_told(found.heartbeat))
+
+
+def _is_as_noted(run: RunRow, found: Signs) -> bool:
+    """It is at work, as the ledger says: most runs in most looks. Nothing is to be written."""
+    return found.outcome is None and found.heartbeat is not None and _state_told(found.heartbeat) == run.state
+
+
+def _state_told(beat: Heartbeat) -> str:
+    return "landing" if beat.end_step is not None else "running"
 
 
 def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
@@ -373,9 +400,9 @@ def _write_records(home: Home, problems: list[str], by: float) -> list[str]:
     Who owns each is asked first, of far stores at once and with the deadline: one that hangs is not written to.
     """
     failed, now = [], home.world.now()
-    worth = [run for run in home.ledger.runs() if run.is_live or now - (run.ended_at or 0.0) < _RECORD_S]
-    lines = home.ledger.lines() if worth else []
-    late = [run for run in worth if _is_late(home, run, [line for line in lines if line.run_id == run.id], problems)]
+    worth = home.ledger.recorded_runs(since=now - _RECORD_S)
+    lines = home.ledger.lines_of(run.id for run in worth)
+    late = [run for run in worth if _is_late(home, run, lines[run.id], problems)]
     far = {run.id: partial(_lease_of, home, run) for run in late if not run.store.startswith("file:")}
     answers = ask_all(far, home.world, patience_s(home.world, by)) if far else {}
     for run in late:

@@ -13,7 +13,8 @@ from homing.cloud.ask import ask_store
 from homing.cloud.fetch import phases_of
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
-from homing.cloud.signs import Signs, Tail, read_signs
+from homing.cloud.metric_log import MetricLog
+from homing.cloud.signs import Signs, read_signs
 from homing.errors import HomingError
 from homing.store import Store, pace_of, run_key
 from homing.units import format_count, format_duration
@@ -97,9 +98,10 @@ class Status:
         }
 
 
-def look(home: Home, run: RunRow) -> Status:
-    """Reads the ledger and the store. Blindness is a problem in the answer, not an empty answer."""
-    lines = home.ledger.lines(run.id)
+def look(home: Home, run: RunRow, lines: list[LedgerLine] | None = None) -> Status:
+    """Reads the ledger and the store. Blindness is a problem in the answer, not an empty answer. `lines`: its attempts,
+    where the caller has just read them."""
+    lines = home.ledger.lines(run.id) if lines is None else lines
     now = home.world.now()
     signs, problem = None, ""
     try:
@@ -151,7 +153,7 @@ def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, flo
     """What the phase alone has, such as the reward of rl, which no heartbeat carries. Raises when blind."""
     if beat is None or beat.phase != BY_REWARD:
         return {}
-    metrics = Tail(home.store_of(run), run_key(run.id, names.METRICS)).documents(Metric)
+    metrics = MetricLog(home.store_of(run), run_key(run.id, names.METRICS)).fresh()
     return newest_figures(metric for metric in metrics if metric.phase == beat.phase)
 
 

@@ -88,7 +88,7 @@ def billing_things(home: Home, known_problems: list[str]) -> tuple[list[Resource
     """What costs money beside instances, at every provider, and who else could not be asked for it."""
     found: list[Resource] = []
     problems: list[str] = []
-    for name, answer in _list_resources(home, home.ledger.lines(), known_problems).items():
+    for name, answer in _list_resources(home, _of_others(home), known_problems).items():
         if isinstance(answer, list):
             found += [each for each in answer if each.rate_usd_per_hour > 0]
         elif not isinstance(answer, UsageError):
@@ -220,9 +220,14 @@ def _resource(home: Home, resource: Resource, is_live: bool, lines: dict[str, Le
     )
 
 
+def _of_others(home: Home) -> list[LedgerLine]:
+    """Lines of adopted instances: their providers are asked through them, and ours are asked by name."""
+    return home.ledger.lines_of_others(owner_prefix(home.owner))
+
+
 def _end_resource(home: Home, resource: Resource) -> str:
     # What another home made is reached through whatever was adopted of it.
-    lines = [line for line in home.ledger.lines() if owner_in(line.mark) == owner_in(resource.mark) != home.owner]
+    lines = [line for line in _of_others(home) if owner_in(line.mark) == owner_in(resource.mark) != home.owner]
     line = next((each for each in lines if each.provider == resource.provider), None)
     provider = home.provider_of(line) if line is not None else home.provider(resource.provider)
 

@@ -21,6 +21,7 @@ from homing.cloud.destroy import open_lines, still_billing
 from homing.cloud.guard import guard_pass
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import RunRow
+from homing.cloud.metric_log import MetricLog
 from homing.cloud.news import News, Report
 from homing.cloud.reconcile import unread
 from homing.cloud.signs import Tail, read_document
@@ -99,7 +100,7 @@ def remember_speed(home: Home, run: RunRow, store: Store) -> None:
     try:
         resolved = codec.loads(Run, home.world.read(folder / names.RUN))
         offer = json.loads(home.world.read(folder / LAUNCH_NOTE))["offer"]
-        metrics = Tail(store, run_key(run.id, names.METRICS)).documents(Metric)
+        metrics = MetricLog(store, run_key(run.id, names.METRICS)).fresh()
         speeds: dict[str, list[float]] = {}
         for metric in metrics:
             if metric.tokens_per_s:

@@ -73,9 +73,10 @@ def note_account(
     if not isinstance(told, str):
         home.unanswered_at[provider.name] = now
         return
-    for line in unsure:
-        if told != line.account:
-            home.ledger.update(line.mark, account=told)
+    with home.ledger.at_once():
+        for line in unsure:
+            if told != line.account:
+                home.ledger.update(line.mark, account=told)
 
 
 def check_own(home: Home, provider_name: str, lines: Sequence[LedgerLine]) -> None:

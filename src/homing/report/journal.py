@@ -116,9 +116,16 @@ def _adapter(lora: run.Lora) -> str:
 
 
 def _thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Every so many, and always the last: no point that was not measured."""
-    every = -(-len(curve) // _MOST_POINTS) or 1
-    return [point for number, point in enumerate(curve) if number % every == 0 or number == len(curve) - 1]
+    """The first, the last, and of each stretch between the lowest and the highest: no point that was not measured, and
+    no spike that is lost."""
+    if len(curve) <= _MOST_POINTS:
+        return curve
+    every = -(-len(curve) // (_MOST_POINTS // 2 - 1))
+    places = {0, len(curve) - 1}
+    for start in range(0, len(curve), every):
+        stretch = range(start, min(start + every, len(curve)))
+        places |= {min(stretch, key=lambda at: curve[at][1]), max(stretch, key=lambda at: curve[at][1])}
+    return [curve[at] for at in sorted(places)]
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -19,6 +19,7 @@ from homing.cloud import diary, meter
 from homing.cloud.checkpoints import best_step, list_checkpoints
 from homing.cloud.home import LAUNCH_NOTE, Home
 from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.metric_log import MetricLog
 from homing.cloud.signs import Tail, read_document
 from homing.cloud.stored import kept_by
 from homing.config.models import MODELS, manifest_in
@@ -50,11 +51,12 @@ class Subject:
     row: RunRow | None  # None: trained on this computer, and not in the ledger
 
 
-def read_report(home: Home, subject: Subject, models: Path = MODELS) -> Report:
+def read_report(home: Home, subject: Subject, models: Path = MODELS, metrics: Sequence[Metric] | None = None) -> Report:
+    """`metrics`: for a caller that follows the run and has them already."""
     problems: list[str] = []
     papers = _Papers(home, subject, problems)
     run, outcome = papers.run(), papers.document(names.OUTCOME, Outcome)
-    metrics = papers.lines(names.METRICS, Metric)
+    metrics = papers.metrics() if metrics is None else metrics
     told = diary.read(home, subject.id) if subject.row is not None else []
     events = journal.unique([*papers.lines(names.EVENTS, Event), *told])
     order = [phase.kind for phase in run.phases] if run is not None else []
@@ -132,6 +134,13 @@ class _Papers:
         except (HomingError, OSError) as exc:
             self._say(exc)
             return None
+
+    def metrics(self) -> list[Metric]:
+        try:
+            return MetricLog(self.store, run_key(self.id, names.METRICS)).fresh()
+        except (HomingError, OSError) as exc:
+            self._say(exc)
+            return []
 
     def lines(self, name: str, cls: type[T]) -> list[T]:
         try:
@@ -266,7 +275,8 @@ def _fetched(run_id: str, models: Path) -> Iterator[Kept]:
 
 
 def _with_money(report: Report, home: Home, row: RunRow, papers: _Papers) -> Report:
-    lines, now, bills = home.ledger.lines(row.id), home.world.now(), home.ledger.bills()
+    lines, now = home.ledger.lines(row.id), home.world.now()
+    bills = home.ledger.bills(line.mark for line in lines)
     stays = kept_by(home, row) if papers.is_stored and not row.is_live else None
     return dataclasses.replace(
         report,

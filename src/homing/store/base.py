@@ -32,6 +32,7 @@ __all__ = [
     "Keys",
     "NotInStore",
     "Progress",
+    "Ranged",
     "Resuming",
     "Store",
     "Versioned",
@@ -91,6 +92,14 @@ class Resuming(Protocol):
     """Keeps the parts of a push that was cut, so that it can go on: no list shows them, and they are billed."""
 
     def drop_cut(self, folder: str) -> int: ...  # below this folder; how many there were
+
+
+@runtime_checkable
+class Ranged(Protocol):
+    """Gives parts of a value, so that one which is larger than memory allows need not be read whole."""
+
+    def num_bytes(self, key: str) -> int: ...
+    def read_part(self, key: str, start: int, num_bytes: int) -> bytes: ...  # fewer at its end
 
 
 @runtime_checkable

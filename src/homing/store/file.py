@@ -81,6 +81,15 @@ class FileStore:
         with self._as_store_error("read", key):
             return self._world.read(source)
 
+    def num_bytes(self, key: str) -> int:
+        source = self._readable(key)
+        with self._as_store_error("read", key):
+            return self._world.size(source)
+
+    def read_part(self, key: str, start: int, num_bytes: int) -> bytes:
+        with self._as_store_error("read", key):
+            return self._world.read(self._path(key), start, num_bytes)
+
     def sha256(self, key: str) -> str:
         source = self._readable(key)
         with self._as_store_error("read", key):

@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import typing
-from typing import Any, Callable, Dict, Optional, Type, TypeVar, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar, Union
 
 T = TypeVar("T")
 
@@ -58,11 +58,16 @@ def load(cls: Type[T], data: Any, path: str = "") -> T:
     if wanted and got is not None and str(got).split("/")[0] != wanted.split("/")[0]:
         raise WireError(f"{path}: this is a {got} document, not a {wanted}")
     values = {}
-    for field in dataclasses.fields(shape):
-        if field.name in data:
-            values[field.name] = _decode(data[field.name], _hints(shape)[field.name], f"{path}.{field.name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise WireError(f"{path}.{field.name} is missing")
+    for name, hint, kind, is_optional, is_needed in _fields(shape):
+        if name in data:
+            value = data[name]
+            # Most values are plain and of the right type, and a file of metrics has very many of them.
+            if (type(value) is kind and (kind is not float or math.isfinite(value))) or (value is None and is_optional):
+                values[name] = value
+            else:
+                values[name] = _decode(value, hint, f"{path}.{name}")
+        elif is_needed:
+            raise WireError(f"{path}.{name} is missing")
     return cls(**values)
 
 
@@ -77,6 +82,20 @@ def loads(cls: Type[T], text: Union[str, bytes]) -> T:
 @functools.lru_cache(maxsize=None)  # reading annotations takes longer than reading the document
 def _hints(cls: Any) -> Dict[str, Any]:
     return typing.get_type_hints(cls)
+
+
+@functools.lru_cache(maxsize=None)
+def _fields(cls: Any) -> List[Tuple[str, Any, Any, bool, bool]]:
+    """Of each field its name, its annotation, its type if that is a plain one, whether it may be None and whether it
+    must be there."""
+    found = []
+    for field in dataclasses.fields(cls):
+        hint = _hints(cls)[field.name]
+        inner = _strip_optional(hint)
+        is_needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        kind = inner if inner in (str, int, float, bool) else None
+        found.append((field.name, hint, kind, inner is not hint or hint is Any, is_needed))
+    return found
 
 
 def _decode(value: Any, hint: Any, path: str) -> Any:

@@ -151,6 +151,7 @@ function show_money(money) {
     el("div", { class: "row" }, el("span", { class: "big" }, first), spent),
     ...rest.map((each) => el("div", {}, each)),
     money.asked && el("div", { class: "soft small" }, "Providers asked at " + money.asked),
+    money.left_out && el("div", { class: "soft small" }, money.left_out + " older runs, all ended and closed, are not shown: homing runs --all"),
     ...beside, ...notes(money.problems));
   document.title = money.is_billing ? first : "homing";
   $("where").textContent = shown === "" ? money.home : "";

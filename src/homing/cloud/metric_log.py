@@ -1,0 +1,170 @@
+"""metrics.jsonl of a run, however long: every line of a short file, and of a long one the lines that a curve needs.
+
+    metrics.jsonl --in blocks--> of each block the first line, the smallest and the largest loss (in rl: reward), every
+                                 validation (of many the best and the last) and each change of phase;
+                                 of the file its first and its last lines                          --> [Metric]
+
+Each Metric is a line as it was written; nothing is averaged. A file of a million lines is read once, in one pass, and
+never held whole where the store can give parts of it. Of a file larger than _EXAMINED bytes an even share is searched
+for the smallest and the largest loss: to parse every number would take longer than anybody waits for a page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from homing.store import NotInStore, Store
+from homing.store.base import Ranged
+from homing.wire import codec
+from homing.wire.event import Metric
+
+__all__ = ["MetricLog"]
+
+_ALL_BYTES = 1 << 20  # a few thousand lines: all of them are given out
+_BLOCKS = 1000
+_EXAMINED = 24 << 20
+_ENDS = 20  # lines at the beginning and at the end of what is read
+_MOST_VALIDATIONS = 4  # of one block
+
+_Read = Callable[[int, int], bytes]  # offset, number of bytes
+
+_LOSS, _REWARD = (re.compile(rb'"%s": (-?[0-9][0-9.eE+-]*)' % name) for name in (b"loss", b"reward"))
+_VALIDATION = b'"val_loss": '
+_NULL = b"n"[0]
+# A line that names this figure and has none names all of them, as the trainer writes it: the next line's is at least so
+# far behind it, for the names alone take more.
+_NULL_TO_NULL = 250
+_PHASE = re.compile(rb'"phase": "([^"]*)"')
+
+
+class MetricLog:
+    """Metrics that were not given out yet.
+
+    A trainer that goes back to a checkpoint cuts the file, and a resumed attempt may begin it anew: then it no longer
+    holds what we read last where we read it, and we start over. A last line without its newline is still being written.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._offset = 0
+        self._last = b""  # the last line before the offset
+
+    def fresh(self) -> list[Metric]:
+        """Since the last call, in the order of the file. Lines that cannot be read were cut by a crash: left out."""
+        try:
+            size, read = _open(self._store, self._key)
+        except NotInStore:
+            return []
+        if self._last and read(self._offset - len(self._last), len(self._last)) != self._last:
+            self._offset, self._last = 0, b""
+        start, num_bytes = self._offset, max(0, size - self._offset)
+        lines: list[bytes] = []
+        block = b""
+        for block in _blocks(read, start, size):
+            if num_bytes <= _ALL_BYTES:
+                lines += block.splitlines()
+            else:
+                lines += _picked(block, _EXAMINED * len(block) // num_bytes, is_first=self._offset == start)
+            self._offset += len(block)
+        if block:
+            self._last = block[block.rfind(b"\n", 0, -1) + 1 :]
+            if num_bytes > _ALL_BYTES:
+                ends = block.splitlines()[-_ENDS:]
+                known = set(ends)
+                lines = [*(line for line in lines if line not in known), *ends]
+        return [metric for line in lines if (metric := _metric(line)) is not None]
+
+
+def _open(store: Store, key: str) -> tuple[int, _Read]:
+    """Its size, and how to read parts of it."""
+    if isinstance(store, Ranged):
+        return store.num_bytes(key), lambda start, number: store.read_part(key, start, number)
+    data = store.read(key)
+    return len(data), lambda start, number: data[start : start + number]
+
+
+def _blocks(read: _Read, start: int, end: int) -> Iterator[bytes]:
+    """Whole lines, about a thousandth of the file at a time; what comes after the last newline is left out."""
+    at, step = start, max(_ALL_BYTES // 4, (end - start) // _BLOCKS)
+    longer = step
+    while at < end:
+        data = read(at, min(longer, end - at))
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield data[:cut]
+            at, longer = at + cut, step
+        elif at + len(data) >= end or len(data) < longer:  # a line that is being written, or a file that was cut
+            return
+        else:
+            longer *= 2
+
+
+def _picked(block: bytes, examined: int, *, is_first: bool) -> list[bytes]:
+    """Lines of a block, in their order. `examined`: bytes to search for the smallest and the largest figure."""
+    starts = {0, *_extremes(block, examined), *_validations(block), *_changes(block)}
+    if is_first:
+        at = 0
+        for _ in range(_ENDS):
+            starts.add(at)
+            at = block.find(b"\n", at) + 1
+            if not 0 < at < len(block):
+                break
+    return [block[start : block.find(b"\n", start)] for start in sorted(starts)]
+
+
+def _line_at(block: bytes, place: int) -> int:
+    return block.rfind(b"\n", 0, place) + 1
+
+
+def _extremes(block: bytes, examined: int) -> list[int]:
+    figure = _REWARD if block.find(b'"reward": ', 0, examined) >= 0 else _LOSS
+    found = []
+    for match in figure.finditer(block, 0, max(1, examined)):
+        try:
+            found.append((float(match[1]), match.start()))
+        except ValueError:
+            continue
+    return [_line_at(block, place) for _, place in (min(found), max(found))] if found else []
+
+
+def _validations(block: bytes) -> list[int]:
+    found, find, size = list[int](), block.find, len(_VALIDATION)
+    place = find(_VALIDATION)
+    while place >= 0:
+        if block[place + size] == _NULL:
+            place = find(_VALIDATION, place + _NULL_TO_NULL)
+        else:
+            found.append(place)
+            place = find(_VALIDATION, place + size)
+    if len(found) > _MOST_VALIDATIONS:
+        found = [found[0], min(found, key=lambda place: _value(block, place)), found[-1]]
+    return [_line_at(block, place) for place in found]
+
+
+def _value(block: bytes, place: int) -> float:
+    begin = place + len(_VALIDATION)
+    try:
+        return float(block[begin : begin + 40].split(b",")[0].split(b"}")[0])
+    except ValueError:
+        return float("inf")
+
+
+def _changes(block: bytes) -> list[int]:
+    """The last line of each phase that ends here and the first of the next."""
+    first, last = _PHASE.search(block), _PHASE.search(block, _line_at(block, len(block) - 1))
+    if first is None or last is None or first[1] == last[1]:
+        return []
+    found, before = list[int](), first
+    for match in _PHASE.finditer(block):
+        if match[1] != before[1]:
+            found += [_line_at(block, before.start()), _line_at(block, match.start())]
+        before = match
+    return found
+
+
+def _metric(line: bytes) -> Metric | None:
+    try:
+        return codec.loads(Metric, line)
+    except codec.WireError:
+        return None
