@@ -90,6 +90,14 @@ def test_the_cpu_is_fp32_uncompiled_and_has_no_mfu() -> None:
         pick_precision("fp8", CPU)
 
 
+def test_fp8_without_triton_is_refused_with_what_to_install(
+    hopper: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="fp8 needs Triton"):
+        pick_precision("fp8", hopper)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_one_seed_gives_one_model_on_cpu_and_gpu() -> None:

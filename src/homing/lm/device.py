@@ -9,6 +9,8 @@ Nothing here falls back in silence: only `auto` chooses.
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 
 from homing.errors import UsageError
@@ -22,6 +24,7 @@ __all__ = [
     "peak_flops",
     "pick_device",
     "pick_precision",
+    "use_device",
 ]
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -48,6 +51,13 @@ def pick_device(wanted: str = "auto") -> torch.device:
         why = f"This machine has {torch.cuda.device_count()}, counted from 0."
         raise UsageError(what=f"The device {wanted} was asked for and is not here.", why=why, fix=_NO_GPU_FIX)
     return device
+
+
+def use_device(device: torch.device) -> None:
+    """Makes it the current GPU of this process: kernels, streams and graphs go to the current one, wherever the tensors
+    are."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def _named(wanted: str) -> torch.device | None:
@@ -79,6 +89,12 @@ def pick_precision(wanted: str, device: torch.device) -> str:
             what=f"{describe_device(device)} cannot compute in fp8.",
             why="fp8 came with the Ada and Hopper cards (compute capability 8.9).",
             fix="Set train.precision: auto, or rent such a card.",
+        )
+    if wanted == "fp8" and importlib.util.find_spec("triton") is None:
+        raise UsageError(
+            what="fp8 needs Triton, which is not installed here.",
+            why="A Triton kernel rounds to 8 bits.",
+            fix="Install triton, or set train.precision: auto.",
         )
     has_bf16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     if wanted == "bf16" and not has_bf16:

@@ -294,3 +294,23 @@ def test_turns_are_chatml_and_text_cannot_forge_one(checkpoint: Path) -> None:
     assert tokenizer.decode(after).endswith(
         "assistant\nHi.<|im_end|>\n<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+@pytest.mark.regression("device-index")
+def test_the_gpu_that_was_named_is_the_current_one_before_anything_is_put_there(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels, streams and graphs go to the current GPU, wherever the tensors are."""
+    current: list[object] = []
+    second, plain = torch.device("cuda", 1), load.load_decoder
+
+    def load_decoder(*args: Any, device: torch.device, **settings: Any) -> Decoder:
+        assert device == second
+        assert current == [second], "the model was loaded with another GPU as the current one"
+        return plain(*args, device=torch.device("cpu"), **settings)
+
+    monkeypatch.setattr(load, "pick_device", lambda _: second)
+    monkeypatch.setattr(load, "pick_precision", lambda *_: "fp32")
+    monkeypatch.setattr(load, "load_decoder", load_decoder)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    load_for_use(checkpoint, "cuda:1")

@@ -5,16 +5,18 @@ On the CPU in Triton's interpreter, and the same on a card (`-m gpu`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from homing.lm.model import fused, nf4
+from homing.lm.model import fp8, fused, nf4
 from homing.lm.model.layers import Rope
-from homing.lm.model.loss import IGNORED
+from homing.lm.model.loss import IGNORED, mean_loss
 
 T, H, G, K = 6, 4, 2, 16
 EPS = 1e-6
@@ -189,3 +191,86 @@ def test_a_kernel_refuses_what_it_would_misread(device: str) -> None:
         swiglu.swiglu_backward(drawn(8, 16, device=device), plain.to("meta"))
     with pytest.raises(ValueError, match="fp32"):
         turn.turn(plain, table.double(), table.double(), None, 2, 1, False, 1.0, EPS)
+
+
+def product_of_16(
+    a8: Tensor, b8: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, **_: object
+) -> Tensor:
+    """torch._scaled_mm on the CPU, with the rule of the card's kernels: every side is a multiple of 16."""
+    for side in (*a8.shape[1:], *b8.shape):
+        assert side % 16 == 0, f"Expected trailing dimension to be divisible by 16, not {side}"
+    return ((a8.float() @ b8.float()) * scale_a * scale_b).to(out_dtype)
+
+
+@pytest.mark.regression("fp8-rows")
+@pytest.mark.parametrize("rows", [(1, 5), (3, 7)])
+def test_fp8_takes_any_number_of_rows(device: str, rows: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cpu":
+        monkeypatch.setattr(torch, "_scaled_mm", product_of_16)
+    kind = torch.bfloat16 if device == "cuda" else torch.float32
+    x, w = drawn(*rows, 128, device=device).to(kind), drawn(144, 128, device=device, seed=1)
+    x.requires_grad_(), w.requires_grad_()
+    dy = drawn(*rows, 144, device=device, seed=2).to(kind)
+    found = []
+    for y in (fp8.fp8_product(x, w), F.linear(x, w.to(kind))):
+        assert y.shape == dy.shape
+        found.append([y, *torch.autograd.grad(y, (x, w), dy)])
+    for mine, right in zip(*found, strict=True):
+        assert mine.shape == right.shape
+        assert error(mine, right) < (0.1 if device == "cuda" else 0.25)  # the interpreter drops carries
+
+
+@pytest.mark.regression("fp8-rows")
+def test_fp8_says_before_what_its_products_return() -> None:
+    """torch.compile plans by this; the product of 3 rows keeps 16 of them for backward."""
+    with FakeTensorMode():
+        x, w = torch.empty(1, 3, 128, device="cuda", dtype=torch.bfloat16), torch.empty(144, 128, device="cuda")
+        y, x8, *_ = torch.ops.homing.fp8_product(x, w)
+        assert (y.shape, x8.shape) == ((1, 3, 144), (128, 16))
+
+
+class OnCard(Tensor):
+    """A tensor of the CPU that says that it is on a card."""
+
+    is_cuda = True
+
+
+@pytest.mark.regression("loss-without-triton")
+def test_the_loss_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "HAS_TRITON", False)
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in [name for name in sys.modules if name.startswith("homing.lm.model.kernels")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    head, targets = drawn(64, 16, device="cpu"), torch.randint(60, (8,), generator=torch.Generator().manual_seed(0))
+    h = drawn(8, 16, device="cpu").requires_grad_()
+    right = F.cross_entropy((h @ head.t())[:, :60], targets)
+    (dh,) = torch.autograd.grad(right, h)
+    there = h.detach().as_subclass(OnCard).requires_grad_()
+    try:
+        loss = mean_loss(there, head, targets, 60)
+    except ImportError as exc:
+        pytest.fail(f"the loss imports Triton: {exc}")
+    assert error(loss, right) < 1e-5
+    assert error(torch.autograd.grad(loss, there)[0], dh) < 1e-5
+
+
+def test_kernels_are_launched_on_the_gpu_that_holds_the_tensors() -> None:
+    from homing.lm.model.kernels.launch import launching
+
+    with FakeTensorMode():
+        x = torch.empty(2, device="cuda:1")
+        context = launching(x=x)
+    assert isinstance(context, torch.cuda.device)
+    assert context.idx == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_kernels_compute_on_the_second_gpu_while_the_first_is_current() -> None:
+    torch.cuda.set_device(0)
+    x = drawn(4, 40, device="cuda:1")
+    gate, up = x.chunk(2, dim=-1)
+    assert error(fused.swiglu(x), F.silu(gate) * up) < 1e-5
+    assert torch.cuda.current_device() == 0

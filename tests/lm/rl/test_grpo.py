@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from homing.lm.rl.watch import Collapse, Graded, pass_at_k, summary
 from homing.lm.train.batch import Batch
 
 POLICY = Policy(clip_low=0.2, clip_high=0.3, kl=0.1)
+
+ON_A_CARD = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 def test_an_advantage_is_what_a_sample_has_over_its_own_group() -> None:
@@ -95,6 +98,51 @@ def test_samples_come_back_from_a_checkpoint_as_they_were(tmp_path: Path) -> Non
     assert (back.number, back.num_targets, back.start_RT) == (5, 3, None)
     for name in ("ids_RT", "targets_RT", "advantage_R", "sampled_RT"):
         assert torch.equal(getattr(back, name), getattr(kept, name))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about what it looks at while it compiles
+@pytest.mark.regression("rl-row-lengths")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_CARD)])
+def test_rows_on_a_card_come_in_few_lengths_and_every_one_of_them_is_compiled(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past its limit on shapes torch computes uncompiled, without a word. Compiled here by a compiler that only counts,
+    with rows as a card would get them."""
+    model = small_model(make_rl_run(tmp_path / "data"), context=2048)
+    plain, compiled, seen = torch.compile, set(), set()
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        compiled.update(side for part in inputs for side in part.shape)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", lambda part, **settings: plain(part, backend=count, **settings))
+    if device == "cpu":
+        monkeypatch.setattr(Experience, "to", lambda rows, device: rows)
+    else:
+        model = model.to("cuda").set_precision("bf16")
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=False):  # as they are in torch
+        model.compile_blocks()
+        for length in range(40, 2040, 125):
+            sample = Sample([50] * length, [True] * length, True, 1.0)
+            made = rows_of(0, [[0, 1]], [sample], [1.0], context=2048, device=torch.device("cuda"))
+            rows = made.ids_RT.shape[1]
+            assert rows >= length + 1
+            compiled.clear()
+            model.loss(made.ids_RT, made.targets_RT).backward()
+            assert rows in seen or rows in compiled, f"rows of {rows} were computed uncompiled"
+            seen.add(rows)
+    assert len(seen) <= 8
+
+
+def test_padded_rows_are_at_most_half_as_long_again() -> None:
+    from homing.lm.rl.experience import _padded_length
+
+    for longest in range(1, 5000):
+        length = _padded_length(longest, 128)
+        assert length % 128 == 0
+        assert longest <= length <= max(256, 1.5 * longest)
+    assert _padded_length(77, 0) == 77
 
 
 def test_pass_at_k_is_the_chance_that_one_of_k_is_right() -> None:

@@ -423,6 +423,36 @@ def test_running_out_of_memory_lowers_a_picked_micro_batch_aloud(
     assert "micro_batch: 2" in caught.value.fix
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["auto", "on"])
+def test_too_many_shapes_for_the_compiler_end_compiling_aloud_or_the_run_that_asked_for_it(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    def compile_blocks(model: Decoder, *, is_on: bool = True) -> None:
+        plain, calls = type(model.model).end, []
+
+        def end(*args: Any) -> torch.Tensor:
+            calls.append(args)
+            if len(calls) > 4:
+                raise FailOnRecompileLimitHit("recompile_limit reached")
+            return plain(*args)
+
+        model.model.compiled = {"end": end} if is_on else {}
+
+    monkeypatch.setattr(Decoder, "compile_blocks", compile_blocks)
+    monkeypatch.setattr(choices, "is_compile_worthwhile", lambda _: True)
+    run = make_run(data_dir, num_steps=6, micro_batch=4, train={"compile": asked})
+    if asked == "on":
+        with pytest.raises(RunFailed, match=r"torch.compile failed on this model"):
+            go(tmp_path, run)
+        return
+    _, said = go(tmp_path, run)
+    assert len([line for line in said if "training goes on without it" in line]) == 1
+    assert checkpoint.verify(tmp_path / "checkpoints/pretrain" / names.step_dir(6)).choices["is_compiled"] is False
+
+
 def test_another_device_picks_its_choices_anew_and_says_so(tiny_run: Run) -> None:
     phase, cpu = dataclasses.replace(tiny_run.phases[0], micro_batch=0), torch.device("cpu")
     was = {"device": "cuda (NVIDIA H200)", "precision": "bf16", "is_compiled": True, "micro_batch": 8}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from homing.errors import DataError, IntegrityError
-from homing.lm.device import pick_device, pick_precision
+from homing.lm.device import pick_device, pick_precision, use_device
 from homing.lm.generate.adapted import load_adapted, told_of_base
 from homing.lm.model import Decoder, check_shape, count_params, shape_from_config
 from homing.lm.model.decoder import PRECISIONS
@@ -62,6 +62,7 @@ def load_for_use(
     """`base` is the folder of the weights that an adapter was trained on, where the folder does not say it itself."""
     folder = Path(checkpoint_dir)
     where = pick_device(device)
+    use_device(where)
     card = read_card(folder)
     verify_files(folder, card)
     files = find_weights(folder)

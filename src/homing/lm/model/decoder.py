@@ -35,6 +35,7 @@ from homing.wire.run import Lora, Model
 
 __all__ = ["Decoder"]
 
+MOST_SHAPES = 64  # that a part is compiled for; torch's own limit is 8
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
@@ -194,6 +195,12 @@ class Decoder(nn.Module):
         parts["block"] = type(self.model.layers[0]).forward
         if isinstance(self.model, SwiftStack):
             parts["begin"] = SwiftStack.begin
+        if is_on:
+            # One graph for each shape of rows and kind of block. At its limit torch would go on uncompiled without a
+            # word; then it is to raise, so that the trainer tells.
+            limits = torch._dynamo.config
+            limits.recompile_limit = max(MOST_SHAPES, limits.recompile_limit)
+            limits.fail_on_recompile_limit_hit = True
         # Only where it is asked for: getting ready to compile takes a second of its own.
         self.model.compiled = {name: torch.compile(part, dynamic=False) for name, part in parts.items() if is_on}
 

@@ -3,6 +3,8 @@
     y = x W^T        x and W in e4m3 (finer), summed fast
     dx, dW           the gradient in e5m2 (wider), summed exactly, against the e4m3 operands of the forward
 
+The kernels want multiples of 16 on all sides: rows of zeros are added where there are others, and cut off again.
+
 What backward needs is kept in FP8 too, half of what bf16 takes. The scales are taken anew from every tensor: nothing is
 carried from step to step, so a resumed run computes what an undisturbed one does.
 
@@ -21,12 +23,13 @@ from homing.lm.model.opaque import opaque
 __all__ = ["fp8_product", "takes_fp8"]
 
 _LEAST_SIZE = 128  # narrower products are no faster in FP8
+_MULTIPLE = 16  # of every side
 _FINE, _WIDE = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def takes_fp8(num_in: int, num_out: int) -> bool:
     """The kernels want multiples of 16 on both sides."""
-    return min(num_in, num_out) >= _LEAST_SIZE and num_in % 16 == 0 and num_out % 16 == 0
+    return min(num_in, num_out) >= _LEAST_SIZE and num_in % _MULTIPLE == 0 and num_out % _MULTIPLE == 0
 
 
 def fp8_product(x: Tensor, weight_FD: Tensor) -> Tensor:
@@ -49,6 +52,7 @@ class _Fp8Product(torch.autograd.Function):
 def _fp8_product_like(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     F, D = weight_FD.shape
     N = x.numel() // D
+    N += -N % _MULTIPLE
     scale = torch.empty((), device=x.device, dtype=torch.float32)
     x8_DN, w8_DF = x.new_empty(D, N, dtype=_FINE), x.new_empty(D, F, dtype=_FINE)
     return x.new_empty(*x.shape[:-1], F), x8_DN, scale, w8_DF, torch.empty_like(scale)
@@ -59,10 +63,10 @@ def _product(x: Tensor, weight_FD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     """y, and for backward: x and W in FP8, transposed, each with its scale."""
     from homing.lm.model.kernels.cast import cast_both_ways  # Triton is there only where CUDA is
 
-    x8_ND, x8_DN, x_scale = cast_both_ways(x.reshape(-1, x.shape[-1]).contiguous(), _FINE)
+    x8_ND, x8_DN, x_scale = cast_both_ways(_padded_rows(x), _FINE)
     w8_FD, w8_DF, w_scale = cast_both_ways(weight_FD.contiguous(), _FINE)
     y_NF = torch._scaled_mm(x8_ND, w8_FD.t(), scale_a=x_scale, scale_b=w_scale, out_dtype=x.dtype, use_fast_accum=True)
-    return y_NF.view(*x.shape[:-1], -1), x8_DN, x_scale, w8_DF, w_scale
+    return _cut_rows(y_NF, x), x8_DN, x_scale, w8_DF, w_scale
 
 
 def _fp8_product_backward_like(
@@ -78,11 +82,23 @@ def _product_backward(
 ) -> tuple[Tensor, Tensor]:
     from homing.lm.model.kernels.cast import cast_both_ways
 
-    dy8_NF, dy8_FN, dy_scale = cast_both_ways(dy.reshape(-1, dy.shape[-1]).contiguous(), _WIDE)
+    dy8_NF, dy8_FN, dy_scale = cast_both_ways(_padded_rows(dy), _WIDE)
     dx_ND = torch._scaled_mm(
         dy8_NF, w8_DF.t(), scale_a=dy_scale, scale_b=w_scale, out_dtype=dy.dtype, use_fast_accum=False
     )
     dw_FD = torch._scaled_mm(
         dy8_FN, x8_DN.t(), scale_a=dy_scale, scale_b=x_scale, out_dtype=torch.float32, use_fast_accum=False
     )
-    return dx_ND.view(*dy.shape[:-1], -1), dw_FD
+    return _cut_rows(dx_ND, dy), dw_FD
+
+
+def _padded_rows(x: Tensor) -> Tensor:
+    """(..., D) -> (N, D), contiguous, N a multiple of 16."""
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    padding = -len(rows) % _MULTIPLE
+    return torch.nn.functional.pad(rows, (0, 0, 0, padding)) if padding else rows
+
+
+def _cut_rows(y_NF: Tensor, like: Tensor) -> Tensor:
+    num_rows = like.numel() // like.shape[-1]
+    return y_NF[:num_rows].view(*like.shape[:-1], -1)

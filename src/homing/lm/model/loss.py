@@ -5,7 +5,7 @@
 At a vocabulary of 32,768 the fp32 logits of 64k tokens are 8.6 GB, and backward would want them twice. The gradient of
 such a sum needs nothing from above but one factor, so each piece computes its own gradients while its logits
 are alive. That is three matrix products, as many as the plain way, and one piece of memory. On CUDA one kernel turns a
-piece of logits, in the type of h, into their gradients in place; elsewhere plain torch does it.
+piece of logits, in the type of h, into their gradients in place; elsewhere, or without Triton, plain torch does it.
 
 The op is opaque to torch.compile: traced, the pieces would be planned together, and all be alive at once.
 
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from homing.lm.model import fused
 from homing.lm.model.opaque import opaque
 
 __all__ = ["IGNORED", "PIECE_LOGITS", "cap", "mean_loss", "token_losses"]
@@ -137,7 +138,7 @@ def _loss_and_gradients(
     pieces = zip(chunks, dh_ND.chunk(num_pieces), targets_N.chunk(num_pieces), weights, strict=True)
     for h_nD, dh_nD, targets_n, weights_n in pieces:
         logits_nP = F.linear(h_nD, head)
-        differentiate = _differentiate_by_kernel if h_ND.is_cuda else _differentiate
+        differentiate = _differentiate_by_kernel if h_ND.is_cuda and fused.HAS_TRITON else _differentiate
         losses_n, dlogits_nP = differentiate(logits_nP, targets_n, count, vocab_size, softcap)
         if weights_n is not None:
             losses_n = losses_n * weights_n
@@ -194,5 +195,5 @@ def _logits(h_nD: Tensor, head_PD: Tensor, vocab_size: int, softcap: float) -> T
 
 def _num_pieces(h_ND: Tensor, head_PD: Tensor) -> int:
     """As few as keep a piece under its bound; at least one, and never more than there are tokens."""
-    most = PIECE_LOGITS_CUDA if h_ND.is_cuda else PIECE_LOGITS
+    most = PIECE_LOGITS_CUDA if h_ND.is_cuda and fused.HAS_TRITON else PIECE_LOGITS
     return max(1, min(h_ND.shape[0], -(-h_ND.shape[0] * head_PD.shape[0] // most)))

@@ -26,7 +26,9 @@ from homing.lm.rl.rollout import Sample
 
 __all__ = ["Experience", "log_probs", "rows_of"]
 
-_STEP = {"cuda": 128}  # rows come in lengths of so many tokens, so that few shapes are compiled; else to the token
+# Where rows are padded to one of few lengths, since each is compiled once: this times powers of two, and the middle
+# between two of them, so that a row is at most half as long again. Elsewhere rows end with the longest sample.
+_SHORTEST = {"cuda": 128}
 _TOKENS_AT_A_TIME = {"cuda": 65536, "mps": 16384}
 
 
@@ -75,8 +77,7 @@ def rows_of(
 ) -> Experience:  # fmt: skip
     """`prompts` one for each sample. `num_targets` is of these rows."""
     longest = max(len(prompt) + len(sample.ids) for prompt, sample in zip(prompts, samples, strict=True)) - 1
-    step = _STEP.get(device.type, 1)
-    length = min(context, -(-longest // step) * step)
+    length = min(context, _padded_length(longest, _SHORTEST.get(device.type, 0)))
     ids_RT = torch.zeros(len(samples), length, dtype=torch.int64)
     targets_RT = torch.full((len(samples), length), IGNORED, dtype=torch.int64)
     for row, (prompt, sample) in enumerate(zip(prompts, samples, strict=True)):
@@ -88,6 +89,17 @@ def rows_of(
     count = int((targets_RT != IGNORED).sum())
     made = Experience(number, ids_RT, targets_RT, torch.tensor(advantages, dtype=torch.float32), count)
     return made.to(device)
+
+
+def _padded_length(longest: int, shortest: int) -> int:
+    length = shortest or longest
+    while length < longest:
+        # 128, 256, 384, 512, 768, 1024, ...: from 256 on with a middle, which is a multiple of 128 too.
+        middle = length + length // 2
+        if length > shortest and middle >= longest:
+            return middle
+        length *= 2
+    return length
 
 
 @torch.no_grad()

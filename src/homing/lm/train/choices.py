@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from homing.errors import RunFailed, UsageError
-from homing.lm.device import describe_device, is_compile_worthwhile, pick_device, pick_precision
+from homing.lm.device import describe_device, is_compile_worthwhile, pick_device, pick_precision, use_device
 from homing.lm.model.backends import race_attention, race_segments, using_attention
 from homing.lm.train.ranks import ALONE, Ranks
 from homing.wire.run import Model, Phase, Train
@@ -58,7 +58,7 @@ def set_up_device(train: Train, ranks: Ranks = ALONE) -> torch.device:
     if device.type == "cuda":
         if ranks.count > 1:
             device = torch.device("cuda", ranks.rank)
-            torch.cuda.set_device(device)
+        use_device(device)
         _prove_gpu(device)
     return device
 

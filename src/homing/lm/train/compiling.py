@@ -62,6 +62,11 @@ class Compiling:
         except Exception as exc:  # compilers fail with errors of many kinds
             self.stop(f"The optimizer's step: {type(exc).__name__}: {str(exc).strip()[:500]}")
 
+    def may_fail(self, error: Exception) -> bool:
+        """Whether this may be the compiler's failure: any error before the first step has shown that it works, later
+        only its limit on the number of shapes."""
+        return self.is_on and (not self.is_proven or type(error).__name__ == "FailOnRecompileLimitHit")
+
     def stop(self, problem: str) -> None:
         """A slow run must not pass for one that was asked for by name."""
         if self.s.run.train.compile == "on":

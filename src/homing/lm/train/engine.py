@@ -112,7 +112,7 @@ class Engine:
                 news, problem = _OUT_OF_MEMORY, str(exc).splitlines()[0]
             except Exception as exc:
                 # Compilers fail with errors of many kinds. If it was not the compiler, the plain step fails as well.
-                if not self.compiling.is_on or self.compiling.is_proven:
+                if not self.compiling.may_fail(exc):
                     raise
                 news, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
             # Out of the `except`, so that the failed step's tensors are no longer held by the exception.
