@@ -65,4 +65,6 @@ DEFECTS = {
     # --- figures and claims ---
     "better-gpu-rated-slower": "plan rated an H100 above an H200, which is at least as good in every figure.",
     "linear-scaling-unsaid": "plan multiplied one GPU's speed by their number and did not say so of modelled rows.",
+    "goethe-hours": "The preset goethe-75m promised under an hour on a consumer card; the plan says two.",
+    "help-json": "homing --help --json was refused, and the error suggested the same option.",
 }

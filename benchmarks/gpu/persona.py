@@ -4,7 +4,8 @@
 
 RUN_DIR holds a run.json whose last phase is sft and whose data.dir exists on that machine. Every phase's losses, speed
 and seconds go into the result as the trainer wrote them, and the questions below with the answers as they came: the
-same seed, nothing chosen. Passes when the run is done and the loss on held-out conversations fell.
+same seed, nothing chosen. Use conversations of an invented persona: the model repeats whom they name as its maker, and
+a test refuses a transcript in which it names one. Passes when the run is done and the held-out loss fell.
 """
 
 from __future__ import annotations

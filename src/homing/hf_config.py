@@ -1,7 +1,7 @@
 """config.json of a Hugging Face model and our Model, both ways. No torch: the run file's half reads it too.
 
     model_of(config)   Hugging Face config.json -> wire Model; what our decoder cannot compute is refused by name
-    config_of(model)   wire Model -> the config.json that transformers, vLLM and others open
+    config_of(model)   wire Model -> the config.json that transformers opens
 
 A key that is absent means what it means in transformers for that family, not what it means for another.
 """

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, cli_with
+
+from homing.cli.call import call
+from homing.cli.main import VERBS
 
 cli = cli_with(steps=6)
 
@@ -36,3 +40,12 @@ def test_a_stream_that_is_closed_is_no_mistake_of_ours(
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.regression("help-json")
+@pytest.mark.parametrize("typed", [["--help", "--json"], ["--json", "--help"], ["--json"], ["-h", "--json"]])
+def test_the_table_of_verbs_is_there_as_data(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(typed) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == "homing.verbs/1"
+    assert {verb: text for verbs in told["verbs"].values() for verb, text in verbs.items()} == VERBS

@@ -116,7 +116,7 @@ def test_what_the_family_gives_up_is_one_row_and_without_a_measurement_it_has_no
     swift = LearnedRow("quality.json", "H200", "swift", 80.0, 1000, 0.57, 2)
     learned(monkeypatch, stock, swift)  # not after the same seconds
     row = family_row(cli("plan", "moss").out)
-    assert row == "family stock: opens in transformers, vLLM, llama.cpp and Ollama"
+    assert row == "family stock: opens in transformers and llama.cpp"
     learned(monkeypatch, stock, dataclasses.replace(swift, seconds=300.0))
     said = cli("plan", "moss", "--json").json["family"]
     assert said.endswith("0.612 bits per byte after 5m00s of one H200, with swift 0.570 (seeds: 3 and 2)")

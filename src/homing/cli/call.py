@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import json
 import logging
 import os
 import shlex
@@ -114,6 +115,8 @@ def _root(
 def call(typed: list[str]) -> int:
     arguments, loudness = _take_loudness(_fill_watch(misread.help_first(typed)))
     talk.configure(loudness=loudness, is_json="--json" in arguments)
+    if "--json" in arguments and set(arguments) <= {"--json", "--version", "-V", *_HELP}:
+        return _print_verbs()
     arguments = _json_behind(arguments)
     logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
     with _endings_as_interrupts():
@@ -121,6 +124,13 @@ def call(typed: list[str]) -> int:
     if arguments and arguments[0] in VERBS and not any(word in arguments for word in _HELP):
         code = _check_billing(code, shown)
     return code
+
+
+def _print_verbs() -> int:
+    """`homing --help --json`, and --json with nothing else or with --version: the table of verbs, as data."""
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps({"schema": "homing.verbs/1", "version": __version__, "verbs": STORIES}))
+    return 0
 
 
 @contextlib.contextmanager

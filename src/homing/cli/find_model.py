@@ -240,7 +240,7 @@ def _need_folder(path: Path) -> Path:
     if is_gguf and not _is_model(path):
         raise DataError(
             what=f"{path} is a GGUF, which homing writes and does not open.",
-            why="It is for llama.cpp, Ollama and what stands on them.",
+            why="It is for llama.cpp and programs that are built on it.",
             fix="Name the run or the checkpoint that it was made from, or: llama-cli -m FILE.gguf",
         )
     if (path / names.ADAPTER_CONFIG).is_file() and not (path / names.RUN).is_file():

@@ -30,7 +30,7 @@ STORIES: dict[str, dict[str, str]] = {
         "generate": "Complete a prompt with a trained model.",
         "chat": "Talk to a trained model.",
         "serve": "The same for programs, as OpenAI's API, and for people, as a page.",
-        "export": "For transformers, vLLM, llama.cpp and Ollama, checked before it is called done.",
+        "export": "Safetensors or GGUF for transformers, peft and llama.cpp, checked before it is called done.",
         "publish": "An export to the Hugging Face Hub, private unless told otherwise.",
         "eval": "How good a model is, with intervals; of two, whether one is better.",
     },

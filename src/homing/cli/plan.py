@@ -34,7 +34,7 @@ __all__ = ["command", "suggested_limit"]
 _LEFT_OUT = 5  # said one by one
 _LONG_HERE_S = 24 * 3600  # past which nobody trains on the computer they work at
 _OPENS = {
-    "stock": "opens in transformers, vLLM, llama.cpp and Ollama",
+    "stock": "opens in transformers and llama.cpp",
     "swift": "opens in homing, and in transformers with its own modelling file; no GGUF, no adapters",
 }
 

@@ -354,7 +354,7 @@ def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: i
         talk.say(f"  homing plan {name}   # the smoke profile of {name} has passed")
         return
     talk.say(f"  homing eval {run_dir.name}                       # how good it is")
-    talk.say(f"  homing export {run_dir.name}                     # for transformers, vLLM, llama.cpp and Ollama")
+    talk.say(f"  homing export {run_dir.name}                     # for transformers and llama.cpp")
     if outcome.phase in ("pretrain", "mid"):
         talk.say(f"  homing train {name} --phase sft   # fine-tune it, with a phase of kind sft in its run file")
     talk.say(f"  homing plan {name}   # the same on a rented machine")

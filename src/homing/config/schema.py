@@ -125,7 +125,7 @@ class Model(Section):
         le=128,
     )
     family: Literal["stock", "swift"] = key(
-        "stock opens in transformers, vLLM, llama.cpp and Ollama; swift learns more per dollar in short runs and opens"
+        "stock opens in transformers and llama.cpp; swift learns more than stock in the same short time and opens"
         " in homing.",
         default="stock",
         example="swift",

@@ -1,4 +1,4 @@
-"""A Hugging Face folder: what transformers, vLLM, SGLang and the rest open as it is.
+"""A Hugging Face folder, which transformers opens as it is (vLLM and SGLang read the format; untested).
 
 model.safetensors (or shards)   config.json            generation_config.json
 tokenizer.json                  tokenizer_config.json  special_tokens_map.json

@@ -1,4 +1,4 @@
-"""One GGUF file, for llama.cpp, Ollama and LM Studio, written and read back by the `gguf` package.
+"""One GGUF file, for llama.cpp and what is built on it, written and read back by the `gguf` package.
 
     config -> keys      decoder -> tensors under llama.cpp's names      tokenizer.json -> tokens, merges, template
 

@@ -80,7 +80,7 @@ def _split_name(data: dict[str, Any], path: Path) -> str:
     raise DataError(
         what=f"{path} cannot be written into a GGUF file.",
         why="It splits text in a way that llama.cpp has no name for, so it would read other tokens than were trained.",
-        fix=f"homing export {path.parent} --to hf   opens in transformers and vLLM as it is.",
+        fix=f"homing export {path.parent} --to hf   opens in transformers as it is.",
     )
 
 
