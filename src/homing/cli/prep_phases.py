@@ -20,6 +20,7 @@ from homing.cli.bring_files import addresses, bring_files, part_of, say_if_less
 from homing.errors import DataError
 from homing.units import counted, format_bytes, format_count
 from homing.wire import names
+from homing.wire.template import Unreadable, refuse_link_outside
 
 if TYPE_CHECKING:
     from homing.config import Loaded
@@ -87,6 +88,11 @@ def _copy_papers(folder: Path, target: Path) -> None:
     if folder.resolve() == target.resolve():
         return
     target.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in _PAPERS:
+            refuse_link_outside(folder / name)
+    except Unreadable as exc:
+        raise DataError(f"{exc.path} cannot be used.", str(exc), "Put the file itself there.") from exc
     for name in _PAPERS:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)

@@ -13,7 +13,7 @@ from typing import Any, Dict
 
 from homing.wire import names
 
-__all__ = ["Beside", "Unreadable", "template_beside"]
+__all__ = ["Beside", "Unreadable", "refuse_link_outside", "template_beside"]
 
 
 class Unreadable(ValueError):
@@ -34,8 +34,10 @@ class Beside:
 def template_beside(folder: Path) -> Beside:
     """`folder` holds a tokenizer: data, a checkpoint, or somebody's model. Raises Unreadable."""
     path = folder / names.TOKENIZER_CONFIG
+    refuse_link_outside(path)
     config = _object(path) if path.is_file() else {}
     own = folder / names.CHAT_TEMPLATE
+    refuse_link_outside(own)
     # Newer writers put it there, and it wins in transformers too; also with the line break that editors put at its end.
     if own.is_file():
         try:
@@ -43,6 +45,17 @@ def template_beside(folder: Path) -> Beside:
         except (OSError, UnicodeDecodeError) as exc:
             raise Unreadable(own, str(exc)) from exc
     return Beside(_default(config.get("chat_template")), path, config)
+
+
+def refuse_link_outside(path: Path) -> None:
+    """A folder from a stranger may link to any file of this computer, which would then travel with the run. Raises
+    Unreadable. A snapshot in the cache of the Hub links to the blobs of its own repository, which is allowed."""
+    if not path.is_symlink():
+        return
+    target, folder = path.resolve(), path.parent.resolve()
+    is_blob = target.parent == folder.parent.parent / "blobs" and folder.parent.name == "snapshots"
+    if folder not in target.parents and not is_blob:
+        raise Unreadable(path, f"It is a link to {target}, outside its folder.")
 
 
 def _object(path: Path) -> Dict[str, Any]:

@@ -2,16 +2,23 @@
 
     chat_template.jinja, else tokenizer_config.json's chat_template  ->  ChatTemplate(...).render(messages) -> text
 
-A template may come from strangers, so it sees plain data and an immutable sandbox, and nothing else. `{% generation %}`
-blocks are remembered by two marks that the caller chooses, so they are found again in the text, also inside macros.
+A template may come from strangers, so it sees plain data and an immutable sandbox, and nothing else, in a process that
+is bounded in time and memory (`template_process`). homing's own template is rendered here. `{% generation %}` blocks
+are remembered by two marks that the caller chooses, so they are found again in the text, also inside macros.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +30,20 @@ from jinja2.utils import Namespace
 
 from homing.errors import DataError
 from homing.lm.chat.messages import Fault, Message
+from homing.lm.child_process import exchange
+from homing.lm.tokenizer.specials import CHAT_TEMPLATE as OUR_TEMPLATE
+from homing.units import format_bytes
 from homing.wire.names import CHAT_TEMPLATE as TEMPLATE
 from homing.wire.template import Unreadable, template_beside
 
-__all__ = ["TEMPLATE", "ChatTemplate", "find_template"]
+__all__ = ["TEMPLATE", "ChatTemplate", "Rendering", "find_template"]
+
+_RENDER_S = 10.0  # for one conversation; usually it is a thousandth of a second
+_START_S = 60.0  # importing and compiling, on a busy machine
+_MEMORY_BYTES = 1 << 30  # of address space
+_MOST_SOURCE = 1 << 20  # characters
+_MOST_TEXT_BYTES = 512 << 20  # of JSON
+_MOST_EXCEEDED = 3  # conversations on which it may exceed these bounds before it is given up
 
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -40,16 +57,23 @@ class ChatTemplate:
         that it is told; the clock's where none is given."""
         self.source, self.names, self.path = source, names, path
         self.has_generation = _GENERATION.search(source) is not None
-        environment = _environment(now or datetime.datetime.now())
-        generation = environment.extensions[_Generation.identifier]
-        assert isinstance(generation, _Generation), "it is there by that name"
-        self._generation = generation
+        self._now = now or datetime.datetime.now()
+        self._lock = threading.Lock()  # a server renders from several threads
+        self._child: subprocess.Popen[bytes] | None = None
+        self._num_exceeded = 0
+        self._own: Rendering | None = None
         try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as exc:
+            if len(source) > _MOST_SOURCE:
+                raise TemplateSyntaxError(f"it has {len(source):,} characters, more than {_MOST_SOURCE:,}", 1)
+            if source == OUR_TEMPLATE:  # nothing in it can run away
+                self._own = Rendering(source, names, self._now)
+            else:
+                _environment(self._now).parse(source)  # without folding constants, which may take for ever
+        except (TemplateSyntaxError, RecursionError) as exc:
+            line, why = (exc.lineno, exc.message) if isinstance(exc, TemplateSyntaxError) else (1, "nested too deeply")
             raise DataError(
                 what=f"The chat template{f' in {path}' if path else ''} is not Jinja that can be read.",
-                why=f"Line {exc.lineno}: {exc.message}",
+                why=f"Line {line}: {why}",
                 fix=f"Take {TEMPLATE} as it came with the model.",
             ) from exc
 
@@ -67,6 +91,95 @@ class ChatTemplate:
         marks: tuple[str, str] = ("", ""),
     ) -> str:
         """`marks` come before and after what stands in `{% generation %}`. What a template refuses is a Fault."""
+        with self._lock:
+            if self._own is not None:
+                return self._own.render(messages, tools, add_generation_prompt=add_generation_prompt, marks=marks)
+            asked = {
+                "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt, "marks": marks,
+            }  # fmt: skip
+            said = self._ask(asked)
+        if "fault" in said:
+            raise Fault("template", said["fault"])
+        return str(said["text"])
+
+    def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What the process that renders says. It is started here, and ended where it exceeds its bounds."""
+        why = f"it takes more than {format_bytes(_MEMORY_BYTES)} of memory"
+        try:
+            if self._child is None:
+                self._child = _start(self)
+                begin = {"source": self.source, "names": self.names, "now": self._now.isoformat()}
+                said = _said(self._child, begin)
+                if "ready" not in said:
+                    raise EOFError
+            said = _said(self._child, asked)
+            if "text" in said or "fault" in said:
+                return said
+        except TimeoutError:
+            why = f"it takes longer than {_RENDER_S:g} s"
+        except (EOFError, OSError):
+            pass
+        if self._child is not None:
+            _end(self._child)
+            self._child = None
+        self._num_exceeded += 1
+        if self._num_exceeded < _MOST_EXCEEDED:
+            raise Fault("template", f"the chat template exceeds its bounds on it: {why}")
+        raise DataError(
+            what=f"The chat template{f' in {self.path}' if self.path else ''} cannot be used.",
+            why=f"It exceeded its bounds {self._num_exceeded} times; the last time {why}.",
+            fix=f"Take {TEMPLATE} as it came with the model.",
+        )
+
+
+def _start(template: ChatTemplate) -> subprocess.Popen[bytes]:
+    """Without the environment of this process, in which there may be keys."""
+    env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    argv = [sys.executable, "-m", "homing.lm.chat.template_process", str(_MEMORY_BYTES)]
+    child = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, start_new_session=True
+    )
+    assert child.stdin is not None
+    os.set_blocking(child.stdin.fileno(), False)
+    weakref.finalize(template, _end, child)
+    return child
+
+
+def _said(child: subprocess.Popen[bytes], asked: dict[str, Any]) -> dict[str, Any]:
+    line = json.dumps(asked).encode() + b"\n"
+    timeout_s = _RENDER_S if "source" not in asked else _START_S
+    answer = exchange(child, line, timeout_s=timeout_s, most_bytes=_MOST_TEXT_BYTES)
+    return dict(json.loads(answer)) if answer else {}
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    child.wait()
+
+
+class Rendering:
+    """A template, compiled. Its caller sees to it that it may take what time and memory it likes."""
+
+    def __init__(self, source: str, names: dict[str, str], now: datetime.datetime) -> None:
+        self._names = names
+        environment = _environment(now)
+        generation = environment.extensions[_Generation.identifier]
+        assert isinstance(generation, _Generation), "it is there by that name"
+        self._generation = generation
+        self._template = environment.from_string(source)
+
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+        marks: tuple[str, str],
+    ) -> str:
         self._generation.marks = marks
         try:
             return self._template.render(
@@ -74,7 +187,7 @@ class ChatTemplate:
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self.names,
+                **self._names,
             )
         except TemplateError as exc:
             raise Fault("template", f"the chat template refuses it: {exc.message or type(exc).__name__}") from exc

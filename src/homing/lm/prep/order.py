@@ -15,6 +15,7 @@ from homing.lm.tokenizer.splits import pattern_named
 from homing.lm.tokenizer.train import MAX_SAMPLE_BYTES, MIN_VOCAB
 from homing.text_sources import Source, find_sources
 from homing.wire.names import TOKENIZER
+from homing.wire.template import Unreadable, refuse_link_outside
 
 __all__ = [
     "Inputs",
@@ -200,9 +201,18 @@ def settings_of(order: PrepOrder, facts: Facts, inputs: Inputs) -> dict[str, Any
     if inputs.is_part:
         settings["take_bytes"] = order.take_bytes
     if facts.why_slow:  # somebody else's tokenizer, with the papers that lie beside it
+        _refuse_links(existing_tokenizer(order).parent)
         beside = [existing_tokenizer(order).parent / name for name in PAPERS]
         settings["papers"] = {path.name: file_sha256(path) for path in beside if path.is_file()}
     return settings
+
+
+def _refuse_links(folder: Path) -> None:
+    try:
+        for name in PAPERS:
+            refuse_link_outside(folder / name)
+    except Unreadable as exc:
+        raise DataError(f"{exc.path} cannot be used.", str(exc), "Put the file itself there.") from exc
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:

@@ -13,18 +13,17 @@ import contextlib
 import hashlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from homing.errors import DataError, RunFailed
+from homing.lm.child_process import exchange
 from homing.lm.rl.reward_process import kill_descendants
 
 __all__ = ["OwnReward"]
@@ -32,7 +31,6 @@ __all__ = ["OwnReward"]
 _START_S = 60.0  # importing what a reward imports
 _KILL_S = 5.0
 _LAST_WORD_S = 2.0
-_PIECE_BYTES = 1 << 16
 _MOST_ANSWER_BYTES = 1 << 16  # an answer is a number, or a problem in 500 characters
 _PROCESS = Path(__file__).with_name("reward_process.py")
 
@@ -122,9 +120,8 @@ class OwnReward:
         """What it says to one line. A process that is late, gone or talks nonsense is ended."""
         child = self._child
         assert child is not None
-        assert child.stdin is not None
         try:
-            answer = self._exchange(child, line, time.monotonic() + timeout_s)
+            answer = exchange(child, line, timeout_s=timeout_s, most_bytes=_MOST_ANSWER_BYTES)
             said = _answer(answer)
             if said:
                 return said
@@ -138,35 +135,6 @@ class OwnReward:
             problem = f"its process ended ({_how_ended(child)})"
         self._end()
         return {"problem": problem, "line": 0}
-
-    def _exchange(self, child: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes:
-        """The line that it says to `line`; b"" where it says more, or too much. One deadline for both ways: a reward
-        that does not read, or never stops writing, is late like one that does nothing."""
-        assert child.stdin is not None
-        assert child.stdout is not None
-        unsent, heard = memoryview(line), bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(child.stdout, selectors.EVENT_READ)
-            if unsent:
-                selector.register(child.stdin, selectors.EVENT_WRITE)
-            while True:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    raise TimeoutError
-                for key, _ in selector.select(left_s):
-                    if key.fileobj is child.stdin:
-                        unsent = unsent[os.write(child.stdin.fileno(), unsent[:_PIECE_BYTES]) :]
-                        if not unsent:
-                            selector.unregister(child.stdin)
-                        continue
-                    piece = os.read(child.stdout.fileno(), _PIECE_BYTES)
-                    if not piece:
-                        raise EOFError
-                    heard += piece
-                if len(heard) > _MOST_ANSWER_BYTES or (heard and unsent):
-                    return b""  # an answer to a question that it has not heard is none
-                if heard.endswith(b"\n"):
-                    return bytes(heard[:-1]) if heard.count(b"\n") == 1 else b""
 
     def _close(self) -> None:
         self._end()
