@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from decimal import ROUND_UP, Decimal, InvalidOperation
 
 __all__ = [
+    "MOST_S",
+    "MOST_USD",
     "UsdColumn",
     "counted",
     "format_bytes",
@@ -27,6 +29,10 @@ __all__ = [
     "parse_usd",
 ]
 
+MOST_USD = Decimal(10**9)  # that a person can set as a limit
+MOST_S = 36500 * 86400.0
+_MOST_COUNT = Decimal(10**24)
+_MOST_SHOWN = Decimal(10**15)  # dollars; what is above it is a mistake, and shown as one
 _CENT = Decimal("0.01")
 _DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -52,6 +58,8 @@ def parse_usd(value: object) -> Decimal:
         raise ValueError(wrong) from None
     if not amount.is_finite() or amount < 0:
         raise ValueError(wrong)
+    if amount > MOST_USD:
+        raise ValueError(f"{value!r} is more than homing counts: {format_usd(MOST_USD)} at most")
     return amount
 
 
@@ -72,6 +80,8 @@ def parse_duration(value: object) -> float:
             raise ValueError(wrong)
     if not math.isfinite(seconds) or seconds < 0:
         raise ValueError(wrong)
+    if seconds > MOST_S:
+        raise ValueError(f"{value!r} is longer than homing counts: {format_duration(MOST_S)} at most")
     return seconds
 
 
@@ -93,6 +103,8 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
     if not match or match[2].lower() not in scales:
         raise ValueError(wrong)
     number = Decimal(match[1].replace(",", "").replace("_", "")) * scales[match[2].lower()]
+    if number > _MOST_COUNT:
+        raise ValueError(f"{wrong}; {_MOST_COUNT:.0e} is the most that homing counts")
     if number != number.to_integral_value():
         raise ValueError(wrong)
     # YAML makes 1e9 a float too; a small one was written with a point.
@@ -106,8 +118,15 @@ def format_usd(amount: Decimal | float) -> str:
     """To the cent; below a dollar to a hundredth of it, unless it is whole cents: a meter that ticks in fractions of a
     cent must not jump. Always up, so that nobody reads less than they pay."""
     amount = Decimal(str(amount))
+    if not amount.is_finite() or abs(amount) >= _MOST_SHOWN:
+        return _odd_usd(amount)
     is_fine = abs(amount) <= Decimal("0.9999") and amount != amount.quantize(_CENT)
     return f"${amount.quantize(_CENT / 100 if is_fine else _CENT, rounding=ROUND_UP):,}"
+
+
+def _odd_usd(amount: Decimal) -> str:
+    """What nobody pays, and what must not end a sentence about what somebody does."""
+    return f"${amount:.3e}" if amount.is_finite() else "$?"
 
 
 @dataclass(frozen=True)
@@ -119,15 +138,20 @@ class UsdColumn:
     @classmethod
     def of(cls, amounts: Iterable[Decimal]) -> UsdColumn:
         """By the cent where all are whole cents, else by a hundredth of it."""
-        return cls(_CENT if all(amount == amount.quantize(_CENT) for amount in amounts) else _CENT / 100)
+        shown = [amount for amount in amounts if amount.is_finite() and abs(amount) < _MOST_SHOWN]
+        return cls(_CENT if all(amount == amount.quantize(_CENT) for amount in shown) else _CENT / 100)
 
     def up(self, amount: Decimal) -> Decimal:
+        if not amount.is_finite() or abs(amount) >= _MOST_SHOWN:
+            return amount
         return amount.quantize(self.grain, rounding=ROUND_UP)
 
     def total(self, amounts: Iterable[Decimal]) -> Decimal:
         return sum((self.up(amount) for amount in amounts), Decimal(0).quantize(self.grain))
 
     def show(self, amount: Decimal) -> str:
+        if not amount.is_finite() or abs(amount) >= _MOST_SHOWN:
+            return _odd_usd(amount)
         return f"${self.up(amount):,}"
 
     def show_difference(self, ours: Decimal, theirs: Decimal) -> str:
@@ -140,10 +164,15 @@ class UsdColumn:
 
 def format_moment(t: float | None) -> str:
     """In UTC, to the second; "" where there is none."""
-    return "" if t is None else datetime.datetime.fromtimestamp(t, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    try:
+        return "" if t is None else datetime.datetime.fromtimestamp(t, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ArithmeticError, OSError, ValueError):  # no year has so many digits
+        return "?"
 
 
 def format_duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "?"
     if seconds < 10:
         return f"{seconds:.1f}s"
     whole = round(seconds)

@@ -60,9 +60,9 @@ def note(home: Home, instance_id: str | None = None, attempt: int = 1, **columns
     return dataclasses.replace(line, **columns)
 
 
-def note_rented(home: Home, instance_id: str | None = None) -> LedgerLine:
+def note_rented(home: Home, instance_id: str | None = None, attempt: int = 1) -> LedgerLine:
     """Its line, at the rate of what `rent` rents."""
-    line = note(home, instance_id)
+    line = note(home, instance_id, attempt)
     home.ledger.update(line.mark, rate_usd_per_hour=str(RATE))
     return line_of(home, line.mark)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
+from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.cloud.fake_rig import billed, line_of, note_rented, rent, rent_twins, written
+from tests.cloud.fake_rig import RUN, billed, line_of, note_rented, rent, rent_twins, written
+from tests.doubles.absurd import spoil
 from tests.doubles.fake_world import FakeWorld
 
 from homing.cloud import reconcile
@@ -155,3 +159,93 @@ def test_a_store_that_does_not_answer_holds_up_no_end(
     assert "did not answer within 0.2 s" in would_be_lost(home, run)
     assert waited == []
     waits.set()
+
+
+# --- absurd figures ---
+
+ABSURD = ["NaN", "sNaN", "Infinity", "-Infinity", "1e308", "1e999999999", "-5"]
+
+
+def show_figures(monkeypatch: pytest.MonkeyPatch, **figures: object) -> None:
+    """The provider shows all its instances with these figures, as if nobody had read them at its edge."""
+    list_owned, describe = Fake.list_owned, Fake.describe
+
+    def spoiled(instance: Instance) -> Instance:
+        return dataclasses.replace(instance, **figures) if instance.state != "gone" else instance  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Fake, "list_owned", lambda self: [spoiled(each) for each in list_owned(self)])
+    monkeypatch.setattr(Fake, "describe", lambda self, instance_id: spoiled(describe(self, instance_id)))
+
+
+@pytest.mark.regression("provider-figures")
+def test_no_figure_of_a_provider_keeps_the_request_to_end_from_being_sent(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, text in enumerate(ABSURD, start=1):
+        for field in ("rate_usd_per_hour", "spend_usd"):
+            with monkeypatch.context() as patch:
+                attempt = 2 * number + (field == "spend_usd")
+                note_rented(home, rent(home, tmp_path, attempt).id, attempt)
+                show_figures(patch, **{field: Decimal(text)})
+                with contextlib.suppress(StillBilling):
+                    destroy_lines(home, open_lines(home, None), deadline_s=1)
+                assert world.machines.running == [], (field, text)
+            destroy_lines(home, open_lines(home, None), deadline_s=60)
+            home.ledger.set_run(RUN, state="stopped")
+
+
+@pytest.mark.regression("provider-figures")
+def test_no_figure_of_a_provider_keeps_the_guard_from_ending_a_run_at_its_limit(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = rent(home, tmp_path)
+    line = note_rented(home, instance.id)
+    world.cloud._things[instance.id].guard_usd = None  # the provider's own guard is asleep
+    world.pass_time(40 * 3600)  # of some 33 hours that the limit allows
+    assert world.machines.running == [instance.id]
+    show_figures(monkeypatch, spend_usd=Decimal("Infinity"))
+    guard_pass(home)
+    assert world.machines.running == []
+    assert line_of(home, line.mark).spend_usd != "Infinity"
+
+
+@pytest.mark.regression("absurd-bills")
+def test_an_absurd_bill_is_told_and_not_written_down(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = note_rented(home, rent(home, tmp_path).id)
+    world.pass_time(600)
+    sane = guard_pass(home)
+    for text in ("1e26", "123456", "Infinity"):
+        real = world.http
+
+        def http(request: HttpRequest, text: str = text, real: Callable[..., HttpResponse] = real) -> HttpResponse:
+            return spoil(real(request), {"spend_usd": text})
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world, "http", http)
+            made = guard_pass(home)
+            assert any("not counted" in problem for problem in made.problems), text
+            assert Decimal(line_of(home, line.mark).spend_usd) < 1, text
+            assert home.ledger.bills().get(line.mark, Decimal(0)) < 1, text
+    assert world.machines.running, "a figure that nobody believes ends nothing"
+    assert sane.problems == guard_pass(home).problems
+
+
+@pytest.mark.regression("provider-figures")
+def test_a_retry_after_that_is_no_number_does_not_keep_an_end_from_being_asked_again(
+    home: Home, world: FakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_rented(home, rent(home, tmp_path).id)
+    real, refused = world.http, list[str]()
+
+    def http(request: HttpRequest) -> HttpResponse:
+        if request.method == "DELETE" and not refused:
+            refused.append(request.url)
+            return HttpResponse(429, {"retry-after": "nan"}, b"")
+        return real(request)
+
+    monkeypatch.setattr(world, "http", http)
+    destroy_lines(home, open_lines(home, None))
+    assert world.machines.running == []
+    assert all(seconds == seconds for seconds in world.slept), "no number of seconds is waited for"

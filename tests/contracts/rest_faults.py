@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.figures import Spoiled, check_absurd_figures
+from tests.doubles.absurd import ABSURD, figures_of, spoil
 
-from homing.cloud.providers.base import Instance
+from homing.cloud.providers.base import Instance, Provider
 from homing.cloud.providers.fake_faults import Faults, Strike
 from homing.errors import CreateFailed, ProviderRefused, ProviderSilent
 from homing.world import HttpRequest, HttpResponse
@@ -185,6 +187,37 @@ class RestFaults:
         assert rig.provider.describe(made.id).state in ("requested", "booting", "ready")
         rig.provider.destroy(made.id)
         assert rig.provider.describe(made.id).state == "gone"
+
+    # --- absurd figures ---
+
+    @pytest.mark.regression("provider-figures")
+    def test_absurd_figures_are_no_bill_and_keep_nothing_from_being_ended(self, tmp_path: Path) -> None:
+        rig = self.Rig(tmp_path)
+        real, values, seen = rig.world.http, dict[str, Any](), set[str]()
+        owner = rig.provider._prefix.split("-")[1]
+
+        def http(request: HttpRequest) -> HttpResponse:
+            reply: HttpResponse = real(request)
+            seen.update(figures_of(reply))
+            return spoil(reply, values)
+
+        def names(provider: Provider) -> set[str]:
+            seen.clear()
+            made = provider.list_owned()
+            provider.describe(made[0].id)
+            provider.list_resources()
+            provider.destroy(made[0].id)
+            return set(seen)
+
+        def put(told: dict[str, Any]) -> None:
+            values.clear()
+            values.update(told)
+
+        rig.world.http = http
+        open_ = lambda: type(rig.provider)(home=tmp_path / "home", owner=owner, world=rig.world)  # noqa: E731
+        check_absurd_figures(
+            Spoiled(open_, rig.create, names, put, lambda: rig.num_living, lambda: rig.world.now()), ABSURD
+        )
 
     # --- destroy ---
 

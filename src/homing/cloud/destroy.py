@@ -11,8 +11,9 @@ under does not matter here: ending what bills is never refused.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -22,7 +23,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import REFUSED, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance, Provider
 from homing.cloud.receipt import at_its_rate, receipt, seen_spend
-from homing.cloud.reconcile import CREATE_GRACE_S, end_resources, is_absent, note_twin, refresh
+from homing.cloud.reconcile import CREATE_GRACE_S, add_twin, end_resources, is_absent, note_twin, refresh
 from homing.cloud.signs import read_signs
 from homing.cloud.whose import check_account, note_account
 from homing.errors import HomingError, OtherAccount, StillBilling
@@ -40,6 +41,7 @@ __all__ = [
     "would_be_lost",
 ]
 
+log = logging.getLogger(__name__)
 DEADLINE_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
@@ -113,13 +115,9 @@ def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: floa
     for line in lines:
         # Written first: if we die now, every later verb says that this end is unconfirmed. A ledger that cannot be
         # written (a full disk) must not keep a machine billing: we go on, and the receipt fails loudly.
-        with contextlib.suppress(HomingError):
+        with _bookkeeping():
             home.ledger.ask_destroy(line.mark, home.world.now())
-    asked = _as_written(home, lines)
-    for line in asked:
-        if line.created_at is not None:  # from here on a clock that is set back takes back no dollar of its receipt
-            seen_spend(home, line)
-    return _destroy_each(home, asked, deadline_s, by)
+    return _destroy_each(home, _as_written(home, lines), deadline_s, by)
 
 
 @dataclass(frozen=True)
@@ -167,9 +165,11 @@ def end_twins(home: Home, line: LedgerLine, list_owned: Callable[[], list[Instan
         provider = home.provider_of(line)
         for each in (list_owned or provider.list_owned)() if line.instance_id is not None else []:
             if each.mark == line.mark and each.id != line.instance_id:
-                with contextlib.suppress(HomingError):  # a ledger that cannot be written keeps nothing billing
-                    note_twin(home, line, each)
+                with _bookkeeping():
+                    add_twin(home, line, each)
                 provider.destroy(each.id)
+                with _bookkeeping():
+                    note_twin(home, line, each)
                 ended.append(f"{each.id} is ended: {line.instance_id} has its mark, {line.mark}, too.")
     return ended
 
@@ -178,11 +178,12 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Pr
     assert lines, "nobody is billing"
     said, problems = [], problems or {}
     for line in lines:
-        page = _page(home, line)
-        spend = meter.show_usd(meter.line_spend(line, home.world.now()))
+        page, costs = _page(home, line), ""
+        with _bookkeeping():  # the alarm must be heard, whatever it costs
+            spend = meter.show_usd(meter.line_spend(line, home.world.now()))
+            costs = f" at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h, {spend} so far"
         words = [
-            f"{line.provider} {line.instance_id or line.mark} at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h,",
-            f"{spend} so far.",
+            f"{line.provider} {line.instance_id or line.mark}{costs}.",
             problems[line.mark].text if line.mark in problems else "",
             f"See {page}" if page else "",
         ]
@@ -201,17 +202,19 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Pr
 def _page(home: Home, line: LedgerLine) -> str:
     try:
         return home.provider_of(line).page
-    except (HomingError, OSError):
+    except Exception:
         return ""  # a provider that cannot be opened here must not silence the alarm
 
 
 def _as_written(home: Home, lines: list[LedgerLine]) -> list[LedgerLine]:
     """The lines as they stand now; as they were given where the ledger cannot be read."""
-    marks = [line.mark for line in lines]
+    marks = {line.mark for line in lines}
     try:
-        return list(home.ledger.lines_marked(marks).values())
-    except HomingError:
+        found = list(home.ledger.lines_marked(list(marks)).values())
+    except Exception:
         return lines
+    known = {line.mark for line in found}
+    return found + [line for line in lines if line.mark not in known]
 
 
 def _destroy_in_turn(home: Home, lines: list[LedgerLine], deadline_s: float) -> dict[str, Problem]:
@@ -236,21 +239,36 @@ def _try(home: Home, line: LedgerLine) -> Problem:
         # Never asked of the provider, and begin_create refuses a line whose end was asked for.
         try:
             receipt(home, line, None, "never created")
-        except HomingError as exc:  # that could not be written, so its launch may go on; the others are still to end
-            return Problem(str(exc).replace("\n", " "))
+        except Exception as exc:  # that could not be written, so its launch may go on; the others are still to end
+            return Problem(_words(exc))
         return Problem("")
     try:
         problem = _try_once(home, line)
     except OtherAccount as exc:  # no wait will change that
-        with contextlib.suppress(HomingError):
+        with _bookkeeping():
             home.ledger.update(line.mark, state="unknown", billing="maybe", note=exc.what)
         return Problem(exc.why, exc.fix)
-    except (HomingError, OSError) as exc:
-        problem = str(exc).replace("\n", " ") or type(exc).__name__
+    except Exception as exc:  # whatever it is, the other instances are still to end, and this one is tried again
+        problem = _words(exc)
     if problem and line.state != REFUSED:
-        with contextlib.suppress(HomingError):
+        with _bookkeeping():
             home.ledger.update(line.mark, state="destroying", billing="maybe", note=problem[:300])
     return Problem(problem, may_pass=bool(problem))
+
+
+def _words(exc: Exception) -> str:
+    is_ours = isinstance(exc, (HomingError, OSError))
+    return (str(exc) if is_ours else f"{type(exc).__name__}: {exc}").replace("\n", " ") or type(exc).__name__
+
+
+@contextlib.contextmanager
+def _bookkeeping() -> Iterator[None]:
+    """Around what is only written down or counted: a full disk, a damaged ledger row or an absurd figure must not keep
+    the request to end from being sent."""
+    try:
+        yield
+    except Exception as exc:
+        log.info("The ledger is behind: %s", _words(exc))
 
 
 def _try_once(home: Home, line: LedgerLine) -> str:
@@ -259,18 +277,15 @@ def _try_once(home: Home, line: LedgerLine) -> str:
     shown = _shown(provider, line)
     ids = [instance.id for instance in shown]
     instance_id = line.instance_id or (ids[0] if ids else None)
-    for twin in [instance for instance in shown if instance.id != instance_id]:
-        with contextlib.suppress(HomingError):  # it goes with the line here, and costs as much beside it
-            note_twin(home, line, twin)
-    for each in [each for each in shown if each.id == instance_id]:
-        with contextlib.suppress(HomingError):  # it lives now, whatever its agent has said: so much at least it costs
-            line = at_its_rate(home, line, each)
-            spend = meter.line_spend(line, home.world.now())
-            home.ledger.update(line.mark, instance_id=each.id, spend_usd=str(spend))
+    _note_ids(home, line, shown, instance_id)
     blind = None if ids else _whose(home, provider, line)
-    _ask_each(provider, list(dict.fromkeys([*ids, *([instance_id] if instance_id else [])])))
+    refusal = _ask_each(provider, list(dict.fromkeys([*ids, *([instance_id] if instance_id else [])])))
+    # Only from here on is anything counted: no figure may stand between an instance and its end.
+    line = _count(home, line, shown, instance_id)
+    if refusal is not None:
+        raise refusal
     if ids:
-        with contextlib.suppress(HomingError):
+        with _bookkeeping():
             note_account(home, provider, [line])
     if blind is not None:
         raise blind
@@ -293,22 +308,45 @@ def _shown(provider: Provider, line: LedgerLine) -> list[Instance]:
     """What there is under its mark: a create whose answer was lost left no id."""
     try:
         return [instance for instance in provider.list_owned() if instance.mark == line.mark]
-    except (HomingError, OSError):
+    except Exception:
         if line.instance_id is not None:
             provider.destroy(line.instance_id)  # a list that is out of order is no reason to pay on
         raise
 
 
-def _ask_each(provider: Provider, ids: list[str]) -> None:
-    """All of them are asked for before the first refusal is told."""
+def _note_ids(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> None:
+    """What lives under its mark, before it is ended: if we die now, each has a line. Nothing is counted yet."""
+    for each in shown:
+        with _bookkeeping():
+            if each.id == instance_id:
+                home.ledger.update(line.mark, instance_id=each.id)
+            else:
+                add_twin(home, line, each)  # it goes with the line here, and costs as much beside it
+
+
+def _count(home: Home, line: LedgerLine, shown: list[Instance], instance_id: str | None) -> LedgerLine:
+    """What it costs so far, written down: it lived a moment ago, whatever its agent has said."""
+    with _bookkeeping():  # from here on a clock that is set back takes back no dollar of its receipt
+        seen_spend(home, line)
+    for each in shown:
+        with _bookkeeping():
+            if each.id != instance_id:
+                note_twin(home, line, each)
+                continue
+            line = at_its_rate(home, line, each)
+            home.ledger.update(line.mark, spend_usd=str(meter.line_spend(line, home.world.now())))
+    return line
+
+
+def _ask_each(provider: Provider, ids: list[str]) -> Exception | None:
+    """Requests the end of all of them, and returns the first refusal."""
     refusals: list[Exception] = []
     for instance_id in ids:
         try:
             provider.destroy(instance_id)
-        except (HomingError, OSError) as exc:
+        except Exception as exc:
             refusals.append(exc)
-    if refusals:
-        raise refusals[0]
+    return refusals[0] if refusals else None
 
 
 def _whose(home: Home, provider: Provider, line: LedgerLine) -> Exception | None:
@@ -317,7 +355,7 @@ def _whose(home: Home, provider: Provider, line: LedgerLine) -> Exception | None
         check_account(home, provider, line)
     except OtherAccount:
         raise
-    except (HomingError, OSError) as exc:
+    except Exception as exc:
         return exc
     return None
 

@@ -200,10 +200,12 @@ class _Round:
             self.made.next_at = min(self.made.next_at, due)
             self.made.due[self.run.id] = due
             return True
-        spend = meter.total_spend(lines, self.now) + storage_usd
-        said = f"spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f"spent {_usd(spend)}"
-        said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
-        self._end(f"The guard at home ends it at its limit: {said}.", "limit", code=LimitReached.exit_code)
+        said = ""
+        with contextlib.suppress(*TROUBLE):  # how much it is must not stand between a run and its end
+            spend = meter.total_spend(lines, self.now) + storage_usd
+            said = f": spent {_usd(spend)} of {_usd(limit)}" if limit is not None else f": spent {_usd(spend)}"
+            said += f", {format_duration(time_limit_s)} allowed" if time_limit_s else ""
+        self._end(f"The guard at home ends it at its limit{said}.", "limit", code=LimitReached.exit_code)
         return False
 
     def _counted(self) -> list[LedgerLine]:
@@ -391,11 +393,11 @@ class _Round:
             return  # it was said before, and there is nothing to end from here
         if not here:
             text += " Its machine is in another account: only that account's key ends it."
+        ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
+        self.made.ends.append(End(self.run, here, text, ended))  # first: nothing that is said or noted may prevent it
         marks = "-".join(line.mark for line in self.billing)
         self._note(f"{key}-{marks}", "guard_ends", text)
         self.tell(f"{self.run.id}: {text}")
-        ended = {"exit_code": code, "ended_at": self.now} if code is not None else {"ended_at": self.now}
-        self.made.ends.append(End(self.run, here, text, ended))
 
     def _here(self, lines: list[LedgerLine]) -> list[LedgerLine]:
         """Those that can be ended from here. The others are told: no wait and no second try shows them to this key."""

@@ -15,6 +15,7 @@ from decimal import Decimal
 
 from homing.cloud import meter
 from homing.cloud.ask import ask_store
+from homing.cloud.figures import MOST_USD, MOST_USD_PER_HOUR, read_figure
 from homing.cloud.guards import can_end_itself
 from homing.cloud.home import Home
 from homing.cloud.ledger import AT_MOST, REFUSED, LedgerLine
@@ -37,7 +38,11 @@ __all__ = [
     "note_bill",
     "receipt",
     "seen_spend",
+    "their_spend",
 ]
+
+_TIMES_OURS, _LEAST_TERM_S, _SMALL_USD = 20, 7 * 86400.0, Decimal(20)
+_MONTH_S = 30 * 86400.0
 
 
 def receipt(home: Home, line: LedgerLine, instance: Instance | None, note: str) -> None:
@@ -66,7 +71,7 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     line = _as_written(home, line)
     now, rate = _latest(home, line), Decimal(line.rate_usd_per_hour)
     if instance is not None:
-        rate = max(rate, instance.rate_usd_per_hour)  # a cloud may start one dearer than it offered it
+        rate = max(rate, _rate_of(instance))  # a cloud may start one dearer than it offered it
     ended_at, heard = instance.ended_at if instance is not None else None, Decimal(0)
     if ended_at is None:
         beat = None
@@ -81,9 +86,9 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
         ours = heard + meter.cost(rate, meter.MARGIN_S)
     written = Decimal(line.spend_usd)
     seen = written if ended_at is not None else seen_spend(home, line)
-    theirs = (instance.spend_usd if instance is not None else None) or Decimal(0)
-    if instance is not None:
-        note_bill(home, line.mark, instance)
+    told = their_spend(home, line, instance)[0] if instance is not None else None
+    note_bill(home, line.mark, told)
+    theirs = told or Decimal(0)
     spend = max(ours, seen, theirs)
     if ended_at is None:
         known = max(written, heard, theirs)  # for so much it is known to have lived
@@ -109,9 +114,11 @@ def _latest(home: Home, line: LedgerLine) -> float:
 def _beginnings(home: Home, line: LedgerLine, instance: Instance | None) -> list[float]:
     assert line.created_at is not None, line
     began = [line.created_at]
-    if instance is not None and instance.ended_at is not None and instance.created_at is not None:
-        # By the clock that tells its end too: ours may be ahead of it by more than the whole life.
-        began.append(instance.created_at)
+    their_start = instance.created_at if instance is not None and instance.ended_at is not None else None
+    # By the clock that tells its end too: ours may be ahead of it by more than the whole life. Not by a month: then it
+    # is no time at which this instance began.
+    if their_start is not None and line.created_at - their_start <= _MONTH_S:
+        began.append(their_start)
     asked_at = home.ledger.destroy_asked_at(line.mark) if instance is None else None
     if asked_at is not None:
         # Its end was wanted after it was asked for: if that reads earlier, the clock was set back meanwhile.
@@ -184,7 +191,7 @@ def _at_its_most(home: Home, line: LedgerLine) -> LedgerLine:
 def at_its_rate(home: Home, line: LedgerLine, instance: Instance) -> LedgerLine:
     """The line of a machine that is shown, at the rate that it is shown at where that is more: written down, because
     not every provider still tells it when the machine is gone."""
-    if instance.rate_usd_per_hour <= Decimal(line.rate_usd_per_hour):
+    if _rate_of(instance) <= Decimal(line.rate_usd_per_hour):
         return line
     rate = str(instance.rate_usd_per_hour)
     home.ledger.update(line.mark, rate_usd_per_hour=rate)
@@ -259,6 +266,31 @@ def seen_spend(home: Home, line: LedgerLine) -> Decimal:
     return Decimal(line.spend_usd) if before is None else spend
 
 
-def note_bill(home: Home, mark: str, instance: Instance) -> None:
-    if instance.spend_usd is not None:
-        home.ledger.note_bill(mark, instance.spend_usd, home.world.now())
+def their_spend(home: Home, line: LedgerLine, instance: Instance) -> tuple[Decimal | None, list[str]]:
+    """What the provider says it has cost, None where it says nothing that can be right; and what is wrong with it.
+
+    A figure far beyond rate x time is no bill: written down once, it would stand in the ledger for good. What it may
+    be above ours: a minimum term, a price that rose, a clock that was set back.
+    """
+    usd, problems = read_figure(instance.spend_usd, MOST_USD), list(instance.problems)
+    if usd is None:
+        return None, problems
+    rate, now = max(Decimal(line.rate_usd_per_hour), _rate_of(instance)), home.world.now()
+    began = [at for at in (line.created_at, instance.created_at) if at is not None]
+    ours = meter.cost(rate, now - min(began, default=now))
+    most = _TIMES_OURS * ours + meter.cost(rate, _LEAST_TERM_S) + _SMALL_USD
+    if rate > 0 and usd > most:
+        told, count = meter.show_usd(usd), meter.show_usd(ours)
+        problems.append(f"It says {told} so far, and by its rate it can be about {count}: its figure is not counted.")
+        return None, problems
+    return usd, problems
+
+
+def _rate_of(instance: Instance) -> Decimal:
+    """Checked once more: a rate that is written down stays."""
+    return read_figure(instance.rate_usd_per_hour, MOST_USD_PER_HOUR) or Decimal(0)
+
+
+def note_bill(home: Home, mark: str, usd: Decimal | None) -> None:
+    if usd is not None:
+        home.ledger.note_bill(mark, usd, home.world.now())

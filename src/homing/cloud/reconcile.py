@@ -24,7 +24,7 @@ from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, REFUSED, SILENT, 
 from homing.cloud.mark import owner_prefix, shown_mark, twin_mark
 from homing.cloud.providers.base import Instance, Provider, Resource
 from homing.cloud.providers.registry import NEAR, configured
-from homing.cloud.receipt import last_beat, note_bill, receipt, seen_spend
+from homing.cloud.receipt import at_its_rate, last_beat, note_bill, receipt, seen_spend, their_spend
 from homing.cloud.record import is_recorded, write_record
 from homing.cloud.signs import Signs, read_signs
 from homing.cloud.whose import check_account, note_account, say
@@ -36,6 +36,7 @@ from homing.wire.record import Lease
 __all__ = [
     "CREATE_GRACE_S",
     "LOOKS",
+    "add_twin",
     "end_resources",
     "is_absent",
     "note_twin",
@@ -211,9 +212,9 @@ def _note_all_owned(
             problems.append(f"{name} shows {instance.id} under the mark {mark}, which is on {where}.")
             continue
         if shown_mark(mark) != mark:
-            note_twin(home, lines.get(shown_mark(mark)), instance)
+            problems += note_twin(home, lines.get(shown_mark(mark)), instance)
             continue
-        _note_owned(home, lines.get(mark), instance)
+        problems += _note_owned(home, lines.get(mark), instance)
     return problems
 
 
@@ -235,42 +236,50 @@ def _by_line(listed: list[Instance], lines: dict[str, LedgerLine]) -> dict[str, 
     return found
 
 
-def note_twin(home: Home, line: LedgerLine | None, instance: Instance) -> None:
-    """A second machine under the mark of a line, for as long as the create call can have made it."""
+def note_twin(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
+    """A second machine under the mark of a line, for as long as the create call can have made it. Returns the problems
+    with its figures."""
+    twin = at_its_rate(home, add_twin(home, line, instance), instance)
+    return _note_owned(home, twin, replace(instance, mark=twin.mark))
+
+
+def add_twin(home: Home, line: LedgerLine | None, instance: Instance) -> LedgerLine:
+    """Its line, made where there is none yet: at the rate of the one beside it. Nothing is counted."""
     mark, now = twin_mark(instance.mark, instance.id), home.world.now()
     twin = home.ledger.lines_marked([mark]).get(mark)
     if twin is None:
         beside = line or _forgotten(instance, now)
-        rate = max(Decimal(beside.rate_usd_per_hour), instance.rate_usd_per_hour)
         twin = replace(
             beside,
             mark=mark,
             instance_id=instance.id,
-            rate_usd_per_hour=str(rate),
             created_at=beside.created_at or now,
             destroyed_at=None,
             spend_usd="0",
         )
         home.ledger.adopt(twin)
-    _note_owned(home, twin, replace(instance, mark=mark))
+    return twin
 
 
-def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> None:
+def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
+    """Writes down what its provider shows. Returns the problems with its figures, which are not written."""
     if line is None:
         home.ledger.adopt(_forgotten(instance, home.world.now()))
     elif line.destroyed_at is not None:
         note = "was closed, but the provider shows it"
         home.ledger.reopen(line.mark, instance_id=instance.id, note=note, now=home.world.now())
-    spend = max(seen_spend(home, line) if line else Decimal(0), instance.spend_usd or Decimal(0))
-    note_bill(home, instance.mark, instance)
+    known = line or _forgotten(instance, home.world.now())
+    theirs, problems = their_spend(home, known, instance)
+    note_bill(home, instance.mark, theirs)
     home.ledger.update(
         instance.mark,
         instance_id=instance.id,
         state=instance.state,
         billing=instance.billing,
-        spend_usd=str(spend),
+        spend_usd=str(max(seen_spend(home, line) if line else Decimal(0), theirs or Decimal(0))),
         note=instance.detail,
     )
+    return [f"{instance.provider} {instance.id}: {problem}" for problem in problems]
 
 
 def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
@@ -299,6 +308,7 @@ def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:
     else:
         instance = provider.describe(line.instance_id)
         receipt(home, line, instance, instance.detail or "ended by itself")
+        return [f"{line.provider} {line.instance_id}: {text}" for text in their_spend(home, line, instance)[1]]
     return []
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from tests.contracts.accounts import another_key_ends_nothing
+from tests.contracts.figures import Spoiled, check_absurd_figures
 from tests.contracts.owners import owner_for
 from tests.contracts.providers import ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
+from tests.doubles.absurd import figures_of, spoil
 from tests.doubles.aws import ACCOUNT, AwsDouble, NoMachines, Settings, Strike
 
 from homing.cloud.mark import make_mark
@@ -112,6 +114,66 @@ class Rig:
 
     def form(self, action: str) -> dict[str, str]:
         return [form for name, form in self.double.asked if name == action][-1]
+
+
+# --- absurd figures ---
+
+
+@pytest.mark.regression("provider-figures")
+def test_absurd_figures_are_no_bill_and_keep_nothing_from_being_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    values, seen, number = dict[str, Any](), set[str](), [0]
+
+    def http(request: HttpRequest) -> HttpResponse:
+        reply = rig.double.handle(request)
+        seen.update(figures_of(reply))
+        return spoil(reply, values)
+
+    def create() -> Instance:
+        number[0] += 1
+        mark = make_mark(OWNER, "moss-20260101-000000-abcd", number[0])
+        order = dataclasses.replace(rig.request.order, mark=mark)
+        return open_aws(rig.home, rig.world).create(dataclasses.replace(rig.request, mark=mark, order=order))
+
+    def names(provider: Provider) -> set[str]:
+        seen.clear()
+        (made,) = provider.list_owned()
+        provider.describe(made.id)
+        provider.destroy(made.id)
+        return set(seen)
+
+    def put(told: dict[str, Any]) -> None:
+        values.clear()
+        values.update(told)
+
+    monkeypatch.setattr(rig.world, "http", http)
+    cloud = Spoiled(
+        lambda: open_aws(rig.home, rig.world),
+        create,
+        names,
+        put,
+        lambda: len(rig.double.living()),
+        lambda: rig.world.t,
+        may_be_illegible=True,  # botocore reads the numbers and times of an answer as it parses it
+    )
+    check_absurd_figures(cloud, ["NaN", "1e999999999"])
+
+
+@pytest.mark.regression("absurd-bills")
+@pytest.mark.parametrize("text", ["NaN", "abc", "-1", "1e26", "Infinity"])
+def test_one_wrong_rate_tag_hides_no_instance_and_is_told(tmp_path: Path, text: str) -> None:
+    rig = Rig(tmp_path)
+    made, real = rig.create(), rig.double.handle
+    rate = str(rig.request.offer.rate_usd_per_hour).encode()
+    rig.world.http = lambda request: dataclasses.replace(  # type: ignore[method-assign]
+        reply := real(request), body=reply.body.replace(b"<value>" + rate + b"<", f"<value>{text}<".encode())
+    )
+    (found,) = open_aws(rig.home, rig.world).list_owned()
+    assert found.id == made.id
+    assert found.rate_usd_per_hour == 0, "the ledger keeps the rate that it has"
+    assert ["homing-rate" in problem for problem in found.problems] == [True]
 
 
 # --- offers ---

@@ -15,10 +15,12 @@ import pytest
 from grpclib import Status
 from tests.cloud.rig import make_run
 from tests.contracts.accounts import another_key_ends_nothing, line_of
+from tests.contracts.figures import Spoiled, check_absurd_figures
 from tests.contracts.owners import owner_for
 from tests.contracts.providers import SECRET, ProviderContract
 from tests.contracts.reconcile import end_what_was_forgotten
 from tests.doubles import modal as modal_double
+from tests.doubles.absurd import figures_of_tags
 from tests.doubles.modal import TOKEN_ID, TOKEN_SECRET, Fault
 from tests.doubles.modal import Modal as Cloud
 
@@ -27,7 +29,7 @@ from homing.cloud.home import Home
 from homing.cloud.launch import LaunchOrder, draft
 from homing.cloud.mark import make_mark
 from homing.cloud.providers import modal_box
-from homing.cloud.providers.base import Delivering, Needs, Offer, Preparing, Provider, Request
+from homing.cloud.providers.base import Delivering, Instance, Needs, Offer, Preparing, Provider, Request
 from homing.cloud.providers.modal import Modal
 from homing.cloud.providers.modal_api import ModalApi
 from homing.cloud.providers.modal_offers import LIFETIME_S, gpu_string, rate_key
@@ -112,6 +114,39 @@ class TestModalWithoutACard(TestModal):
     @pytest.fixture
     def provider(self, owner: str, tmp_path: Path, cloud: Cloud) -> Provider:
         return WithoutCard(home=tmp_path / "home", owner=owner, world=World())
+
+
+# --- absurd figures ---
+
+
+@pytest.mark.regression("provider-figures")
+def test_absurd_figures_are_no_bill_and_keep_nothing_from_being_ended(
+    cloud: Cloud, modal: Modal, tmp_path: Path
+) -> None:
+    request, kept = order_of(modal, tmp_path), dict[str, str]()
+
+    def living() -> list[dict[str, str]]:
+        return [one.tags for one in cloud.sandboxes.values() if one.result is None]
+
+    def create() -> Instance:
+        made = modal.create(request)
+        kept.update(living()[0])
+        return made
+
+    def names(provider: Provider) -> set[str]:
+        found = figures_of_tags(living()[0])
+        provider.destroy(provider.list_owned()[0].id)
+        return found
+
+    def put(told: dict[str, str]) -> None:
+        for tags in living():
+            tags.update(told or kept)
+
+    now = modal._world.now
+    open_ = lambda: Modal(home=tmp_path / "home", owner=OWNER, world=Skipping(cloud))  # noqa: E731
+    check_absurd_figures(
+        Spoiled(open_, create, names, put, lambda: len(living()), now), ["NaN", "abc", "Infinity", "1e308", "-5", ""]
+    )
 
 
 # --- offers ---

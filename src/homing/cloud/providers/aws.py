@@ -10,6 +10,7 @@ bucket, and its first files come by signed addresses; secrets come by SSH, from 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -21,6 +22,7 @@ from typing import Any
 
 from homing.cloud import ssh_keys, startup
 from homing.cloud.checks import Check
+from homing.cloud.figures import Figures, read_port
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers import aws_machine as machine
 from homing.cloud.providers.aws_api import GLOBAL, AwsApi, AwsRefused
@@ -45,7 +47,7 @@ from homing.cloud.providers.base import (
 from homing.cloud.providers.rest import legible
 from homing.cloud.setup import Step
 from homing.config.clouds.aws import AwsCloud
-from homing.errors import ProviderRefused, StartTimeout, UsageError
+from homing.errors import ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.wire import names
 from homing.wire.boot import EndBilling
 from homing.world import World
@@ -226,8 +228,8 @@ class Aws:
         if not region:
             return  # no id of EC2's
         if instance_id not in self._ours:
-            # Not shown may be not shown yet: it is asked for all the same.
-            self._own(instance_id, self._find(instance_id) or {})
+            with contextlib.suppress(ProviderSilent):  # not shown, or not legibly: it is asked for all the same
+                self._own(instance_id, self._find(instance_id) or {})
         try:
             self.api.call("ec2", "terminate_instances", region, InstanceIds=[name])
         except AwsRefused as exc:
@@ -266,13 +268,16 @@ class Aws:
         body = self._find(instance_id)
         if body is None:
             return None
-        port, host = _tags(self._own(instance_id, body)).get(machine.SSH_TAG, ""), body.get("PublicIpAddress", "")
+        port, host = (
+            read_port(_tags(self._own(instance_id, body)).get(machine.SSH_TAG)),
+            body.get("PublicIpAddress", ""),
+        )
         pinned = ssh_keys.find_host_key(self._home, _tags(body)[machine.MARK_TAG], self._world)
-        if not port or not host or pinned is None:
+        if port is None or not host or pinned is None:
             return None
         key = ssh_keys.login_key(self._home, self._world)
-        line = ssh_keys.known_hosts_line(pinned, host, int(port))
-        return Connection("root", host, int(port), str(key.private_path), line)
+        line = ssh_keys.known_hosts_line(pinned, host, port)
+        return Connection("root", host, port, str(key.private_path), line)
 
     # --- for doctor and setup ---
 
@@ -421,7 +426,7 @@ class Aws:
     def _instance(self, region: str, body: dict[str, Any]) -> Instance:
         raw = str(body.get("State", {}).get("Name", ""))
         state = _STATES.get(raw, "unknown")
-        tags, began = _tags(body), body.get("LaunchTime")
+        tags, read = _tags(body), Figures(self.name)
         why = str(body.get("StateReason", {}).get("Code", ""))
         instance = Instance(
             id=f"{region}/{body['InstanceId']}",
@@ -429,19 +434,21 @@ class Aws:
             provider=self.name,
             state=state,
             billing="no" if state == "gone" else "maybe" if state == "destroying" else "yes",
-            rate_usd_per_hour=Decimal(tags.get(machine.RATE_TAG) or "0"),
-            created_at=self._our_time(began),
-            ended_at=self._our_time(_ended_at(body)) if state == "gone" else None,
+            rate_usd_per_hour=read.rate(f"the tag {machine.RATE_TAG}", tags.get(machine.RATE_TAG)) or Decimal(0),
+            created_at=self._our_time(read, "LaunchTime", body.get("LaunchTime")),
+            ended_at=self._our_time(read, "StateTransitionReason", _ended_at(body)) if state == "gone" else None,
             is_running=raw in ("pending", "running"),
             detail=_ENDED_BY.get(why, why) or (raw if state != "unknown" else f"{raw}: its disks bill on"),
             page=f"https://{region}.console.aws.amazon.com/ec2/home?region={region}#Instances:instanceId={body['InstanceId']}",
+            problems=tuple(read.problems),
         )
         self._ours.add(instance.id)
         return instance
 
-    def _our_time(self, moment: Any) -> float | None:
+    def _our_time(self, read: Figures, name: str, value: Any) -> float | None:
         """Their clock may differ from ours; ages do not."""
-        return moment.timestamp() - self.api.skew_s if isinstance(moment, datetime.datetime) else None
+        moment = read.moment(name, value, self._world.now() + self.api.skew_s)
+        return None if moment is None else moment - self.api.skew_s
 
 
 def _gb(num_bytes: int) -> int:
@@ -457,5 +464,8 @@ def _ended_at(body: dict[str, Any]) -> datetime.datetime | None:
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (GMT|UTC)\)", str(body.get("StateTransitionReason", "")))
     if found is None:
         return None
-    at = datetime.datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S")
+    try:
+        at = datetime.datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return None
     return at.replace(tzinfo=datetime.UTC) + datetime.timedelta(seconds=1)  # told in whole ones: at the end of that one

@@ -141,11 +141,14 @@ class AwsApi:
             raise AssertionError(f"{operation}: {exc}") from exc
         except (NetworkError, sdk.BotoCoreError) as exc:
             raise Unsure(str(exc)) from exc
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
+            # botocore reads numbers and times as it parses: `NaN` in one of them is an answer that nobody can read.
+            raise Unsure(f"AWS answered {operation} with a figure that cannot be read ({exc})") from exc
         self._note_clock(answer)
         return answer
 
     def _note_clock(self, answer: dict[str, Any]) -> None:
-        with contextlib.suppress(ValueError, KeyError):  # none, or none that can be read
+        with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # none, or none that can be read
             date = str(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
             self.skew_s = email.utils.parsedate_to_datetime(date).timestamp() - self._world.now()
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import re
 from dataclasses import dataclass, field
 from decimal import ROUND_DOWN, ROUND_UP, Decimal
 from typing import Any
 
+from homing.cloud.figures import MOST_USD_PER_HOUR, Figures, read_figure
 from homing.cloud.prices import find_price
 from homing.cloud.providers.aws_api import GLOBAL, AwsApi, AwsRefused
 from homing.cloud.providers.base import Offer
@@ -37,6 +39,7 @@ __all__ = [
     "region_of",
 ]
 
+log = logging.getLogger(__name__)
 # Cards of NVIDIA that training can use; g5g has an ARM processor, which our image has not.
 FAMILIES = ("g4dn", "g5", "g6", "g6e", "g7e", "p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
 SYSTEM_GB, LEAST_GB = 75, 100  # what the image takes, and a root disk that leaves room for an environment
@@ -176,7 +179,13 @@ class Market:
                                StartTime=since)  # fmt: skip
         # With a start of now AWS gives the last change in each zone, which is the price in force.
         rows.sort(key=lambda row: row["Timestamp"])
-        return {(row["InstanceType"], row["AvailabilityZone"]): Decimal(row["SpotPrice"]) for row in rows}
+        read = Figures("aws")
+        prices = {
+            (row["InstanceType"], row["AvailabilityZone"]): read.rate("SpotPrice", row["SpotPrice"]) for row in rows
+        }
+        for problem in read.problems:
+            log.warning("%s A zone is left out of the offers.", problem)
+        return {where: usd for where, usd in prices.items() if usd}
 
     def _list_prices(self, region: str, types: tuple[str, ...]) -> dict[str, Decimal]:
         """All machines with cards in one question; with few types named, one for each."""
@@ -200,7 +209,7 @@ class Market:
             return None
         try:
             found = self._api.call("service-quotas", "get_service_quota", region, ServiceCode="ec2", QuotaCode=code)
-            return Decimal(str(found["Quota"]["Value"]))
+            return read_figure(found["Quota"]["Value"], 10**9)
         except (HomingError, KeyError):
             return None  # it may not be asked; EC2 itself refuses what is over it
 
@@ -326,7 +335,7 @@ def _kind(body: dict[str, Any], zones: list[str], types: tuple[str, ...]) -> Kin
 def _on_demand(product: dict[str, Any]) -> Decimal | None:
     for term in product.get("terms", {}).get("OnDemand", {}).values():
         for dimension in term.get("priceDimensions", {}).values():
-            usd = Decimal(str(dimension.get("pricePerUnit", {}).get("USD", "0")))
-            if dimension.get("unit") == "Hrs" and usd > 0:
+            usd = read_figure(dimension.get("pricePerUnit", {}).get("USD", "0"), MOST_USD_PER_HOUR)
+            if dimension.get("unit") == "Hrs" and usd:
                 return usd
     return None

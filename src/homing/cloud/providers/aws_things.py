@@ -8,13 +8,13 @@ Each is made by looking first and is tagged in the very call that makes it. Dest
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
+from homing.cloud.figures import Figures, read_moment
 from homing.cloud.mark import volume_mark
 from homing.cloud.providers.aws_api import GLOBAL, AwsApi, AwsRefused
 from homing.cloud.providers.aws_machine import MARK_TAG, tag_list
@@ -31,6 +31,7 @@ _TRUST = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}],
 }
+_MOST_GB = 10**6
 _DEVICE = "/dev/sdf"
 _ATTACH_S = 240.0
 _LOOK_S = 3.0
@@ -201,11 +202,16 @@ class Things:
             if not name.endswith("-volume") or row["State"] == "deleting":
                 continue  # a root disk goes with its instance
             users = ", ".join(str(each["InstanceId"]) for each in row.get("Attachments", []))
-            detail = f"{row['Size']} GB, " + (f"attached to {users}" if users else "kept for the run's next attempt")
+            read, now = Figures("aws"), self._world.now() + self._api.skew_s
+            num_gb, made_at = read.whole("Size", row["Size"], _MOST_GB), read.moment("", row.get("CreateTime"), now)
+            detail = (
+                f"{row['Size']} GB, " if num_gb is not None else "its size cannot be right, so its price is not known, "
+            )
+            detail += f"attached to {users}" if users else "kept for the run's next attempt"
+            rate = disk_usd_per_hour(num_gb or 0)
             found.append(
-                Resource("volume", f"{region}/{row['VolumeId']}", name, "aws", disk_usd_per_hour(int(row["Size"])),
-                         _seconds(row.get("CreateTime")), detail, is_kept=True)
-            )  # fmt: skip
+                Resource("volume", f"{region}/{row['VolumeId']}", name, "aws", rate, made_at, detail, is_kept=True)
+            )
         return found
 
     def _groups(self, region: str) -> list[Resource]:
@@ -223,7 +229,7 @@ class Things:
         for operation, key in (("list_roles", "Role"), ("list_instance_profiles", "InstanceProfile")):
             for row in self._api.items("iam", operation, f"{key}s", GLOBAL, PathPrefix=_path(self._owner)):
                 name = str(row[f"{key}Name"])
-                at = _seconds(row.get("CreateDate"))
+                at = read_moment(row.get("CreateDate"))
                 found.setdefault(name, Resource("role", f"iam/{name}", name, "aws", Decimal(0), at, "with its profile"))
         return list(found.values())
 
@@ -270,7 +276,3 @@ def _unless(codes: tuple[str, ...], do: Callable[[], object]) -> None:
 
 def _mark_of(row: dict[str, Any]) -> str:
     return next((str(tag["Value"]) for tag in row.get("Tags", []) if tag["Key"] == MARK_TAG), "")
-
-
-def _seconds(moment: Any) -> float | None:
-    return moment.timestamp() if isinstance(moment, datetime.datetime) else None

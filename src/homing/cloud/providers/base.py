@@ -187,6 +187,7 @@ class Instance:
     detail: str = ""  # one sentence, or the provider's raw state
     page: str = ""  # where the provider shows it
     twins: tuple[str, ...] = ()  # from create alone: made beside it by a call that seemed lost, and ended at once
+    problems: tuple[str, ...] = ()  # figures of the answer that cannot be right, one sentence each; not counted
 
 
 @dataclass(frozen=True)

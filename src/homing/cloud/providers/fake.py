@@ -9,8 +9,10 @@ a state that we do not know is `unknown` and bills, and only the provider's own 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import json
+import logging
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +21,7 @@ from urllib.parse import quote
 
 from homing.api_address import api_address
 from homing.cloud import meter
+from homing.cloud.figures import Figures, read_figure, read_moment
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers.base import (
     Connection,
@@ -36,7 +39,7 @@ from homing.cloud.providers.base import (
 from homing.cloud.providers.fake_cloud import INSTANCE_KEY_ENV, KEY_HEADER
 from homing.cloud.providers.once import Once
 from homing.cloud.providers.rest import Api, Unwelcome, legible
-from homing.errors import NoOffer, ProviderRefused, UsageError
+from homing.errors import NoOffer, ProviderRefused, ProviderSilent, UsageError
 from homing.wire import codec, names
 from homing.wire.boot import EndBilling
 from homing.wire.limit import PROVIDER, allowed_s, reserve_s
@@ -51,6 +54,8 @@ SERVER = "fake/server.json"  # below home: where the server of this home listens
 ROOT_DIR = "/fake-machine"
 WORK_DIR = f"{ROOT_DIR}/work"
 
+log = logging.getLogger(__name__)
+_MOST_S = 86400
 _DESCRIBE_EVERY_S = 7.5  # eight looks a minute at one instance are enough for anybody who waits
 _STATES: dict[str, InstanceState] = {
     "requested": "requested",
@@ -103,13 +108,13 @@ class Fake:
 
     @property
     def settle_s(self) -> float:
-        return float(self._about["settle_s"])
+        return float(read_figure(self._about["settle_s"], _MOST_S) or 0)
 
     # --- what it would rent ---
 
     def offers(self, needs: Needs) -> list[Offer]:
         found = [self._offer(body) for body in self._api.items("/offers", "offers")]
-        return [offer for offer in found if not lack(offer, needs)]
+        return [offer for offer in found if offer is not None and not lack(offer, needs)]
 
     def place(self, mark: str) -> Place:
         """The machine ends itself with the key that the cloud gave it, which can end this machine and nothing else."""
@@ -166,9 +171,10 @@ class Fake:
         self._looked.pop(instance_id, None)
         path = f"/instances/{quote(instance_id, safe='')}"
         if instance_id not in self._ours:
-            body = self._api.find(path)
-            if body is not None:  # not shown may be not shown yet: it is asked for all the same
-                self._own(body)
+            with contextlib.suppress(ProviderSilent):  # not shown, or not legibly: it is asked for all the same
+                body = self._api.find(path)
+                if body is not None:
+                    self._own(body)
         self._api.delete(path)
 
     def log(self, instance_id: str) -> str:
@@ -182,7 +188,7 @@ class Fake:
         body: dict[str, Any] = {"spend_limit_usd": str(spend_limit_usd), "end_by": None}
         if end_by is not None:
             # Their clock may differ from ours, and the guard goes by theirs.
-            body["end_by"] = end_by + float(self._api.get("/account")["now"]) - self._world.now()
+            body["end_by"] = end_by + self._skew_s(self._api.get("/account"))
         try:
             self._api.put(f"/instances/{quote(instance_id, safe='')}/guard", body)
         except Unwelcome as exc:
@@ -232,17 +238,26 @@ class Fake:
     def _about(self) -> dict[str, Any]:
         return self._api.get("/account")
 
-    def _offer(self, body: dict[str, Any]) -> Offer:
+    def _offer(self, body: dict[str, Any]) -> Offer | None:
+        """None where its figures cannot be right."""
+        read = Figures(self.name)
+        rate = read.rate("total_usd_per_hour", body["total_usd_per_hour"])
+        shape = {name: read.whole(name, body[name]) for name in ("num_gpus", "num_cores", "memory_bytes", "disk_gb")}
+        boot_s = read.seconds("boot_s", body["boot_s"], _MOST_S)
+        known = {name: value for name, value in shape.items() if value is not None}
+        if rate is None or boot_s is None or len(known) < len(shape):
+            log.warning("%s is left out of the offers: %s", body["name"], " ".join(read.problems))
+            return None
         return Offer(
             provider=self.name,
             name=body["name"],
             device=body["device"],
-            num_gpus=body["num_gpus"],
-            num_cores=body["num_cores"],
-            memory_bytes=body["memory_bytes"],
-            rate_usd_per_hour=Decimal(body["total_usd_per_hour"]),
-            disk_bytes=body["disk_gb"] * 10**9,
-            boot_s=body["boot_s"] + 5.0,
+            num_gpus=known["num_gpus"],
+            num_cores=known["num_cores"],
+            memory_bytes=known["memory_bytes"],
+            rate_usd_per_hour=rate,
+            disk_bytes=known["disk_gb"] * 10**9,
+            boot_s=boot_s + 5.0,
             is_spot=body["is_spot"],
         )
 
@@ -266,7 +281,7 @@ class Fake:
                 kept_s = reserve_s(PROVIDER, allowed_s(rate, Decimal(boot.spend_limit_usd), before, 0.0))
                 guard["spend_limit_usd"] = str(Decimal(boot.spend_limit_usd) - before - meter.cost(rate, kept_s))
             if boot.time_limit_s > 0:
-                skew_s = float(self._api.get("/account")["now"]) - self._world.now()
+                skew_s = self._skew_s(self._api.get("/account"))
                 guard["end_by"] = boot.started_at + boot.time_limit_s + meter.MARGIN_S + skew_s
             body["guard"] = guard
         return body
@@ -275,7 +290,7 @@ class Fake:
         """What lives under a mark, the oldest first: of two under one mark the first is the one that is kept."""
         bodies = self._api.items(f"/instances?prefix={quote(mark)}", "instances")
         found = [body for body in bodies if body["name"] == mark or (is_prefix and body["name"].startswith(mark))]
-        return sorted(found, key=lambda body: (body["created_at"], body["id"]))
+        return sorted(found, key=lambda body: (read_moment(body["created_at"]) or 0.0, body["id"]))
 
     def _end(self, instance_id: str) -> None:
         self._api.delete(f"/instances/{quote(instance_id, safe='')}")
@@ -287,21 +302,23 @@ class Fake:
 
     def _instance(self, body: dict[str, Any]) -> Instance:
         state = _STATES.get(body["state"], "unknown")
-        # Their times in ours: the clocks may differ, the ages do not.
-        skew_s = float(body["now"]) - self._world.now()
-        is_over = state == "gone"
+        skew_s, is_over, read = self._skew_s(body), state == "gone", Figures(self.name)
+        now = self._world.now() + skew_s
+        created_at = read.moment("created_at", body["created_at"], now)
+        ended_at = read.moment("ended_at", body["ended_at"], now)
         instance = Instance(
             id=body["id"],
             mark=body["name"],
             provider=self.name,
             state=state,
             billing="no" if is_over else "yes",
-            rate_usd_per_hour=Decimal(body["rate_usd_per_hour"]),
-            created_at=float(body["created_at"]) - skew_s,
-            ended_at=float(body["ended_at"]) - skew_s if body["ended_at"] is not None else None,
-            spend_usd=Decimal(body["spend_usd"]),
+            rate_usd_per_hour=read.rate("rate_usd_per_hour", body["rate_usd_per_hour"]) or Decimal(0),
+            created_at=created_at - skew_s if created_at is not None else None,
+            ended_at=ended_at - skew_s if ended_at is not None else None,
+            spend_usd=read.usd("spend_usd", body["spend_usd"]),
             is_running=bool(body["is_running"]) and not is_over,
             detail=_ENDED_BY.get(body["ended_by"], body["ended_by"]) or body["state"],
+            problems=tuple(read.problems),
         )
         self._ours.add(instance.id)
         self._looked.pop(instance.id, None)
@@ -309,9 +326,16 @@ class Fake:
             self._looked[instance.id] = (self._world.monotonic(), instance)
         return instance
 
+    def _skew_s(self, body: dict[str, Any]) -> float:
+        """Their times in ours: the clocks may differ, the ages do not."""
+        now = read_moment(body["now"])
+        return 0.0 if now is None else now - self._world.now()
+
     def _resource(self, kind: str, body: dict[str, Any]) -> Resource:
-        rate = Decimal(body.get("rate_usd_per_hour", "0"))
-        return Resource(kind, body["id"], body["name"], self.name, rate, float(body["created_at"]))
+        read = Figures(self.name)
+        rate = read.rate("rate_usd_per_hour", body.get("rate_usd_per_hour")) or Decimal(0)
+        created_at = read.moment("created_at", body["created_at"], self._world.now())
+        return Resource(kind, body["id"], body["name"], self.name, rate, created_at, " ".join(read.problems))
 
 
 def _refused(exc: Unwelcome, request: Request) -> NoOffer | ProviderRefused:

@@ -24,6 +24,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from homing.cloud.figures import Figures
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers import local_end
 from homing.cloud.providers.base import (
@@ -309,10 +310,11 @@ class Local:
         ended: dict[str, Any] | None = None,
         detail: str = "",
     ) -> Instance:
-        rate = Decimal(made["rate_usd_per_hour"]) if made else Decimal(0)
-        created_at = float(made["created_at"]) if made else None
-        ended_at = float(ended["ended_at"]) if ended else None
-        until = ended_at if ended_at is not None else self._world.now()
+        read, now = Figures(f"{self._folder(instance_id)}/instance.json"), self._world.now()
+        rate = read.rate("rate_usd_per_hour", made.get("rate_usd_per_hour") if made else None) or Decimal(0)
+        created_at = read.moment("created_at", made.get("created_at") if made else None, now)
+        ended_at = read.moment("ended_at", ended.get("ended_at") if ended else None, now)
+        until = ended_at if ended_at is not None else now
         seconds = Decimal(str(max(0.0, until - created_at))) if created_at is not None else Decimal(0)
         return Instance(
             id=instance_id,
@@ -326,6 +328,7 @@ class Local:
             spend_usd=rate * seconds / 3600 if made else None,
             detail=detail,
             page=str(self._folder(instance_id)),
+            problems=tuple(read.problems),
         )
 
     def _exists(self, folder: Path, *file_names: str) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from homing.cloud.checks import Check, ok, warning
+from homing.cloud.figures import Figures
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers import modal_box
 from homing.cloud.providers.base import (
@@ -297,19 +298,19 @@ class Modal:
 
     def _instance(self, sandbox: Any) -> Instance:
         tags, code = self._tags_of(sandbox), sandbox.returncode
-        is_over = code is not None
-        created = tags.get(_CREATED, "")
+        is_over, read = code is not None, Figures(self.name)
         instance = Instance(
             id=str(sandbox.object_id),
             mark=tags.get(_MARK, ""),
             provider=self.name,
             state="gone" if is_over else "ready",
             billing="no" if is_over else "yes",
-            rate_usd_per_hour=Decimal(tags.get(_RATE, "0")),
-            created_at=float(created) if created else None,
+            rate_usd_per_hour=read.rate(f"the tag {_RATE}", tags.get(_RATE)) or Decimal(0),
+            created_at=read.moment(f"the tag {_CREATED}", tags.get(_CREATED), self._world.now()),
             is_running=not is_over,
             detail=_ENDED_BY.get(code, f"its command ended with {code}") if is_over else "running or in the queue",
             page=self.page,
+            problems=tuple(read.problems),
         )
         self._looked.pop(instance.id, None)
         if not is_over:

@@ -9,11 +9,13 @@ Nothing here knows what is rented or why.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, TypeVar
 
+from homing.cloud.figures import Figures
 from homing.cloud.providers.rest import Unsure, Unwelcome
 from homing.errors import ProviderSilent
 from homing.store.modal_client import TIMEOUT_S, Door, Shut, failures, kind_of, open_door, text_of
@@ -21,6 +23,7 @@ from homing.world import World
 
 __all__ = ["APP", "ModalApi"]
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 APP = "homing"  # all our sandboxes live in it, whichever home they are of
 _TRIES = 3  # beside those that the SDK makes by itself within a second
@@ -72,15 +75,19 @@ class ModalApi:
     def rates(self) -> dict[str, Decimal]:
         """Modal's own list, dollars by the hour; empty where this account or client cannot be told."""
 
-        async def look() -> dict[str, Decimal]:
+        async def look() -> dict[str, Any]:
             return dict(await self.door.sdk.Workspace.from_context(client=self.door.client).billing.rates.aio())
 
         try:
-            return self.ask("billing.rates", look)
+            told, read = self.ask("billing.rates", look), Figures("modal")
         except Unwelcome as exc:
             if exc.status == 401:
                 raise
             return {}
+        rates = {name: read.rate(name, value) for name, value in told.items()}
+        for problem in read.problems:
+            log.warning("%s The dated table counts.", problem)
+        return {name: rate for name, rate in rates.items() if rate}
 
     # --- sandboxes ---
 

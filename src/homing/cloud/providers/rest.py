@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+from homing.cloud.figures import read_figure
 from homing.errors import ProviderRefused, ProviderSilent
 from homing.install import pip_upgrade
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
@@ -164,7 +165,7 @@ class Api:
         data = b"" if body is None else json.dumps(body).encode()
         headers = {**self.headers, "content-type": "application/json"}
         response = self.world.http(HttpRequest(method, self.url + path, headers, data, _TIMEOUT_S))
-        with contextlib.suppress(ValueError, KeyError):  # none, or none that can be read
+        with contextlib.suppress(ArithmeticError, KeyError, TypeError, ValueError):  # none, or none that can be read
             self.skew_s = email.utils.parsedate_to_datetime(response.headers["date"]).timestamp() - self.world.now()
         return response
 
@@ -204,11 +205,8 @@ def _is_unclear(response: HttpResponse) -> bool:
 
 def _pause_s(response: HttpResponse | None, number: int) -> float:
     wanted = response.headers.get("retry-after", "") if response is not None else ""
-    try:
-        told_s = float(wanted)
-    except ValueError:  # none, or a date; then our own pause does
-        told_s = 0.0
-    return min(max(told_s, _FIRST_PAUSE_S * float(2**number)), _LONGEST_PAUSE_S)
+    told = read_figure(wanted, 10**9)  # none, or a date: then our own pause does
+    return min(max(float(told or 0), _FIRST_PAUSE_S * float(2**number)), _LONGEST_PAUSE_S)
 
 
 def _text_of(response: HttpResponse) -> str:

@@ -11,6 +11,7 @@ environment.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -29,6 +30,7 @@ from homing.cloud import startup
 from homing.cloud.bundle import TORCH_CUDA
 from homing.cloud.checks import Check, fault, ok, warning
 from homing.cloud.doctor_balance import Balance
+from homing.cloud.figures import Figures, read_port
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers import runpod_catalogue, runpod_pod
 from homing.cloud.providers.base import (
@@ -64,7 +66,7 @@ from homing.cloud.providers.runpod_volume import (
 )
 from homing.cloud.ssh_keys import find_host_key, host_key, known_hosts_line, login_key
 from homing.config.clouds.runpod import IMAGE, RunpodCloud
-from homing.errors import ProviderRefused, UsageError
+from homing.errors import ProviderRefused, ProviderSilent, UsageError
 from homing.units import format_bytes, format_usd
 from homing.wire.limit import DEAD_MAN, allowed_s, reserve_s
 from homing.world import World
@@ -89,6 +91,15 @@ _SPARE = 1.1
 _MOST_ENV = 50
 
 
+@dataclasses.dataclass(frozen=True)
+class _Bill:
+    """What RunPod says a pod has cost; None where it has no figure yet, or the key may not see it."""
+
+    at: float = -math.inf
+    usd: Decimal | None = None
+    problems: tuple[str, ...] = ()
+
+
 class Runpod:
     name = "runpod"
     page = f"{CONSOLE}/pods"
@@ -110,7 +121,7 @@ class Runpod:
         self._ours: set[str] = set()  # ids that this process has seen under our mark
         self._looked: dict[str, tuple[float, Instance]] = {}
         self._made: dict[str, float] = {}  # ids that this process created, and when
-        self._bills: dict[str, tuple[float, Decimal | None]] = {}
+        self._bills: dict[str, _Bill] = {}
         self._whose = (0.0, "")  # when it was asked for, and what was told
 
     @staticmethod
@@ -241,7 +252,8 @@ class Runpod:
         if made_at is not None and self._world.monotonic() - made_at < self.settle_s and known is not None:
             return known  # made a moment ago, and not shown yet
         gone = Instance(instance_id, "", self.name, "gone", "no", Decimal(0), detail="not known to RunPod any more")
-        return dataclasses.replace(gone, spend_usd=self._bill(instance_id))
+        bill = self._bill(instance_id)
+        return dataclasses.replace(gone, spend_usd=bill.usd, problems=bill.problems)
 
     @legible
     def list_owned(self) -> list[Instance]:
@@ -255,9 +267,10 @@ class Runpod:
         self._looked.pop(instance_id, None)
         self._made.pop(instance_id, None)
         if instance_id not in self._ours:
-            pod = self._find(instance_id)
-            if pod is not None:  # not shown may be not shown yet: it is asked for all the same
-                self._own(pod)
+            with contextlib.suppress(ProviderSilent):  # not shown, or not legibly: it is asked for all the same
+                pod = self._find(instance_id)
+                if pod is not None:
+                    self._own(pod)
         self._api.delete(_path(instance_id))
 
     def log(self, instance_id: str) -> str:
@@ -437,7 +450,13 @@ class Runpod:
         direct, key = pod["ssh"]["direct"], find_host_key(self._home, str(pod["name"]), self._world)
         if direct is None or key is None:
             return None
-        host, port = str(direct["host"]), int(direct["port"])
+        host, port = str(direct["host"]), read_port(direct["port"])
+        if port is None:
+            raise ProviderSilent(
+                what=f"runpod says that the SSH port of {pod['id']} is {direct['port']!r}.",
+                why="That is no port, so the pod cannot be reached.",
+                fix=f"Try again in a minute. See {self.page}",
+            )
         private = str(login_key(self._home, self._world).private_path)
         return Connection(str(direct["username"]), host, port, private, known_hosts_line(key, host, port))
 
@@ -447,7 +466,9 @@ class Runpod:
         return pod
 
     def _instance(self, pod: dict[str, Any]) -> Instance:
-        instance = runpod_pod.instance_of(pod, page=self.page, spend_usd=self._bill(str(pod["id"])))
+        bill = self._bill(str(pod["id"]))
+        shown = runpod_pod.instance_of(pod, page=self.page, now=self._world.now(), spend_usd=bill.usd)
+        instance = dataclasses.replace(shown, problems=shown.problems + bill.problems)
         if instance.mark.startswith(self._prefix):
             self._ours.add(instance.id)
         self._looked.pop(instance.id, None)
@@ -455,23 +476,26 @@ class Runpod:
             self._looked[instance.id] = (self._world.monotonic(), instance)
         return instance
 
-    def _bill(self, instance_id: str) -> Decimal | None:
-        """RunPod's own figure, which is late; None where it has none yet, or the key may not see it."""
-        now = self._world.monotonic()
-        at, known = self._bills.get(instance_id, (-math.inf, None))
-        if now - at < _BILL_EVERY_S:
+    def _bill(self, instance_id: str) -> _Bill:
+        """RunPod's own figure, which is late, or the last one that can be right."""
+        now, known = self._world.monotonic(), self._bills.get(instance_id, _Bill())
+        if now - known.at < _BILL_EVERY_S:
             return known
+        usd, problems = None, tuple[str, ...]()
         try:
-            known = self._read_bill(instance_id) or known
+            usd, problems = self._read_bill(instance_id)
         except ProviderRefused as exc:  # no reason to know less of the pod itself; our own meter counts on
             log.info("runpod told nothing of its bill: %s", exc.why)
-        self._bills[instance_id] = (now, known)
-        return known
+        self._bills[instance_id] = _Bill(now, usd or known.usd, problems)
+        return self._bills[instance_id]
 
     @legible
-    def _read_bill(self, instance_id: str) -> Decimal:
+    def _read_bill(self, instance_id: str) -> tuple[Decimal | None, tuple[str, ...]]:
         records = self._api.items(f"{_BILL}&podId={quote(instance_id, safe='')}", "records")
-        return sum((Decimal(str(record["totalAmount"])) for record in records), Decimal(0))
+        read = Figures("runpod")
+        amounts = [read.usd("totalAmount of its bill", record["totalAmount"]) for record in records]
+        told = [amount for amount in amounts if amount is not None]
+        return (sum(told, Decimal(0)) if len(told) == len(amounts) else None), tuple(read.problems)
 
 
 _DEFAULTS: dict[str, Any] = RunpodCloud().model_dump()

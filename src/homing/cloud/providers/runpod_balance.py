@@ -7,9 +7,9 @@ then nobody knows, and nothing is guessed. Of the balance, which nothing hangs o
 from __future__ import annotations
 
 import logging
-from decimal import Decimal, InvalidOperation
 
 from homing.cloud.doctor_balance import Balance
+from homing.cloud.figures import MOST_USD, read_figure
 from homing.cloud.providers.rest import Api, Unsure, Unwelcome
 from homing.errors import ProviderRefused, ProviderSilent
 
@@ -26,10 +26,14 @@ def read_balance(api: Api) -> Balance | None:
     try:
         body = api.post(GRAPHQL, {"query": _QUERY})
         told = body["data"]["myself"]
-        return Balance(Decimal(str(told["clientBalance"])), Decimal(str(told["currentSpendPerHr"] or 0)))
+        left = read_figure(told["clientBalance"], MOST_USD, least=-MOST_USD)  # an account may owe
+        rate = read_figure(told["currentSpendPerHr"] or 0, MOST_USD)
+        if left is not None and rate is not None:
+            return Balance(left, rate)
+        log.warning("runpod tells a balance that cannot be right: %.100r", told)
     except (Unsure, ProviderRefused) as exc:
         log.info("runpod told nothing of its balance: %s", exc)
-    except (KeyError, TypeError, InvalidOperation):  # GraphQL says no with 200, `errors` and no data
+    except (KeyError, TypeError):  # GraphQL says no with 200, `errors` and no data
         log.info("runpod's answer has no balance in it: %s", body.get("errors"))
     return None
 

@@ -7,6 +7,7 @@ An offer's name holds all that create needs to ask for it again. Stock is a hint
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 from homing.cloud.bundle import TORCH_CUDA
+from homing.cloud.figures import Figures
 from homing.cloud.providers.base import Offer
 from homing.cloud.providers.rest import Api
 from homing.gpus import Gpu, find_gpu
 
 __all__ = ["ANYWHERE", "COUNTS", "Choice", "Wanted", "dollars", "find", "storage_rate"]
 
+log = logging.getLogger(__name__)
 COUNTS = (1, 2, 4, 8)  # asked for where any number will do
 ANYWHERE = "any"  # as a region: RunPod places the pod
 # Storage is not in the catalogue: RunPod's price page of 2026-08, dollars per GB and month.
@@ -28,6 +31,7 @@ _DISK_USD_PER_GB_MONTH = Decimal("0.10")
 _HOURS_PER_MONTH = Decimal(730)
 _ROUND = Decimal("0.0001")  # their numbers are 32-bit floats: 3.29 comes as 3.2899999618530273
 _BOOT_S = 240.0  # image pulled, environment made, inputs fetched
+_MOST_GB = 10**6
 _LEAST_CAPABILITY = (7, 5)  # the wheels for this CUDA have no kernels for older cards
 
 
@@ -72,8 +76,8 @@ def find(api: Api, wanted: Wanted) -> list[Offer]:
     ]
 
 
-def dollars(amount: Any) -> Decimal:
-    return Decimal(str(amount)).quantize(_ROUND)
+def dollars(amount: Decimal) -> Decimal:
+    return amount.quantize(_ROUND)
 
 
 def storage_rate(num_gb: int) -> Decimal:
@@ -91,9 +95,15 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
 
     What cannot be had now, or could not run our torch, is no offer.
     """
-    rate, stock = dollars(body["price"][cloud]), str(body.get("availability", "NONE"))
-    card = _card(body)
-    if not body[cloud] or stock == "NONE" or rate <= 0 or count > body["maxCount"][cloud]:
+    read, stock = Figures("runpod"), str(body.get("availability", "NONE"))
+    rate, most = read.rate("price", body["price"][cloud]), read.whole("maxCount", body["maxCount"][cloud])
+    memory_gb = read.whole("memory", body["memory"], _MOST_GB)
+    if read.problems:
+        log.warning("%s is left out of the offers: %s", body.get("id"), " ".join(read.problems))
+    if rate is None or most is None or memory_gb is None:
+        return
+    card, rate = _card(str(body["id"]), memory_gb), dollars(rate)
+    if not body[cloud] or stock == "NONE" or rate <= 0 or count > most:
         return
     if body["manufacturer"] != "NVIDIA" or (card is not None and card.compute_capability < _LEAST_CAPABILITY):
         return
@@ -108,7 +118,7 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
             device=card.name if card else str(body["name"]),
             num_gpus=count,
             num_cores=0,  # not told before it runs
-            memory_bytes=min(int(body["memory"]), card.memory_gib if card else 10**6) * 2**30,
+            memory_bytes=min(memory_gb, card.memory_gib if card else _MOST_GB) * 2**30,
             rate_usd_per_hour=rate * count + storage_rate(wanted.disk_gb),
             disk_bytes=wanted.free_bytes,
             region=region,
@@ -118,9 +128,9 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
         )
 
 
-def _card(body: dict[str, Any]) -> Gpu | None:
+def _card(name: str, memory_gb: int) -> Gpu | None:
     """Our own card of that name, if its memory agrees: names may hold each other (A40 and A4000)."""
-    card = find_gpu(str(body["id"]))
-    if card is None or abs(card.memory_gib - int(body["memory"])) > 0.1 * card.memory_gib:
+    card = find_gpu(name)
+    if card is None or abs(card.memory_gib - memory_gb) > 0.1 * card.memory_gib:
         return None
     return card

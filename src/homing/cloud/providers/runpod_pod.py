@@ -13,10 +13,10 @@ import base64
 import gzip
 import json
 import shlex
-from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from homing.cloud.figures import Figures
 from homing.cloud.providers.base import Instance, InstanceState
 from homing.cloud.providers.runpod_catalogue import Choice, dollars, storage_rate
 from homing.cloud.startup import ROOT
@@ -36,6 +36,7 @@ __all__ = [
 
 KEY_ENV, POD_ENV = "RUNPOD_API_KEY", "RUNPOD_POD_ID"  # RunPod puts both into every pod; the key is the pod's own
 MAY_END = f"{ROOT}/may_end"
+_MOST_DISK_GB = 10**6
 _STATES: dict[str, InstanceState] = {
     "PROVISIONING": "requested",
     "STARTING": "booting",
@@ -131,9 +132,10 @@ def body_of(mark: str, choice: Choice, told: dict[str, Any], *, args: str, min_c
     return body
 
 
-def instance_of(pod: dict[str, Any], *, page: str, spend_usd: Decimal | None = None) -> Instance:
+def instance_of(pod: dict[str, Any], *, page: str, now: float, spend_usd: Decimal | None = None) -> Instance:
     """What RunPod says about a pod, in our words. RUNNING without a runtime is a host that has not begun."""
-    status = str(pod["status"])
+    status, read = str(pod["status"]), Figures("runpod")
+    cost, disk_gb = read.rate("cost", pod.get("cost")), read.whole("disk", pod.get("disk"), _MOST_DISK_GB)
     state: InstanceState = _STATES.get(status, "unknown")
     if status == "RUNNING" and pod.get("runtime") is None:
         state = "booting"
@@ -143,12 +145,13 @@ def instance_of(pod: dict[str, Any], *, page: str, spend_usd: Decimal | None = N
         provider="runpod",
         state=state,
         billing="no" if state == "gone" else "yes",
-        rate_usd_per_hour=dollars(pod["cost"]) + storage_rate(int(pod["disk"])),
-        created_at=_moment(pod.get("createdAt")),
+        rate_usd_per_hour=dollars(cost or Decimal(0)) + storage_rate(disk_gb or 0),
+        created_at=read.moment("createdAt", pod.get("createdAt"), now),
         spend_usd=spend_usd,
         is_running=status not in ("EXITED", "ERROR", "TERMINATED"),
         detail=_SAID.get(status, status),
         page=page,
+        problems=tuple(read.problems),
     )
 
 
@@ -156,10 +159,3 @@ def _python(url: str, program: str) -> str:
     graphql = url.removesuffix("/v2") + "/graphql"
     head = f"URL, GRAPHQL = {json.dumps(url)}, {json.dumps(graphql)}\n"
     return f"python3 -I -c {shlex.quote((_ASK + head + program).strip())}"
-
-
-def _moment(text: Any) -> float | None:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return None

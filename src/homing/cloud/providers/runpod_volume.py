@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from homing.cloud.figures import read_figure
 from homing.cloud.providers.base import Resource
 from homing.cloud.providers.rest import Api, Unsure
 from homing.cloud.providers.runpod_refusals import CONSOLE
@@ -25,6 +26,7 @@ _HIGH_PERFORMANCE = 2
 _FIRST_GB = 1000
 _HOURS_PER_MONTH = Decimal(730)
 _LOOKS = 3
+_MOST_GB = 10**7
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def make_volume(api: Api, name: str, num_gb: int, data_center: str, settle_s: fl
 def resource(volume: Volume) -> Resource:
     month = monthly_usd(volume.num_gb, volume.kind)
     text = f"{volume.num_gb} GB in {volume.data_center}, {format_usd(month)} a month until it is deleted"
+    if not volume.num_gb:
+        text = f"in {volume.data_center}; runpod tells no size that can be right, so its price is not known"
     rate = month / _HOURS_PER_MONTH
     return Resource("volume", volume.id, volume.name, "runpod", rate, detail=text, is_kept=True)
 
@@ -103,4 +107,6 @@ def check_volume(volume: Volume, told: dict[str, Any]) -> None:
 
 
 def _volume(body: dict[str, Any]) -> Volume:
-    return Volume(str(body["id"]), str(body["name"]), int(body["size"]), str(body["dataCenter"]), str(body["type"]))
+    # One whose size cannot be right is listed all the same, so that it can be deleted.
+    size = read_figure(body["size"], _MOST_GB)
+    return Volume(str(body["id"]), str(body["name"]), int(size or 0), str(body["dataCenter"]), str(body["type"]))

@@ -23,6 +23,7 @@ from homing.api_address import api_address
 from homing.cloud import boot as booting
 from homing.cloud import meter, startup
 from homing.cloud.checks import Check
+from homing.cloud.figures import Figures
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers.base import (
     Connection,
@@ -46,15 +47,14 @@ from homing.cloud.providers.shadeform_account import (
     is_over,
     mark_of,
     rate_now,
-    spend_of,
     state_of,
 )
 from homing.cloud.providers.shadeform_checks import check_shadeform
-from homing.cloud.providers.shadeform_guard import Thresholds, moment_of, thresholds, thresholds_of
+from homing.cloud.providers.shadeform_guard import Thresholds, thresholds, thresholds_of
 from homing.cloud.providers.shadeform_offers import SPOT, Catalogue, Choice, choose_os, read_catalogue
 from homing.cloud.providers.shadeform_reach import ask_there, connection_of
 from homing.cloud.ssh_keys import host_key, login_key
-from homing.errors import CreateFailed, NoOffer, ProviderRefused, StartTimeout, UsageError
+from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
 from homing.units import format_duration
 from homing.wire.boot import EndBilling
 from homing.wire.instance import BILLING_ENDED
@@ -206,9 +206,10 @@ class Shadeform:
     def destroy(self, instance_id: str) -> None:
         self._looked.pop(instance_id, None)
         if instance_id not in self._ours:
-            body = self._account.info(instance_id)
-            if body is not None and is_over(self._own(body)):  # not shown may be not shown yet: it is asked for
-                return
+            with contextlib.suppress(ProviderSilent):  # not shown, or not legibly: it is asked for all the same
+                body = self._account.info(instance_id)
+                if body is not None and is_over(self._own(body)):
+                    return
         try:
             self._account.delete(instance_id)
         except Unwelcome:
@@ -235,8 +236,17 @@ class Shadeform:
         body = self._account.info(instance_id)
         if body is None or is_over(self._own(body)):
             return  # what is gone needs no guard
-        began = moment_of(body.get("created_at")) or self._their_now()
-        guard = thresholds(rate_now(body), spend_limit_usd, began, float("inf"))
+        read = Figures(self.name)
+        began = read.moment("created_at", body.get("created_at"), self._their_now()) or self._their_now()
+        rate = rate_now(body, read)
+        if not rate:
+            raise ProviderSilent(
+                what=f"Shadeform does not say what {instance_id} costs an hour, so its own guard was not changed.",
+                why=" ".join(read.problems),
+                doubt="Its earlier limit stays in force there.",
+                fix="Do the same again in a minute.",
+            )
+        guard = thresholds(rate, spend_limit_usd, began, float("inf"))
         self._arm(instance_id, guard if end_by is None else guard.by(end_by + self._api.skew_s))
 
     # --- beside instances ---
@@ -447,20 +457,21 @@ class Shadeform:
         return body
 
     def _instance(self, body: dict[str, Any]) -> Instance:
-        state, has_ended = state_of(body), is_over(body)
+        state, has_ended, read = state_of(body), is_over(body), Figures(self.name)
         instance = Instance(
             id=str(body["id"]),
             mark=mark_of(body),
             provider=self.name,
             state=state,
             billing="no" if has_ended else "yes",
-            rate_usd_per_hour=rate_now(body),
-            created_at=self._our_time(body.get("created_at")),
-            ended_at=self._our_time(body.get("deleted_at")) if has_ended else None,
-            spend_usd=spend_of(body),
+            rate_usd_per_hour=rate_now(body, read) or Decimal(0),
+            created_at=self._our_time(read, "created_at", body),
+            ended_at=self._our_time(read, "deleted_at", body) if has_ended else None,
+            spend_usd=read.usd("cost_estimate", body.get("cost_estimate")),
             is_running=not has_ended and body["status"] != "error",
             detail=detail_of(body),
             page=self.page,
+            problems=tuple(read.problems),
         )
         self._ours.add(instance.id)
         self._looked.pop(instance.id, None)
@@ -468,9 +479,9 @@ class Shadeform:
             self._looked[instance.id] = (self._world.monotonic(), instance)
         return instance
 
-    def _our_time(self, text: Any) -> float | None:
+    def _our_time(self, read: Figures, name: str, body: dict[str, Any]) -> float | None:
         """Their clock may differ from ours; ages do not."""
-        moment = moment_of(text)
+        moment = read.moment(name, body.get(name), self._their_now())
         return None if moment is None else moment - self._api.skew_s
 
 

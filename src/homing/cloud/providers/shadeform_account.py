@@ -14,12 +14,13 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
 
+from homing.cloud.figures import Figures
 from homing.cloud.providers.base import InstanceState
 from homing.cloud.providers.rest import Api, Unsure, Unwelcome
 from homing.cloud.providers.shadeform_guard import Thresholds, moment_of
 from homing.cloud.providers.shadeform_offers import SPOT, rate_of
 
-__all__ = ["Account", "detail_of", "is_over", "mark_of", "rate_now", "spend_of", "state_of"]
+__all__ = ["Account", "detail_of", "is_over", "mark_of", "rate_now", "state_of"]
 
 _LOOKS = 3  # for a guard as it was sent, over the time by which an answer may be late
 _STATES: dict[str, InstanceState] = {
@@ -122,7 +123,7 @@ class Account:
 
 def state_of(body: dict[str, Any]) -> InstanceState:
     """One that nobody documented is unknown, and bills."""
-    return _STATES.get(str(body["status"]), "unknown")
+    return _STATES.get(str(body.get("status")), "unknown")
 
 
 def is_over(body: dict[str, Any]) -> bool:
@@ -135,18 +136,12 @@ def mark_of(body: dict[str, Any]) -> str:
     return tags[0] if tags else str(body.get("name") or "")
 
 
-def rate_now(body: dict[str, Any]) -> Decimal:
+def rate_now(body: dict[str, Any], read: Figures) -> Decimal | None:
+    """None where Shadeform tells none that can be right."""
     terms = body.get("rental_terms") or {}
     return rate_of(
-        body.get("hourly_price") or 0, terms.get("hourly_price") if terms.get("rental_type") == SPOT else None
+        read, body.get("hourly_price"), terms.get("hourly_price") if terms.get("rental_type") == SPOT else None
     )
-
-
-def spend_of(body: dict[str, Any]) -> Decimal | None:
-    try:
-        return Decimal(str(body["cost_estimate"]))
-    except (KeyError, ArithmeticError):
-        return None
 
 
 def detail_of(body: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from homing.cloud.checks import Check, fault, ok, skipped, warning
+from homing.cloud.figures import MOST_USD, read_figure
 from homing.cloud.providers.shadeform_account import mark_of
 from homing.cloud.providers.shadeform_guard import moment_of
 from homing.cloud.providers.shadeform_offers import Choice
@@ -66,4 +67,6 @@ def _check_guards(living: list[dict[str, Any]], page: str) -> Check:
 
 def _is_guarded(shown: Any) -> bool:
     told = shown if isinstance(shown, dict) else {}
-    return bool(told.get("spend_threshold")) and moment_of(told.get("date_threshold")) is not None
+    return (
+        bool(read_figure(told.get("spend_threshold"), MOST_USD)) and moment_of(told.get("date_threshold")) is not None
+    )

@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-import re
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Any
 
 from homing.cloud import meter
+from homing.cloud.figures import MOST_USD, read_figure, read_moment
 from homing.errors import UsageError
 from homing.wire.boot import Boot
 from homing.wire.limit import PROVIDER, allowed_s, reserve_s
@@ -87,16 +87,8 @@ def thresholds(rate_usd_per_hour: Decimal, left_usd: Decimal, began: float, unti
 
 
 def moment_of(text: Any) -> float | None:
-    """Unix seconds of an RFC 3339 time; None where there is none. The zero date is how Go writes "not yet"."""
-    if not isinstance(text, str) or not text or text.startswith("0001-"):
-        return None
-    # Fractions have up to nine digits there, and Python reads six.
-    plain = re.sub(r"(\.\d{6})\d+", r"\1", text.strip().replace("Z", "+00:00").replace("z", "+00:00"))
-    try:
-        at = datetime.datetime.fromisoformat(plain)
-    except ValueError:
-        return None
-    return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
+    """Unix seconds of an RFC 3339 time; None where there is none."""
+    return read_moment(text) if isinstance(text, str) else None
 
 
 def _written(moment: float) -> str:
@@ -108,7 +100,4 @@ def _cents(amount: Decimal) -> Decimal:
 
 
 def _dollars(text: Any) -> Decimal | None:
-    try:
-        return Decimal(text) if isinstance(text, str) else None
-    except ArithmeticError:
-        return None
+    return read_figure(text, MOST_USD) if isinstance(text, str) else None

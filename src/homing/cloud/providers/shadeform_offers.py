@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from homing.cloud.figures import MOST_USD_PER_HOUR, Figures
 from homing.cloud.providers.base import Offer
 from homing.gpus import GPUS, Gpu, find_gpu
 
 __all__ = ["ON_DEMAND", "SPOT", "Catalogue", "Choice", "choose_os", "offer_name", "rate_of", "read_catalogue"]
 
 ON_DEMAND, SPOT = "on_demand", "spot"
+_MOST = 10**6  # cards, cores or GB of one machine
 _BOOT_S = 600.0  # where the type does not say; 3 to 20 minutes are usual
 _HAND_OVER_S = 60.0
 _MEMORY_OFF = 0.1  # by which a card's memory may differ from the table's: 192 GB are sold as 180
@@ -50,7 +52,11 @@ def read_catalogue(types: list[dict[str, Any]], provider: str, choice: Choice) -
             name = offer_name(body["cloud"], entry["region"], body["shade_instance_type"], rental)
             if rental == SPOT and not choice.is_spot_fine:
                 continue  # nobody asked for them
-            offer, reason = _offer(provider, name, body, entry, rental), why_not or _unfit_entry(entry, rental)
+            read = Figures("Shadeform")
+            offer = _offer(provider, name, body, entry, rental, read)
+            reason = why_not or _unfit_entry(entry, rental)
+            if not reason and (read.problems or not offer.rate_usd_per_hour):
+                reason = " ".join(["has figures that cannot be right.", *read.problems])
             if reason:
                 found.left_out.append((offer, reason))
                 continue
@@ -63,9 +69,12 @@ def offer_name(cloud: str, region: str, instance_type: str, rental: str) -> str:
     return f"{cloud}/{region}/{instance_type}" + (f"/{SPOT}" if rental == SPOT else "")
 
 
-def rate_of(cents: Any, dollars: Any = None) -> Decimal:
-    """Dollars an hour: from a string of them where there is one, else from whole cents."""
-    return Decimal(dollars) if isinstance(dollars, str) and dollars else Decimal(int(cents)) / 100
+def rate_of(read: Figures, cents: Any, dollars: Any = None) -> Decimal | None:
+    """Dollars an hour: from a string of them where there is one, else from whole cents; None where neither can be."""
+    if isinstance(dollars, str) and dollars:
+        return read.rate("hourly_price", dollars)
+    number = read.whole("hourly_price", cents, int(MOST_USD_PER_HOUR * 100))
+    return None if number is None else Decimal(number) / 100
 
 
 def choose_os(options: list[str], wanted: str = "") -> str:
@@ -116,25 +125,31 @@ def _unfit_entry(entry: dict[str, Any], rental: str) -> str:
     return ""
 
 
-def _offer(provider: str, name: str, body: dict[str, Any], entry: dict[str, Any], rental: str) -> Offer:
-    has, boot = body["configuration"], body.get("boot_time") or {}
-    card = _card(str(has["gpu_type"]), int(has["vram_per_gpu_in_gb"]), str(has.get("interconnect") or ""))
+def _offer(provider: str, name: str, body: dict[str, Any], entry: dict[str, Any], rental: str, read: Figures) -> Offer:
+    has, boot = body["configuration"], body.get("boot_time")
+    shape = {
+        key: read.whole(key, has.get(key), _MOST) or 0
+        for key in ("vram_per_gpu_in_gb", "num_gpus", "vcpus", "storage_in_gb", "memory_in_gb")
+    }
+    rate = rate_of(read, body.get("hourly_price"), entry.get("hourly_price") if rental == SPOT else None)
+    boot_s = read.seconds("max_boot_in_sec", boot.get("max_boot_in_sec"), 86400.0) if isinstance(boot, dict) else None
+    card = _card(str(has["gpu_type"]), shape["vram_per_gpu_in_gb"], str(has.get("interconnect") or ""))
     return Offer(
         provider=provider,
         name=name,
         device=card.name if card else str(has["gpu_type"]),
-        num_gpus=int(has["num_gpus"]),
-        num_cores=int(has["vcpus"]),
-        memory_bytes=int(has["vram_per_gpu_in_gb"]) * 2**30,
-        rate_usd_per_hour=rate_of(body["hourly_price"], entry.get("hourly_price") if rental == SPOT else None),
-        disk_bytes=int(has["storage_in_gb"]) * 10**9,
+        num_gpus=shape["num_gpus"],
+        num_cores=shape["vcpus"],
+        memory_bytes=shape["vram_per_gpu_in_gb"] * 2**30,
+        rate_usd_per_hour=rate if rate is not None else Decimal(0),
+        disk_bytes=shape["storage_in_gb"] * 10**9,
         region=str(entry["region"]),
-        boot_s=float(boot.get("max_boot_in_sec") or _BOOT_S) + _HAND_OVER_S,
+        boot_s=(boot_s or _BOOT_S) + _HAND_OVER_S,
         cloud=str(body["cloud"]),
         instance_type=str(body["shade_instance_type"]),
         nvlink=has.get("nvlink") if isinstance(has.get("nvlink"), bool) else None,
         is_spot=rental == SPOT,
-        host_bytes=int(has.get("memory_in_gb") or 0) * 2**30,
+        host_bytes=shape["memory_in_gb"] * 2**30,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from homing.cloud.figures import read_port
 from homing.cloud.providers.base import Connection
 from homing.cloud.providers.shadeform_account import mark_of, state_of
 from homing.cloud.providers.ssh_host import ssh_argv
@@ -27,7 +28,7 @@ def connection_of(body: dict[str, Any], home: Path, world: World) -> Connection 
     key = find_host_key(home, mark_of(body), world)
     if key is None:
         return None
-    host, port = str(body["ip"]), int(body.get("ssh_port") or 22)  # null in some replies, and then it is 22
+    host, port = str(body["ip"]), read_port(body.get("ssh_port")) or 22  # null in some replies, and then it is 22
     user = str(body.get("ssh_user") or "shadeform")
     return Connection(user, host, port, str(login_key(home, world).private_path), known_hosts_line(key, host, port))
 

@@ -10,11 +10,13 @@ raises; it never makes anything "gone". The rate is what the run file says: the 
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
+from homing.cloud.figures import Figures, read_moment
 from homing.cloud.mark import owner_prefix
 from homing.cloud.providers import local_end
 from homing.cloud.providers.base import (
@@ -41,6 +43,7 @@ from homing.world import World
 
 __all__ = ["Ssh"]
 
+log = logging.getLogger(__name__)
 _CREATE_S = 300.0
 _STATES: dict[str, InstanceState] = {s: s for s in get_args(InstanceState)}
 
@@ -78,23 +81,27 @@ class Ssh:
     # --- what it would rent ---
 
     def offers(self, needs: Needs) -> list[Offer]:
-        host, facts = self._configured(), self._ask_facts()
+        host, facts, read = self._configured(), self._ask_facts(), Figures(self._configured().name)
         cards = [(find_gpu(card["name"]), card) for card in facts["gpus"]]
         known, card = cards[0] if cards else (None, None)
         device = (known.name if known else card["name"]) if card else facts["processor"]
+        memory_bytes = read.whole("memory_bytes", facts["memory_bytes"]) or 0
+        card_mib = read.whole("the memory of its card", card["mib"]) or 0 if card else 0
         offer = Offer(
             provider=self.name,
             name=host.name,
             device=device,
             num_gpus=len(cards),
-            num_cores=facts["cores"],
-            memory_bytes=card["mib"] * 2**20 if card else facts["memory_bytes"],
+            num_cores=read.whole("cores", facts["cores"]) or 1,
+            memory_bytes=card_mib * 2**20 if card else memory_bytes,
             rate_usd_per_hour=Decimal(host.settings.rate_usd_per_hour),
-            disk_bytes=facts["disk_bytes"],
+            disk_bytes=read.whole("disk_bytes", facts["disk_bytes"]) or 0,
             # A given interpreter starts at once; an environment with torch is some gigabytes from far away.
             boot_s=15.0 if host.settings.python else 300.0,
-            host_bytes=facts["memory_bytes"],
+            host_bytes=memory_bytes,
         )
+        for problem in read.problems:
+            log.warning(problem)
         return [] if lack(offer, needs) else [offer]
 
     def place(self, mark: str) -> Place:
@@ -275,11 +282,15 @@ class Ssh:
     def _instance(self, host: Host, answer: dict[str, Any]) -> Instance:
         made, ended = answer.get("made"), answer.get("ended")
         state = _STATES.get(answer["state"], "unknown")
-        rate = Decimal(made["rate_usd_per_hour"]) if made else Decimal(0)
+        read = Figures(host.name)
+        rate = read.rate("rate_usd_per_hour", made.get("rate_usd_per_hour") if made else None) or Decimal(0)
         # Its clock may be another one than ours: seconds are counted there, moments are told here.
-        until = float(ended["ended_at"]) if ended else float(answer["now"])
-        seconds = max(0.0, until - float(made["created_at"])) if made else 0.0
-        skew_s = self._world.now() - float(answer["now"])
+        told = read_moment(answer["now"])
+        now = told if told is not None else self._world.now()
+        created_at = read.moment("created_at", made.get("created_at") if made else None, now)
+        ended_at = read.moment("ended_at", ended.get("ended_at") if ended else None, now)
+        until, skew_s = ended_at if ended_at is not None else now, self._world.now() - now
+        seconds = max(0.0, until - created_at) if created_at is not None else 0.0
         return Instance(
             id=self._id(host, answer["mark"]),
             mark=answer["mark"],
@@ -287,12 +298,13 @@ class Ssh:
             state=state,
             billing="no" if state == "gone" else "yes",
             rate_usd_per_hour=rate,
-            created_at=float(made["created_at"]) + skew_s if made else None,
-            ended_at=float(ended["ended_at"]) + skew_s if ended else None,
+            created_at=created_at + skew_s if created_at is not None else None,
+            ended_at=ended_at + skew_s if ended_at is not None else None,
             spend_usd=rate * Decimal(str(seconds)) / 3600 if made else None,
             is_running=bool(answer["is_running"]),
             detail=str(answer["detail"]),
             page=f"{host.name} {answer['folder']}",
+            problems=tuple(read.problems),
         )
 
     def _unknown(self, host: Host, mark: str, exc: HomingError) -> Instance:
