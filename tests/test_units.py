@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
@@ -141,3 +143,29 @@ def test_one_thing_is_no_things() -> None:
     said = [units.counted(number, "instance") for number in (0, 1, 1200)]
     assert said == ["0 instances", "1 instance", "1,200 instances"]
     assert units.counted(2, "entry", "entries") == "2 entries"
+
+
+@pytest.mark.parametrize("text", ["NaN", "sNaN", "Infinity", "-Infinity", "1e30", "1e308", "1e999999", "-1e30"])
+def test_showing_what_no_dollars_are_never_raises(text: str) -> None:
+    amount = Decimal(text)
+    column = units.UsdColumn.of([amount, Decimal("1.5")])
+    assert units.format_usd(amount).startswith("$")
+    assert column.show(amount).startswith("$")
+    assert column.show(Decimal("1.5")) == "$1.50"
+
+
+def test_showing_what_no_time_is_never_raises() -> None:
+    for number in (math.nan, math.inf, -math.inf, 1e308):
+        assert units.format_duration(number)
+        assert units.format_moment(number) == "?"
+
+
+@pytest.mark.parametrize("parse", [units.parse_count, units.parse_bytes])
+def test_an_enormous_count_is_refused_and_not_worked_out(parse: Callable[[object], int]) -> None:
+    with pytest.raises(ValueError, match="the most that homing counts"):
+        parse("1e999999999")
+
+
+def test_a_time_beyond_a_century_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        units.parse_duration(1e30)

@@ -102,9 +102,10 @@ def _parse_scaled(value: object, scales: dict[str, int], shape: str) -> int:
     match = re.fullmatch(_NUMBER + r"\s*([a-zA-Z]*)", str(value).strip())
     if not match or match[2].lower() not in scales:
         raise ValueError(wrong)
-    number = Decimal(match[1].replace(",", "").replace("_", "")) * scales[match[2].lower()]
-    if number > _MOST_COUNT:
+    plain = Decimal(match[1].replace(",", "").replace("_", ""))
+    if plain > _MOST_COUNT:  # before it is multiplied, or made an int: 1e999999999 would take all memory
         raise ValueError(f"{wrong}; {_MOST_COUNT:.0e} is the most that homing counts")
+    number = plain * scales[match[2].lower()]
     if number != number.to_integral_value():
         raise ValueError(wrong)
     # YAML makes 1e9 a float too; a small one was written with a point.

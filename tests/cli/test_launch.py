@@ -49,6 +49,17 @@ def test_a_limit_that_is_none_is_refused(cli: Homing, limit: str) -> None:
     assert cli("launch", "moss", "--yes", f"--spend-limit={limit}").code == 2
 
 
+@pytest.mark.regression("spend-limit-size")
+@pytest.mark.parametrize(
+    "how", [["--spend-limit", "1e30"], ["--set", "limits.spend=1e30"], ["--spend-limit=9e99999999"]]
+)
+def test_an_enormous_limit_is_refused_in_words(cli: Homing, how: list[str]) -> None:
+    said = cli("launch", "moss", "--dry-run", *how)
+    assert said.code == 2
+    assert "$1,000,000,000.00 at most" in said.err
+    assert "Traceback" not in said.err
+
+
 def test_with_no_terminal_and_no_yes_it_refuses_and_names_the_money(cli: Homing) -> None:
     said = cli("launch", "moss", "--spend-limit", "1")
     assert said.code == 2

@@ -27,6 +27,13 @@ def test_it_says_old_new_and_worst_case_and_waits_for_the_agent(say: Homing) -> 
     assert say("status", "moss", "--json").json["spend_limit_usd"] == "2"
 
 
+@pytest.mark.parametrize("spend", ["1e30", "9e99999999"])
+def test_an_enormous_limit_is_refused_in_words(say: Homing, spend: str) -> None:
+    said = say("limit", "moss", "--spend", spend)
+    assert said.code == 2
+    assert "$1,000,000,000.00 at most" in said.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [("--spend", "0"), ("--spend", "lots"), ("--time", "soon"), ()])
 def test_what_is_no_limit_is_refused(say: Homing, argv: tuple[str, ...]) -> None:

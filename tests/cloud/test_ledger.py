@@ -220,7 +220,7 @@ def without_accounts(path: Path) -> None:
     for sql in _TABLES:
         connection.execute(sql.replace(", account TEXT", ""))
     connection.execute("INSERT INTO meta VALUES ('schema_version', '1')")
-    names = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "account"]
+    names = [field.name for field in dataclasses.fields(LedgerLine) if field.name not in ("account", "damaged")]
     values = [getattr(line(row()), name) for name in names]
     connection.execute(f"INSERT INTO lines ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})", values)
     connection.commit()
@@ -294,11 +294,12 @@ def test_a_ledger_is_read_where_the_disk_has_no_room_even_for_what_its_readers_s
     assert ledger.lines() == [line(row())]
 
 
-def test_a_ledger_with_words_that_are_no_text_any_more_is_told_as_damaged(ledger: Ledger) -> None:
+def test_a_row_with_words_that_are_no_text_any_more_is_told_as_damaged(ledger: Ledger) -> None:
     ledger.intend(row(), line(row()))
-    Database(ledger._path).execute(("UPDATE lines SET note = CAST(x'ff' AS TEXT)", ()))
-    with pytest.raises(IntegrityError, match="cannot be used"):
-        ledger.lines()
+    Database(ledger._path).execute(("UPDATE lines SET provider = CAST(x'ff' AS TEXT)", ()))
+    (found,) = ledger.lines()
+    assert (found.mark, found.damaged) == (line(row()).mark, ("provider",))
+    assert ["(provider)" in sentence for sentence in ledger.damage()] == [True]
 
 
 @pytest.mark.parametrize("is_new", [False, True])

@@ -152,6 +152,12 @@ def _look_at_the_rest(home: Home, made: Pass) -> None:
     for line in unknown:
         where = f"{line.provider} {line.instance_id or line.mark} at {_usd(line.rate_usd_per_hour)}/h"
         made.may_bill.append(f"{where} carries our mark and belongs to no run: homing reconcile")
+    made.may_bill += [
+        f"{line.provider} {line.instance_id or line.mark}: its row in the ledger is damaged"
+        f" ({', '.join(line.damaged)}), so its limit may not be held: homing destroy {line.run_id or line.mark}"
+        for line in home.ledger.open_lines()
+        if line.damaged and line.created_at is not None
+    ]
     waiting = [line for line in home.ledger.unconfirmed() if line not in unknown and line.created_at is not None]
     for line in waiting:
         if home.world.now() >= made.next_at:  # the limit of a run has come meanwhile: the next round ends that first

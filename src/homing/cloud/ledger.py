@@ -20,6 +20,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from homing.cloud.ledger_rows import read_line, read_run, seconds_in, usd_in
 from homing.cloud.mark import shown_mark
 from homing.errors import EndedElsewhere, HomingError, IntegrityError, UsageError
 from homing.install import pip_upgrade
@@ -78,6 +79,7 @@ class LedgerLine:
     spend_usd: str = "0"
     note: str = ""
     account: str | None = None  # of the key that rented it; None: not known, so any key of its provider speaks for it
+    damaged: tuple[str, ...] = ()  # columns of its row that could not be read; they have values that are safe to act on
 
     @property
     def is_at_most(self) -> bool:
@@ -90,7 +92,9 @@ class LedgerLine:
         return shown_mark(self.mark) != self.mark
 
 
-_LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine)]
+_LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "damaged"]
+# Also where text or a blob stands in the place of the time: it may bill.
+_IS_OPEN = "(destroyed_at IS NULL OR typeof(destroyed_at) IN ('text', 'blob'))"
 _LINES = f"SELECT {', '.join(_LINE_COLUMNS)} FROM lines"
 _OLDEST_FIRST = "ORDER BY intent_at, rowid"
 # By number, not by time: after a clock was set back the attempt that runs would stand before ended ones. A twin comes
@@ -155,6 +159,7 @@ class RunRow:
     exit_code: int | None = None
     ended_at: float | None = None
     fetched_step: int | None = None
+    damaged: tuple[str, ...] = ()  # columns of its row that could not be read
 
     @property
     def is_live(self) -> bool:
@@ -171,6 +176,7 @@ class RunRow:
         return self.is_interrupted or (not self.is_live and self.reason == CUT_SHORT)
 
 
+_RUN_COLUMNS = [field.name for field in dataclasses.fields(RunRow) if field.name != "damaged"]
 _IS_LIVE = f"state IN ({', '.join(repr(state) for state in LIVE_STATES)})"
 _NEWEST_FIRST = "ORDER BY rowid DESC"
 # How a run's reason begins that a guard, or a launch that still lives, may continue; see Home.may_go_on.
@@ -199,6 +205,7 @@ class Ledger:
         self._path = path
         self._world = world
         self._is_ready = False
+        self._damage: dict[str, str] = {}
         self._gathered: list[tuple[str, Sequence[Any]]] | None = None
 
     # --- writing ---
@@ -224,7 +231,7 @@ class Ledger:
         """
         insert = f"INSERT INTO lines ({', '.join(_LINE_COLUMNS)}) SELECT {', '.join('?' * len(_LINE_COLUMNS))}"
         values = [getattr(line, name) for name in _LINE_COLUMNS]
-        names = [field.name for field in dataclasses.fields(RunRow)]
+        names = _RUN_COLUMNS
         live = ", ".join(f"'{state}'" for state in LIVE_STATES)
         judged = [] if last is None else [last.id, last.state, last.reason, last.spend_limit_usd]
         same = _UNCHANGED if judged else ""
@@ -266,7 +273,7 @@ class Ledger:
         """The last durable word before the create call: from now on an instance may exist."""
         rows = self._execute(
             (
-                "UPDATE lines SET created_at = ?, state = 'booting' WHERE mark = ? AND destroyed_at IS NULL"
+                f"UPDATE lines SET created_at = ?, state = 'booting' WHERE mark = ? AND {_IS_OPEN}"
                 " AND created_at IS NULL AND destroy_asked_at IS NULL",
                 [at, mark],
             ),
@@ -281,7 +288,7 @@ class Ledger:
 
     def update(self, mark: str, **columns: Any) -> None:
         """Sets columns of a line that is still open; a closed line is a receipt and stays as it is."""
-        self._set("lines", columns, "mark = ? AND destroyed_at IS NULL", mark)
+        self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark)
 
     def close(self, mark: str, *, at: float, spend_usd: Decimal, note: str) -> None:
         """The receipt. Said once: whoever closes first is right."""
@@ -304,7 +311,7 @@ class Ledger:
 
     def adopt_run(self, run: RunRow, lines: Sequence[LedgerLine], adopted: Sequence[Adopted]) -> None:
         """A run of another home with all its attempts, in one transaction. What is known here already stays."""
-        names = [field.name for field in dataclasses.fields(RunRow)]
+        names = _RUN_COLUMNS
         changed = ("state", "store", "spend_limit_usd", "reason", "exit_code", "ended_at")
         insert_run = (
             f"INSERT INTO runs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) ON CONFLICT (id) DO UPDATE"
@@ -327,7 +334,7 @@ class Ledger:
     def close_unborn(self, mark: str, at: float) -> None:
         """A launch whose process died before its create call: nothing was asked of a provider, so nothing exists."""
         columns = {"destroyed_at": at, "state": "gone", "billing": "no", "note": "its launch died before the create"}
-        self._set("lines", columns, "mark = ? AND created_at IS NULL AND destroyed_at IS NULL", mark)
+        self._set("lines", columns, f"mark = ? AND created_at IS NULL AND {_IS_OPEN}", mark)
 
     def set_run(self, run_id: str, *, only_live: bool = False, unless_stopped: bool = False, **columns: Any) -> None:
         """With `only_live` a run that ended meanwhile stays ended: another client may have destroyed it. With
@@ -366,14 +373,17 @@ class Ledger:
         newest = f"SELECT rowid FROM runs {_NEWEST_FIRST} LIMIT ?"
         reasons = " OR ".join(["substr(reason, 1, ?) = ?"] * len(_MAY_GO_ON))
         params = [value for reason in _MAY_GO_ON for value in (len(reason), reason)]
-        open_ = "SELECT run_id FROM lines WHERE destroyed_at IS NULL"
+        open_ = f"SELECT run_id FROM lines WHERE {_IS_OPEN}"
         where = f"WHERE {_IS_LIVE} OR id IN ({open_}) OR {reasons} OR rowid IN ({newest})"
         return self._runs(where, [*params, max(0, last)])
 
     def _runs(self, where: str, params: Sequence[Any] = ()) -> list[RunRow]:
-        names = [field.name for field in dataclasses.fields(RunRow)]
+        names = _RUN_COLUMNS
         rows = self._execute((f"SELECT {', '.join(names)} FROM runs {where} {_NEWEST_FIRST}", params))
-        return [RunRow(**row) for row in rows]
+        found = [RunRow(**read_run(row, self._world.now())) for row in rows]
+        for run in found:
+            self._note_damage(f"run {run.id or '?'}", run.damaged)
+        return found
 
     def called(self, word: str) -> list[RunRow]:
         """The runs with this id or name: first those that are live or may be billing, then the newest first. An id
@@ -384,7 +394,7 @@ class Ledger:
 
     def billing_runs(self) -> set[str]:
         """Ids of the runs with an instance that may be billing."""
-        sql = "SELECT DISTINCT run_id FROM lines WHERE created_at IS NOT NULL AND destroyed_at IS NULL"
+        sql = f"SELECT DISTINCT run_id FROM lines WHERE created_at IS NOT NULL AND {_IS_OPEN}"
         return {row["run_id"] for row in self._execute((sql, []))}
 
     def find(self, name: str | None) -> RunRow:
@@ -416,7 +426,7 @@ class Ledger:
 
     def open_lines(self) -> list[LedgerLine]:
         """Lines that no provider has shown gone, oldest first: whatever may bill, and launches before their create."""
-        return self._lines(f"WHERE destroyed_at IS NULL {_OLDEST_FIRST}")
+        return self._lines(f"WHERE {_IS_OPEN} {_OLDEST_FIRST}")
 
     def num_lines(self) -> int:
         """How many lines were ever written, for `lines_marked`."""
@@ -439,7 +449,7 @@ class Ledger:
         """Every open line and the `last` newest of all, oldest first; with a name, of the runs of that name."""
         where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
         newest = f"SELECT rowid FROM lines WHERE {where} ORDER BY intent_at DESC, rowid DESC LIMIT ?"
-        shown = f"WHERE {where} AND (destroyed_at IS NULL OR rowid IN ({newest})) {_OLDEST_FIRST}"
+        shown = f"WHERE {where} AND ({_IS_OPEN} OR rowid IN ({newest})) {_OLDEST_FIRST}"
         return self._lines(shown, [*params, *params, max(0, last)])
 
     def providers(self, prefix: str) -> set[str]:
@@ -450,36 +460,53 @@ class Ledger:
     def receipts(self, run_name: str | None = None) -> Receipts:
         """What all closed lines cost, without reading them one by one."""
         where, params = ("1", []) if run_name is None else ("run_name = ?", [run_name])
-        where += " AND (destroyed_at IS NOT NULL OR created_at IS NULL)"
+        where += f" AND (NOT {_IS_OPEN} OR created_at IS NULL)"
         amounts = self._execute(
             (f"SELECT spend_usd, COUNT(*) AS number FROM lines WHERE {where} GROUP BY spend_usd", params)
         )
-        at_most = f"SELECT 1 FROM lines WHERE {where} AND destroyed_at IS NOT NULL AND substr(note, 1, ?) = ? LIMIT 1"
+        at_most = f"SELECT 1 FROM lines WHERE {where} AND NOT {_IS_OPEN} AND substr(note, 1, ?) = ? LIMIT 1"
         is_at_most = bool(self._execute((at_most, [*params, len(AT_MOST), AT_MOST])))
-        return Receipts({row["spend_usd"]: row["number"] for row in amounts}, is_at_most)
+        found: dict[str, int] = {}
+        for row in amounts:  # one that cannot be read counts as nothing; `_lines` tells which row it is
+            usd = usd_in(row["spend_usd"]) or "0"
+            found[usd] = found.get(usd, 0) + row["number"]
+        return Receipts(found, is_at_most)
 
     def _lines(self, how: str, params: Sequence[Any] = ()) -> list[LedgerLine]:
-        return [LedgerLine(**row) for row in self._execute((f"{_LINES} {how}", params))]
+        found = [LedgerLine(**read_line(row, self._world.now())) for row in self._execute((f"{_LINES} {how}", params))]
+        for line in found:
+            self._note_damage(f"instance {line.mark or line.instance_id or '?'}", line.damaged)
+        return found
+
+    def damage(self) -> list[str]:
+        """Rows that were met since the last call and could not be read in full, one sentence each."""
+        found, self._damage = list(self._damage.values()), {}
+        return found
+
+    def _note_damage(self, whose: str, columns: tuple[str, ...]) -> None:
+        if columns:
+            named = ", ".join(columns)
+            self._damage[whose] = f"The ledger's row of {whose} is damaged ({named}): what it costs may not be counted."
 
     def adopted(self) -> dict[str, Adopted]:
         rows = self._execute(("SELECT mark, owner, host, home FROM adopted", []))
-        return {row["mark"]: Adopted(**row) for row in rows}
+        return {str(row["mark"]): Adopted(**{name: str(value) for name, value in row.items()}) for row in rows}
 
     def bills(self, marks: Iterable[str] | None = None) -> dict[str, Decimal]:
         """Mark to dollars, for those whose provider told them; with `marks`, of those alone."""
         where, params = ("", []) if marks is None else (f" WHERE mark IN ({_GIVEN})", [json.dumps(list(marks))])
         rows = self._execute((f"SELECT mark, usd FROM bills{where}", params))
-        return {row["mark"]: Decimal(row["usd"]) for row in rows}
+        return {str(row["mark"]): Decimal(usd) for row in rows if (usd := usd_in(row["usd"])) is not None}
 
     def ask_destroy(self, mark: str, now: float) -> None:
         """Notes that its end is wanted, since the first time or, where the clock was set back, since that."""
         since = "MIN(COALESCE(destroy_asked_at, ?), ?)"
-        sql = f"UPDATE lines SET destroy_asked_at = {since} WHERE mark = ? AND destroyed_at IS NULL"
+        sql = f"UPDATE lines SET destroy_asked_at = {since} WHERE mark = ? AND {_IS_OPEN}"
         self._execute((sql, [now, now, mark]))
 
     def destroy_asked_at(self, mark: str) -> float | None:
         rows = self._execute(("SELECT destroy_asked_at FROM lines WHERE mark = ?", [mark]))
-        return rows[0]["destroy_asked_at"] if rows else None
+        return seconds_in(rows[0]["destroy_asked_at"], self._world.now()) if rows else None
 
     def is_destroy_asked(self, mark: str) -> bool:
         """Whether home wanted this end, and not the machine's owner."""
@@ -492,7 +519,7 @@ class Ledger:
 
     def unconfirmed(self) -> list[LedgerLine]:
         """Lines whose destroy was asked for and which no provider has shown gone yet."""
-        return self._lines("WHERE destroy_asked_at IS NOT NULL AND destroyed_at IS NULL ORDER BY intent_at")
+        return self._lines(f"WHERE destroy_asked_at IS NOT NULL AND {_IS_OPEN} ORDER BY intent_at")
 
     # --- helpers ---
 

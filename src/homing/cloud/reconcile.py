@@ -76,7 +76,7 @@ def refresh(home: Home, *, by: float = math.inf, silent: set[str] | None = None)
             silent |= {line.mark for line in view.lines}
         problems += _refresh_lines(home, view, listed, by)
     problems += _refresh_runs(home, home.ledger.live_runs(), by)
-    return problems + _write_records(home, problems, by)
+    return problems + _write_records(home, problems, by) + home.ledger.damage()
 
 
 def unread(run: RunRow) -> str:
@@ -268,6 +268,10 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list
     elif line.destroyed_at is not None:
         note = "was closed, but the provider shows it"
         home.ledger.reopen(line.mark, instance_id=instance.id, note=note, now=home.world.now())
+    if line is not None and line.damaged:
+        # Repaired where the provider knows it: from here on its cost can be counted again.
+        line = at_its_rate(home, line, instance)
+        home.ledger.update(line.mark, created_at=line.created_at, offer=line.offer, account=line.account)
     known = line or _forgotten(instance, home.world.now())
     theirs, problems = their_spend(home, known, instance)
     note_bill(home, instance.mark, theirs)

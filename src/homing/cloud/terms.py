@@ -40,7 +40,10 @@ class Terms:
 
 def terms_of(home: Home, run: RunRow, known: list[LedgerLine]) -> Terms:
     """`known` are the attempts in this home's ledger, which knows better about those."""
-    own = Terms(_dollars(run.spend_limit_usd), limits_of(home, run).time_s)
+    limit = _dollars(run.spend_limit_usd)
+    if limit is None:  # every launch has one: a damaged row has lost it, and its attempts have it too
+        limit = max((Decimal(line.limit_usd) for line in known if line.limit_usd is not None), default=None)
+    own = Terms(limit, limits_of(home, run).time_s)
     if run.state != ADOPTED:
         return own
     record, problem = _record(home, run)

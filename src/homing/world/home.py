@@ -227,6 +227,7 @@ class Database:
         # Closing rolls back what was not committed.
         with contextlib.closing(sqlite3.connect(self._path, timeout=30.0, isolation_level=None)) as connection:
             connection.row_factory = sqlite3.Row
+            connection.text_factory = _as_text
             if is_alone:
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE")
             with contextlib.suppress(sqlite3.OperationalError):  # another process is switching it at this moment
@@ -240,6 +241,11 @@ class Database:
                 rows = [dict(row) for row in connection.execute(sql, params)]
             connection.execute("COMMIT")
             return rows
+
+
+def _as_text(data: bytes) -> str:
+    """Also of bytes that are no text: one damaged row must not hide the others."""
+    return data.decode("utf-8", "replace")
 
 
 def _unless_gone(exc: OSError) -> None:
