@@ -81,6 +81,7 @@ def test_time_that_an_agent_saw_pass_counts_whatever_the_clock_says(machine: Mac
     beat = Heartbeat(1_000_000.0 + 2 * HOUR, "m", 1, "training", 1_000_000.0, "1", "2")
     (tmp_path / "run" / names.HEARTBEAT).write_text(codec.dumps(beat))
     assert make(machine, tmp_path).why_end()
+    (tmp_path / "clock").unlink()
     (tmp_path / "run" / names.HEARTBEAT).write_text(codec.dumps(dataclasses.replace(beat, mark="another")))
     assert make(machine, tmp_path).why_end() == ""
 
@@ -117,14 +118,14 @@ def test_a_dead_agent_is_started_again_some_times_with_pauses_then_the_run_has_f
 def test_an_outcome_that_is_there_is_not_written_over(machine: Machine, tmp_path: Path) -> None:
     done = Outcome("done", "All is trained.", 0, t=1.0)
     (tmp_path / "run" / names.OUTCOME).write_text(codec.dumps(done))
-    (tmp_path / names.RESTARTS).write_text(f"{len(PAUSES_S)} {machine.now()}")
+    (tmp_path / names.RESTARTS).write_text(f"{len(PAUSES_S)} {machine.boottime()}")
     machine.agent_lives = False
     assert pass_with(machine, make(machine, tmp_path), GRACE_S + 5)
     assert codec.loads(Outcome, (tmp_path / "run" / names.OUTCOME).read_bytes()) == done
 
 
 def test_restarts_long_ago_are_forgotten(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / names.RESTARTS).write_text(f"{len(PAUSES_S)} {machine.now() - FORGET_S - 1}")
+    (tmp_path / names.RESTARTS).write_text(f"{len(PAUSES_S)} {machine.boottime() - FORGET_S - 1}")
     machine.agent_lives = False
     pass_with(machine, make(machine, tmp_path), 5)
     assert len(machine.spawned) == 1
@@ -169,7 +170,7 @@ def test_what_ends_billing_runs_where_its_log_cannot_be_written(tmp_path: Path) 
 
 
 def test_a_failed_machine_that_is_to_be_kept_is_kept_inside_its_limit(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / names.RESTARTS).write_text(f"{len(PAUSES_S)} {machine.now()}")
+    (tmp_path / names.RESTARTS).write_text(f"{len(PAUSES_S)} {machine.boottime()}")
     machine.agent_lives = False
     dead_man = make(machine, tmp_path, keep_on_failure_s=600.0)
     assert pass_with(machine, dead_man, 598) == ""
@@ -181,7 +182,7 @@ def test_a_failed_machine_that_is_to_be_kept_is_kept_inside_its_limit(machine: M
 
 def test_who_is_still_here_after_an_accepted_end_ends_it_again(machine: Machine, tmp_path: Path) -> None:
     dead_man = make(machine, tmp_path)
-    (tmp_path / names.BILLING_ENDED).write_text(str(machine.now()))
+    (tmp_path / names.BILLING_ENDED).write_text(str(machine.boottime()))
     machine.agent_lives = False
     assert pass_with(machine, dead_man, AGAIN_S - 2) == ""
     assert machine.spawned == [], "an agent that has ended its machine is not started again"

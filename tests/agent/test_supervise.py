@@ -370,6 +370,9 @@ class FastWorld(World):
     def now(self) -> float:
         return START + (time.time() - START) * 60
 
+    def boottime(self) -> float:
+        return time.monotonic() * 60
+
     def monotonic(self) -> float:
         return time.monotonic() * 60
 

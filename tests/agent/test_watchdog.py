@@ -31,6 +31,12 @@ class Clock(World):
     def monotonic(self) -> float:
         return self.mono
 
+    def boottime(self) -> float:
+        return self.mono
+
+    def boot_id(self) -> str:
+        return "first"
+
     def pass_s(self, seconds: float) -> None:
         self.wall += seconds
         self.mono += seconds
@@ -133,14 +139,38 @@ def test_without_a_limit_there_is_for_ever_left(clock: Clock, run_dir: Path, cha
     assert dog.why_stop() == ""
 
 
-@pytest.mark.parametrize("jump_s", [-48 * HOUR, -1.0, 0.0, 48 * HOUR])
-def test_a_clock_that_jumps_never_makes_it_cheaper(clock: Clock, run_dir: Path, jump_s: float) -> None:
+@pytest.mark.parametrize(
+    "jump_s",
+    [-48 * HOUR, -1.0, 0.0, *(pytest.param(n * HOUR, marks=pytest.mark.regression("clock-jumps")) for n in (5, 48))],
+)
+def test_a_clock_that_jumps_makes_it_neither_cheaper_nor_dearer(clock: Clock, run_dir: Path, jump_s: float) -> None:
     dog = make_dog(clock, run_dir, rate_usd_per_hour="1")
     clock.pass_s(HOUR)
     clock.wall += jump_s
-    assert dog.elapsed_s() == max(HOUR, HOUR + jump_s)
+    assert dog.elapsed_s() == HOUR
     clock.pass_s(HOUR)
-    assert dog.spend() >= 2
+    assert dog.spend() == 2
+
+
+@pytest.mark.regression("clock-jumps")
+@pytest.mark.parametrize("jump_s", [-5 * HOUR, 5 * HOUR])
+def test_an_agent_that_starts_again_after_a_jump_counts_on_where_the_last_one_was(
+    clock: Clock, run_dir: Path, jump_s: float
+) -> None:
+    make_dog(clock, run_dir, rate_usd_per_hour="1")
+    clock.pass_s(HOUR)
+    clock.wall += jump_s
+    assert make_dog(clock, run_dir, rate_usd_per_hour="1").elapsed_s() == HOUR
+
+
+def test_after_the_machine_has_started_again_the_time_of_day_counts(
+    clock: Clock, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_dog(clock, run_dir, rate_usd_per_hour="1")
+    clock.pass_s(HOUR)
+    clock.mono = 3.0
+    monkeypatch.setattr(Clock, "boot_id", lambda self: "second")
+    assert make_dog(clock, run_dir, rate_usd_per_hour="1").elapsed_s() == HOUR
 
 
 def test_a_clock_set_back_while_no_agent_lived_does_not_undo_what_was_known(clock: Clock, run_dir: Path) -> None:

@@ -24,6 +24,9 @@ class Clock(World):
     def now(self) -> float:
         return self.t
 
+    def boottime(self) -> float:
+        return self.t
+
     def monotonic(self) -> float:
         return self.t
 

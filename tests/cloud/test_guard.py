@@ -49,13 +49,16 @@ from homing.world import Database, World
 
 
 class Later(World):
-    """The real machine, seen from a home whose clock can be set forward."""
+    """The real machine, seen from a home on which time passes faster, or whose time of day is set."""
 
     def __init__(self) -> None:
-        self.ahead_s = 0.0
+        self.ahead_s = self.set_s = 0.0
 
     def now(self) -> float:
-        return time.time() + self.ahead_s
+        return time.time() + self.ahead_s + self.set_s
+
+    def boottime(self) -> float:
+        return super().boottime() + self.ahead_s
 
 
 @pytest.fixture

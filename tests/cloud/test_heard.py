@@ -18,6 +18,9 @@ class Clock(World):
     def now(self) -> float:
         return self.t
 
+    def boottime(self) -> float:
+        return self.t
+
 
 @pytest.fixture
 def clock() -> Clock:

@@ -131,6 +131,9 @@ def test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over(hom
         def now(self) -> float:
             return super().now() + CREATE_GRACE_S + 1
 
+        def boottime(self) -> float:
+            return super().boottime() + CREATE_GRACE_S + 1
+
     refresh(Home(home.path, Later()))
     (line,) = home.ledger.lines()
     assert (line.billing, line.note, line.spend_usd) == ("no", "never seen at the provider", "0")
@@ -140,6 +143,9 @@ def test_a_create_without_an_answer_is_maybe_billing_until_the_grace_is_over(hom
 class DaysLater(World):
     def now(self) -> float:
         return super().now() + 3 * 86400
+
+    def boottime(self) -> float:
+        return super().boottime() + 3 * 86400
 
 
 def later_without_an_end(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:

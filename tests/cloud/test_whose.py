@@ -320,8 +320,9 @@ def leave_in_another_account(home: Home, tmp_path: Path, wallets: Wallets) -> Le
 
 
 def hours_later(monkeypatch: pytest.MonkeyPatch, num_s: float) -> None:
-    real = World.now
-    monkeypatch.setattr(World, "now", lambda world: real(world) + num_s)
+    for name in ("now", "boottime"):
+        real = getattr(World, name, None)
+        monkeypatch.setattr(World, name, lambda world, real=real: real(world) + num_s, raising=False)
 
 
 def test_nobody_goes_on_beside_a_machine_in_another_account_that_nothing_bounds(

@@ -22,6 +22,9 @@ class CloudWorld(World):
     def now(self) -> float:
         return self.t
 
+    def boottime(self) -> float:
+        return self.t
+
     def monotonic(self) -> float:
         return self.t
 

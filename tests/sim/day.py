@@ -84,7 +84,18 @@ class Day:
         if self.has_second_guard:
             self.kinds.append("guard at the second home")
         self._overtake(random.Random(f"overtaking {seed}"))
+        self.clock_steps = self._clock_steps(random.Random(f"clock steps {seed}"))
         self.hostile_writes = self._hostile_writes(random.Random(f"hostile {seed}"))
+
+    def _clock_steps(self, r: random.Random) -> list[tuple[str, float, float]]:
+        """Whose time of day is set, when, and by how much: hours, either way. Its other clocks go on."""
+        found = []
+        for whose in ("home", "machine"):
+            at, step_s = r.uniform(0, self.limit_s), r.choice((-1, 1)) * r.choice((18000.0, 86400.0))
+            if r.random() < 0.08:
+                self.kinds.append(f"{whose} clock set by hours")
+                found.append((whose, at, step_s))
+        return found
 
     def _overtake(self, r: random.Random) -> None:
         """The trainer takes long to exit after its outcome, and the machine goes before the agent has amended it."""

@@ -1,7 +1,8 @@
 """A machine of the simulation: its own clock, its own disk, its own processes, its own connections.
 
 Disk      path -> bytes; with a size, and with what a power cut takes
-Clock     skew, drift and jumps for now(); monotonic never goes back and stands still while the machine sleeps
+Clock     skew, drift and jumps for now(); monotonic never goes back and stands still while the machine sleeps;
+          boottime goes on then, and begins anew with the machine
 Host      both, with processes, locks and databases, and what it can reach
 """
 
@@ -149,6 +150,7 @@ class Host:
         self.ill_rate = 0.0  # as a store: the share of calls that fail
         self._frozen_at = 0.0
         self._slept_s = 0.0
+        self._booted_at = 0.0
         self._held: list[Task] = []
         self._next_pid = 100
 
@@ -159,6 +161,12 @@ class Host:
 
     def monotonic(self) -> float:
         return 1000.0 + (self.sim.t - self._slept_s) * (1.0 + self.drift)
+
+    def boottime(self) -> float:
+        return 5000.0 + (self.sim.t - self._booted_at) * (1.0 + self.drift)
+
+    def boot_id(self) -> str:
+        return f"{self.name}@{self._booted_at:g}"
 
     # --- power ---
 
@@ -187,7 +195,7 @@ class Host:
         """Power cut: every process is dead, and what was not synced is lost."""
         self.end()
         self.disk.lose_power()
-        self.is_up = True
+        self.is_up, self._booted_at = True, self.sim.t
 
     def end(self) -> None:
         """Gone: every process is dead."""

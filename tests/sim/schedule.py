@@ -8,6 +8,7 @@ The day is drawn first (tests/sim/day.py); what then happens depends on the code
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -116,6 +117,14 @@ class _Play:
                 kinds.append(kind)
                 self.stage.at(at, lambda kind=kind, begin=begin: self._weather(kind, begin))
                 self.stage.at(at + seconds, lambda kind=kind, end=end: self._weather(f"end of {kind}", end))
+
+        for whose, at, step_s in self.day.clock_steps:
+            stage_at = functools.partial(self._set_clocks, whose, step_s)
+            self.stage.at(at, lambda whose=whose, change=stage_at: self._weather(f"{whose} clock set by hours", change))
+
+    def _set_clocks(self, whose: str, step_s: float) -> None:
+        for host in [self.stage.home] if whose == "home" else self._machines():
+            host.skew_s += step_s
 
     def _weather(self, kind: str, change: Callable[[], None]) -> None:
         if self._is_fair:

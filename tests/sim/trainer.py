@@ -55,7 +55,7 @@ class Trainer:
             metric = Metric(world.now(), PHASE, step, num_steps, step * 10, 3.0, step_s=told["step_s"], eta_s=left_s)
             world.append(f"{self.dir}/{names.METRICS}", (codec.dumps(metric) + "\n").encode())
             is_stop, land_by = self._control()
-            is_landing = land_by is not None and world.now() + min(left_s, 2 * told["step_s"]) > land_by
+            is_landing = land_by is not None and self._clock() + min(left_s, 2 * told["step_s"]) > land_by
             is_last = step == num_steps
             if is_last or is_stop or is_landing or step % int(told["save_every"]) == 0:
                 self._save(step, is_final=is_last)
@@ -91,6 +91,9 @@ class Trainer:
             body = {}
         is_stop = (bool(body.get("stop")) or self.is_signalled) and not self.told.get("deaf")
         return is_stop, None if self.told.get("deaf") else body.get("land_by")
+
+    def _clock(self) -> float:
+        return self.world.boottime()
 
     def _steps(self) -> list[int]:
         found = [names.parse_step(name) for name in self.world.listdir(f"{self.dir}/{names.CHECKPOINTS}/{PHASE}")]

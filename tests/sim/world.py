@@ -40,6 +40,8 @@ CANNOT_FAIL = frozenset(
     [
         "now",
         "monotonic",
+        "boottime",
+        "boot_id",
         "sleep",
         "random_hex",
         "poll",
@@ -183,6 +185,14 @@ class SimWorld(World):
     def monotonic(self) -> float:
         self.point("monotonic")
         return self.machine.monotonic()
+
+    def boottime(self) -> float:
+        self.point("boottime")
+        return self.machine.boottime()
+
+    def boot_id(self) -> str:
+        self.point("boot_id")
+        return self.machine.boot_id()
 
     def sleep(self, seconds: float) -> None:
         if not 0 <= seconds <= _LONGEST_SLEEP_S:

@@ -68,7 +68,7 @@ class DeadMan:
             return f"The {self.limits.nearest()[1]} is near and nobody else has ended this instance."
         ended_at = self._read_numbers(names.BILLING_ENDED)[:1]
         if ended_at:
-            is_over = abs(self.world.now() - ended_at[0]) >= AGAIN_S
+            is_over = abs(self.world.boottime() - ended_at[0]) >= AGAIN_S
             return "Its end was accepted, and yet this machine is still here." if is_over else ""
         if self.world.is_locked(self.folder.path(names.AGENT_LOCK)):
             self._alone_since = -1.0
@@ -78,10 +78,10 @@ class DeadMan:
         return self._revive(self.world.monotonic() - self._alone_since)
 
     def _revive(self, alone_s: float) -> str:
-        count = int(self._restarts[0]) if self.world.now() - self._restarts[1] <= FORGET_S else 0
+        count = int(self._restarts[0]) if self.world.boottime() - self._restarts[1] <= FORGET_S else 0
         if count < len(PAUSES_S):
             if alone_s >= PAUSES_S[count]:
-                self._restarts, self._alone_since = [count + 1, self.world.now()], -1.0
+                self._restarts, self._alone_since = [count + 1, self.world.boottime()], -1.0
                 with contextlib.suppress(OSError):
                     self.world.write(self.folder.path(names.RESTARTS), " ".join(map(str, self._restarts)).encode())
                 self.folder.event("agent_restarted", f"The agent died. Restart {count + 1} of {len(PAUSES_S)}.")

@@ -42,7 +42,7 @@ def end_billing(folder: Folder, tries: int, tick: Callable[[], None]) -> str:
         folder.event("end_billing_failed", problem)
         return problem
     folder.event("billing_ended", "What ends billing was done and accepted.")
-    folder.world.write(folder.path(names.BILLING_ENDED), str(folder.world.now()).encode())
+    folder.world.write(folder.path(names.BILLING_ENDED), str(folder.world.boottime()).encode())
     return ""
 
 

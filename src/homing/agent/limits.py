@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from decimal import Decimal
-from typing import Tuple
+from typing import Optional, Tuple
 
 from homing.agent.folder import Folder
 from homing.wire import instance as names
@@ -29,16 +29,33 @@ class Limits:
     def __init__(self, folder: Folder) -> None:
         self._folder, self._boot, self._world = folder, folder.boot, folder.world
         self._rate = Decimal(self._boot.rate_usd_per_hour)
-        # Home's clock said when billing began, and this one may be behind it: never less than nothing has passed.
-        known_until = max(self._world.now(), last_beat_at(folder))
-        self._before_s = max(0.0, known_until - self._boot.started_at)
-        self._began = self._world.monotonic()
+        known = self._read_clock()
+        if known is None:
+            # Home's clock said when billing began, and this one may be behind it: never less than nothing has passed.
+            known_until = max(self._world.now(), last_beat_at(folder))
+            known = max(0.0, known_until - self._boot.started_at), self._world.boottime()
+        self._before_s, self._began = known
+        self._write_clock()
         self.follow()
 
     def elapsed_s(self) -> float:
-        """Since billing began. The wall clock may jump either way; the larger of the two clocks counts."""
-        by_wall = self._world.now() - self._boot.started_at
-        return max(by_wall, self._before_s + self._world.monotonic() - self._began)
+        """Since billing began. Only the first start asks for the time of day, which may be set either way later."""
+        return self._before_s + self._world.boottime() - self._began
+
+    def _read_clock(self) -> Optional[Tuple[float, float]]:
+        """What the first agent or dead-man of this machine found: seconds since billing began, and when that was by
+        the boot clock. None where there was none, or the machine has started again since."""
+        try:
+            before, began, started, boot_id = self._world.read(self._folder.path(names.CLOCK)).decode().split(" ")
+            is_ours = float(started) == self._boot.started_at and boot_id == self._world.boot_id()
+            return (float(before), float(began)) if is_ours and float(began) <= self._world.boottime() else None
+        except (OSError, ValueError):
+            return None
+
+    def _write_clock(self) -> None:
+        words = (self._before_s, self._began, self._boot.started_at, self._world.boot_id())
+        with contextlib.suppress(OSError):  # an ill disk: a later agent goes by the time of day
+            self._world.write(self._folder.path(names.CLOCK), " ".join(map(str, words)).encode())
 
     def spend(self) -> Decimal:
         return Decimal(self._boot.spent_before_usd) + self._rate * Decimal(str(self.elapsed_s())) / 3600
@@ -60,7 +77,10 @@ class Limits:
         if request.time_limit_s is not None:
             self.time_limit_s = request.time_limit_s
         if request.age_s is not None:
-            self._before_s = max(self._before_s, request.age_s - (self._world.monotonic() - self._began))
+            before_s = request.age_s - (self._world.boottime() - self._began)
+            if before_s > self._before_s:
+                self._before_s = before_s
+                self._write_clock()
 
     def nearest(self) -> Tuple[float, str]:
         """Seconds from the beginning of billing to the nearer limit, and what a person calls it."""

@@ -339,7 +339,7 @@ class Agent:
     def _control(self, is_stop: bool = False, reason: str = "") -> None:
         """land_by from the first moment: a landing is planned from the start, not when time runs out."""
         left_s, name = self.dog.land_s(), self.dog.nearest()[1]
-        land_by = None if math.isinf(left_s) else self.world.now() + left_s
+        land_by = None if math.isinf(left_s) else self.world.boottime() + left_s
         known = self._told_control
         if known and not is_stop and land_by and known.land_by and abs(land_by - known.land_by) < CONTROL_CHANGE_S:
             return

@@ -27,6 +27,7 @@ from homing.cloud.bundle import check_committed
 from homing.cloud.choose import launch_any, name_of
 from homing.cloud.destroy import still_billing
 from homing.cloud.doctor_balance import Prepaid, check_balance
+from homing.cloud.doctor_here import clock_warning
 from homing.cloud.exact import Exact, only, without_spot
 from homing.cloud.guards import armed, can_end_itself, check_armed, guards
 from homing.cloud.home import Home
@@ -320,6 +321,8 @@ def _say_plan(ready: Draft, home: Home) -> None:
         talk.say(f"Not told by the provider just now: {age}.")
     for sentence in guards(ready, home):
         talk.say(f"  {sentence}")
+    if warning := clock_warning(home, ready.order.offer.provider):
+        say_problems([warning])
     provider = home.provider(ready.order.offer.provider)
     if isinstance(provider, Prepaid):
         found = check_balance(provider, ready.worst_case_usd - ready.spent_before_usd)

@@ -21,12 +21,11 @@ _ON_ITS_WAY_S = 2.0  # beside the pause between two heartbeats: how old one may 
 
 
 def tell_age(home: Home, store: Store, boot: Boot, beat: Heartbeat, began: float) -> bool:
-    """Whether the agent had to be told. `began` is the monotonic clock at the create call."""
+    """Whether the agent had to be told. `began` is the boot clock at the create call."""
     world, rate = home.world, Decimal(boot.rate_usd_per_hour)
     if rate <= 0:
         return False
-    # The monotonic clock cannot be set back but stands still while a laptop sleeps; so the larger of both counts.
-    age_s = max(world.monotonic() - began, world.now() - boot.started_at)
+    age_s = world.boottime() - began
     counted_s = float((Decimal(beat.spend_usd) - Decimal(boot.spent_before_usd)) / rate * 3600)
     if age_s - counted_s <= boot.heartbeat_s + _ON_ITS_WAY_S:
         return False

@@ -36,7 +36,7 @@ AGENT_ZIP = "agent.zip"
 RUN_DIR = "run"
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same source gives the same bytes
 # What the agent imports and nothing else: it must stay readable in one sitting, and a test counts the lines.
-_ZIP_WIRE = ("codec", "control", "event", "instance", "limit", "orders")
+_ZIP_WIRE = ("clock", "codec", "control", "event", "instance", "limit", "orders")
 _ZIP_PARTS = ("agent", *(f"wire/{name}.py" for name in _ZIP_WIRE), "world/machine.py")
 _ZIP_MAIN = "from homing.agent.__main__ import main\n\nraise SystemExit(main())\n"
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import email.utils
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from homing.cloud.accounts import ACCOUNTS
 from homing.cloud.checks import Check, fault, ok, skipped
 from homing.cloud.examined import Examined
+from homing.cloud.home import Home
 from homing.cloud.plan import needs_of
 from homing.cloud.timing import checkpoint_bytes
 from homing.config.placeholders import is_placeholder
 from homing.install import pip_install
 from homing.units import counted, format_bytes, format_duration
-from homing.world import HttpRequest, NetworkError
+from homing.world import HttpRequest, NetworkError, World
 
 __all__ = [
     "check_clock",
@@ -31,6 +33,8 @@ __all__ = [
     "check_ssh_keys",
     "check_tools",
     "check_torch",
+    "clock_warning",
+    "compare_clocks",
 ]
 
 _KEYS = "keys"  # where ssh_keys keeps them
@@ -226,8 +230,25 @@ def check_env_values(examined: Examined) -> list[Check]:
 def check_clock(examined: Examined) -> list[Check]:
     """By the Date of an answer; all are asked at once. A clock that is off makes signatures invalid."""
     world, env = examined.home.world, examined.home.world.environment()
-    urls = [env.get(a.url_env) or a.url for n in examined.providers if (a := ACCOUNTS.get(n)) is not None and a.url]
+    urls = [url for name in examined.providers if (url := _api_url(name, env))]
     urls += [env["HOMING_FAKE_URL"]] if env.get("HOMING_FAKE_URL") else []
+    return compare_clocks(world, urls)
+
+
+def clock_warning(home: Home, provider: str) -> str:
+    """By how much this computer's clock differs from a provider's, where that is worth a word; "" else."""
+    url = _api_url(provider, home.world.environment())
+    found = compare_clocks(home.world, [url] if url else [])
+    return " ".join(f"{each.text} {each.fix}" for each in found if each.is_finding)
+
+
+def _api_url(provider: str, env: Mapping[str, str]) -> str:
+    account = ACCOUNTS.get(provider)
+    return "" if account is None or not account.url else env.get(account.url_env) or account.url
+
+
+def compare_clocks(world: World, urls: list[str]) -> list[Check]:
+    """This computer's clock against the Date of each answer."""
     calls = [lambda url=url: world.http(HttpRequest("GET", url, timeout_s=_CLOCK_S)) for url in urls]
     for url, reply in zip(urls, world.together(calls, _CLOCK_S), strict=True):
         if isinstance(reply, (NetworkError, TimeoutError)):

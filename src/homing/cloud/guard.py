@@ -21,6 +21,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 from homing.cloud import diary, heard, meter, relaunch
+from homing.cloud.clock import follow_clock
 from homing.cloud.destroy import end_twins
 from homing.cloud.guard_round import TROUBLE, End, Pass, end_all, end_line, owned_by, things_of, told
 from homing.cloud.guards import sign_in
@@ -63,6 +64,7 @@ def guard_pass(
     """One round. `only` is the id of one run, as `watch` asks for; with `every_s` it signs in as a guard on duty."""
     made, tell = Pass(), _unfailing(tell)
     try:
+        made.alerts += follow_clock(home)
         made.by = _soonest(home, only)
         made.problems += refresh(home, by=made.by, silent=made.silent)
     except TROUBLE as exc:  # a full disk: what is in the ledger is guarded all the same

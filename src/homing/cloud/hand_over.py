@@ -46,7 +46,7 @@ def hand_over(connection: Connection, request: Request, *, world: World, timeout
     argv.append(_command(root))
     message = json.dumps({"program": world.read(receive.__file__).decode(), "order": _order(request, root, world)})
     deadline, why = world.monotonic() + timeout_s, ""
-    while (left_s := min(deadline - world.monotonic(), request.order.start_by - world.now())) > 0:
+    while (left_s := min(deadline - world.monotonic(), request.order.start_by - world.boottime())) > 0:
         done = world.run(argv, min(_TRY_S, left_s), stdin=message)
         problem = _why_not(done, request)
         if not problem:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from homing.cloud.clock import elapsed_s, stamp
 from homing.cloud.home import Home
 from homing.wire.control import Heartbeat
 
@@ -22,9 +23,11 @@ def quiet_s(home: Home, run_id: str, beat: Heartbeat) -> float | None:
     """Since this heartbeat was first seen here; None for one that is new. A guard that does not ask learns nothing."""
     now, word = home.world.now(), [beat.mark, beat.t]
     note = _read(home, run_id)
-    if note is not None and note["word"] == word and note["seen_at"] <= now:  # later: this clock was set back
-        return float(now - note["seen_at"])
-    note = {"schema": "homing.heard/1", "word": word, "state": beat.state, "seen_at": now}
+    if note is not None and note["word"] == word:
+        seen_s = elapsed_s(home, note["seen"])
+        if seen_s >= 0:  # else this clock was set back while the computer was off
+            return seen_s
+    note = {"schema": "homing.heard/2", "word": word, "state": beat.state, "seen": stamp(home)}
     try:
         home.world.mkdir(home.run_dir(run_id))
         home.world.write(home.run_dir(run_id) / _FILE, json.dumps(note).encode())
@@ -37,9 +40,9 @@ def age_s(home: Home, run_id: str, beat: Heartbeat) -> float:
     """How old it is for a person to read: by its own clock, corrected by what a guard of this home has heard."""
     now, note = home.world.now(), _read(home, run_id)
     said_s = max(0.0, now - beat.t)
-    if note is None or note["word"][0] != beat.mark or note["seen_at"] > now:
+    heard_s = elapsed_s(home, note["seen"]) if note is not None else 0.0
+    if note is None or note["word"][0] != beat.mark or heard_s < 0:
         return said_s
-    heard_s = float(now - note["seen_at"])
     return heard_s if note["word"][1] == beat.t else min(said_s, heard_s)  # a newer one came after that
 
 
@@ -48,7 +51,7 @@ def last_word(home: Home, run_id: str, mark: str) -> tuple[str, float]:
     note = _read(home, run_id)
     if note is None or note["word"][0] != mark:
         return "", 0.0
-    return str(note["state"]), max(0.0, home.world.now() - float(note["seen_at"]))
+    return str(note["state"]), max(0.0, elapsed_s(home, note["seen"]))
 
 
 def _read(home: Home, run_id: str) -> dict[str, Any] | None:
@@ -56,6 +59,8 @@ def _read(home: Home, run_id: str) -> dict[str, Any] | None:
     try:
         note = json.loads(home.world.read(home.run_dir(run_id) / _FILE))
         mark, t = note["word"]
-        return {"word": [str(mark), float(t)], "state": str(note["state"]), "seen_at": float(note["seen_at"])}
+        seen = note["seen"]
+        told = {"now": float(seen["now"]), "boottime": float(seen["boottime"]), "boot_id": str(seen["boot_id"])}
+        return {"word": [str(mark), float(t)], "state": str(note["state"]), "seen": told}
     except (OSError, ValueError, KeyError, TypeError):
         return None

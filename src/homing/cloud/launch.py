@@ -21,6 +21,7 @@ from homing.cloud import boot as booting
 from homing.cloud import lease as leases
 from homing.cloud import meter
 from homing.cloud.age import tell_age
+from homing.cloud.clock import follow_clock
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.draft import Draft, LaunchOrder, draft
 from homing.cloud.from_hub import check_hub, tell_way
@@ -67,6 +68,7 @@ __all__ = ["Draft", "LaunchOrder", "Launched", "draft", "dry_run", "guards", "ho
 
 GUARDS_S = 60.0  # from the first heartbeat to the second guard
 _POLL_S = 0.3
+_CLOCK_S = 120.0  # a heartbeat may be so old when it is read; what is more is a clock
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,13 @@ def launch(
         push_papers(home, store, request)
         push_code(home, store, request, tell)
         write_record(home, draft.run.id, store, leases.check(store, lease))
-        began, began_at = home.world.monotonic(), home.world.now()
+        began = home.world.boottime()
         instance = _create(draft, home, request, store, lease, tell)
-        _hand_over(draft, home, store, request, instance, _start_within_s(request, home, began, began_at))
-        within_s = _start_within_s(request, home, began, began_at)
+        _hand_over(draft, home, store, request, instance, _start_within_s(request, home, began))
+        within_s = _start_within_s(request, home, began)
         heartbeat = _first_heartbeat(draft, home, store, instance, within_s, tell)
         _check_guards(draft, home, store, heartbeat)
+        _tell_clock(home, heartbeat, tell)
         if _tell_age(home, store, request.order.boot, heartbeat, began):
             tell("The instance's clock is behind; it was told how long it has billed")
         if _is_taken_down(draft, home):
@@ -218,6 +221,7 @@ def _create(
     booting.build_agent_zip(request.order.files[0].source, home.world)
     provider = home.provider(request.provider)
     tell(f"Starting {request.offer.name} on {request.provider}")
+    follow_clock(home)  # before the line has a beginning: one that is written after a step must not move with it
     home.ledger.begin_create(draft.mark, request.order.boot.started_at)
     try:
         instance = provider.create(request)
@@ -258,23 +262,23 @@ def _create(
     return instance
 
 
-def _start_within_s(request: Request, home: Home, began: float, began_at: float) -> float:
+def _start_within_s(request: Request, home: Home, began: float) -> float:
     """How long its start may still be waited for: until the moment at which it would have to land.
 
-    Until the machine's own programs are there, perhaps nobody but this process could end it. One clock stands still
-    while this computer sleeps, the other can be set: so the larger of both counts.
+    Until the machine's own programs are there, perhaps nobody but this process could end it. `began` is the boot clock
+    at the create call: it goes on while this computer sleeps, and cannot be set.
     """
     boot = request.order.boot
     limit = None if boot.spend_limit_usd is None else Decimal(boot.spend_limit_usd)
     allowed = allowed_s(Decimal(boot.rate_usd_per_hour), limit, Decimal(boot.spent_before_usd), boot.time_limit_s)
     if math.isinf(allowed):
         return allowed
-    passed_s = max(home.world.monotonic() - began, home.world.now() - began_at)
+    passed_s = home.world.boottime() - began
     return max(1.0, allowed - reserve_s(LAND, allowed, boot.stop_grace_s) - passed_s)
 
 
 def _hand_over(draft: Draft, home: Home, store: Store, request: Request, instance: Instance, within_s: float) -> None:
-    order = dataclasses.replace(request.order, start_within_s=within_s, start_by=home.world.now() + within_s)
+    order = dataclasses.replace(request.order, start_within_s=within_s, start_by=home.world.boottime() + within_s)
     try:
         home.provider(request.provider).hand_over(dataclasses.replace(request, order=order), instance.id)
     except ProviderRefused as exc:
@@ -289,7 +293,7 @@ def _first_heartbeat(
     draft: Draft, home: Home, store: Store, instance: Instance, within_s: float, tell: Callable[[str], None]
 ) -> Heartbeat:
     """Only what the agent itself wrote into the store proves that the run can go on without us."""
-    timeout_s, by = min(draft.boot_timeout_s, within_s), home.world.now() + within_s
+    timeout_s, by = min(draft.boot_timeout_s, within_s), home.world.boottime() + within_s
     tell(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
     provider = home.provider(instance.provider)
     page = f"   See {provider.page}" if provider.page else ""
@@ -357,6 +361,14 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
             fix="homing guard   beside it, or with one guard all the same:"
             f" {draft.order.words.to('launch')} --one-guard",
         )
+
+
+def _tell_clock(home: Home, heartbeat: Heartbeat, tell: Callable[[str], None]) -> None:
+    """Times in logs and events are the instance's; limits count by clocks that nobody can set, there and here."""
+    ahead_s = heartbeat.t - home.world.now()
+    if abs(ahead_s) > _CLOCK_S:
+        side = "ahead of" if ahead_s > 0 else "behind"
+        tell(f"The instance's clock is {format_duration(abs(ahead_s))} {side} this computer's")
 
 
 def _tell_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began: float) -> bool:

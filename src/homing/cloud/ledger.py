@@ -344,7 +344,25 @@ class Ledger:
         where += " AND state != 'stopped'" if unless_stopped else ""
         self._set("runs", columns, where, run_id)
 
+    def set_clock(self, before: str, now: str, step_s: float, *, until: float) -> None:
+        """A new anchor (clock.py), and the open lines that began before `until` moved by `step_s`. One transaction, and
+        only if `before` is still the anchor: of two that notice a step, one moves the lines."""
+        is_last = "COALESCE((SELECT value FROM meta WHERE key = 'clock'), '') = ?"
+        self._execute(
+            (
+                "UPDATE lines SET created_at = created_at + ? WHERE destroyed_at IS NULL AND created_at <= ? AND "
+                + is_last,
+                [step_s, until, before],
+            ),
+            (f"INSERT OR REPLACE INTO meta (key, value) SELECT 'clock', ? WHERE {is_last}", [now, before]),
+        )
+
     # --- reading ---
+
+    def clock(self) -> str:
+        """The anchor that `set_clock` left; "" where there is none."""
+        rows = self._execute(("SELECT value FROM meta WHERE key = 'clock'", []))
+        return str(rows[0]["value"]) if rows else ""
 
     def runs(self) -> list[RunRow]:
         """Newest first: the last one that was written down, because a clock that was set back would sort the runs

@@ -18,6 +18,7 @@ from decimal import Decimal
 from functools import partial
 
 from homing.cloud.ask import ask_all, patience_s
+from homing.cloud.clock import follow_clock
 from homing.cloud.home import Home
 from homing.cloud.lease import describe, newest, other_owner
 from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
@@ -69,6 +70,7 @@ class _View:
 def refresh(home: Home, *, by: float = math.inf, silent: set[str] | None = None) -> list[str]:
     """Brings the ledger up to date. Returns what could not be asked, one sentence each. `by` is when a limit needs
     whoever looks: nobody is waited for much longer. `silent` gets the marks of those whose provider did not answer."""
+    follow_clock(home)
     _close_unborn(home)
     views, problems = _views(home), list[str]()
     for view, listed in zip(views, _list_owned(home, views, by), strict=True):

@@ -22,7 +22,9 @@ class Control:
 
     stop: bool = False
     reason: str = ""
-    land_by: Optional[float] = None  # unix seconds by which the final checkpoint must be on disk; told from the start
+    land_by: Optional[float] = (
+        None  # on clock.py's clock: when the final checkpoint must be on disk; told from the start
+    )
 
 
 @record("request", 1)

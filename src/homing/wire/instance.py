@@ -5,8 +5,9 @@ from __future__ import annotations
 # In the work folder, beside boot.json.
 RUN_DIR = "run"
 AGENT_LOCK, DEAD_MAN_LOCK = "agent.lock", "dead-man.lock"  # held while they live
-RESTARTS = "restarts"  # of the agent by the dead-man: how many, and when the last was
-BILLING_ENDED = "billing-ended"  # when what ends billing was accepted
+CLOCK = "clock"  # how long billing had gone on at some moment of the machine's boot clock
+RESTARTS = "restarts"  # of the agent by the dead-man: how many, and when the last was by the boot clock
+BILLING_ENDED = "billing-ended"  # when what ends billing was accepted, by the boot clock
 
 # In the run directory.
 CONTROL = "control.json"

@@ -19,6 +19,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
+from homing.wire.clock import boot_clock_s
+
 __all__ = ["Completed", "HttpRequest", "HttpResponse", "Machine", "NetworkError", "PathLike", "Process"]
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -64,8 +66,20 @@ class Machine:
     # --- clock ---
 
     def now(self) -> float:
-        """Unix seconds; may jump. For records and for what a provider bills."""
+        """Unix seconds; may jump. For records and for comparing machines."""
         return time.time()
+
+    def boottime(self) -> float:
+        """Seconds of a clock that nobody can set and that goes on during sleep; the same in all processes of this
+        machine until it starts again. For what costs money by the hour."""
+        return boot_clock_s()
+
+    def boot_id(self) -> str:
+        """Changes when the machine starts again; "" where the machine has none."""
+        try:
+            return self.read("/proc/sys/kernel/random/boot_id").decode().strip()
+        except OSError:
+            return ""
 
     def monotonic(self) -> float:
         """Never goes back, means nothing across processes. For waits."""

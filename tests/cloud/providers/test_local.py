@@ -123,6 +123,9 @@ class TestLocal(RememberingContract):
             def now(self) -> float:
                 return self.t
 
+            def boottime(self) -> float:
+                return self.t
+
         clock = Clock()
         provider = Local(home=homing_home, owner=owner, world=clock)
         made = provider.create(request_)

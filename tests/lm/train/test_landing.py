@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from homing.lm.train.control import Wishes
 from homing.lm.train.landing import Pace, Pilot, Rates
 from homing.lm.train.schedule import Landing, lr_scale
 from homing.wire import names
+from homing.wire.clock import boot_clock_s
 from homing.wire.run import Optimizer, Phase, Schedule
 
 WSD = Schedule("wsd", warmup_steps=10, decay_steps=200, floor=0.0)
@@ -381,6 +381,6 @@ def test_a_time_limit_lands_too_on_the_real_clock(tmp_path: Path, data_dir: Path
 
 @pytest.mark.parametrize(("limit_s", "why"), [(60.0, "time limit"), (3600.0, "spend limit")])
 def test_of_two_moments_the_nearer_one_is_named(tmp_path: Path, limit_s: float, why: str) -> None:
-    land_by = {"land_by": time.time() + 600, "reason": "The spend limit is near."}
+    land_by = {"land_by": boot_clock_s() + 600, "reason": "The spend limit is near."}
     (tmp_path / names.CONTROL).write_text(json.dumps(land_by))
     assert why in Wishes(tmp_path, time_limit_s=limit_s).why()

@@ -39,6 +39,7 @@ from homing.lm.train.loop import train
 from homing.lm.train.resume import check_same
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Pointer
+from homing.wire.clock import boot_clock_s
 from homing.wire.data import Split
 from homing.wire.event import Metric, Outcome
 from homing.wire.run import Run
@@ -251,7 +252,7 @@ def test_stop_in_control_json_saves_and_ends_with_75(tmp_path: Path, data_dir: P
 
 def test_a_landing_time_that_has_come_saves_and_ends(tmp_path: Path, data_dir: Path) -> None:
     make_run_dir(tmp_path, make_run(data_dir))
-    (tmp_path / names.CONTROL).write_text(json.dumps({"land_by": time.time() + 1}))
+    (tmp_path / names.CONTROL).write_text(json.dumps({"land_by": boot_clock_s() + 1}))
     assert go(tmp_path)[0].exit_code == 75
 
 

@@ -127,7 +127,7 @@ class Order:
     files: tuple[InputFile, ...] = ()
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # environment of the agent, never written down
     start_within_s: float = math.inf  # so long hand_over may wait: then the limit leaves no time to train
-    start_by: float = math.inf  # the same by the clock at home, which goes on while a laptop sleeps
+    start_by: float = math.inf  # the same by the boot clock at home, which goes on while a laptop sleeps
     typed: str = ""  # the run as a person typed it; with is_resume for the commands in errors alone
     is_resume: bool = False
 
@@ -355,7 +355,8 @@ def wait_until(
 ) -> bool:
     """True as soon as `check` is; after the deadline raises `on_timeout`, or returns False where none is given.
 
-    `by` ends it too, and is a moment: what is waited for may bill while this computer sleeps and no seconds pass here.
+    `by` ends it too, a moment of the boot clock: what is waited for may bill while this computer sleeps and no
+    seconds pass here.
     """
     deadline = world.monotonic() + timeout_s
     while True:
@@ -363,7 +364,7 @@ def wait_until(
             return True
         left_s = deadline - world.monotonic()
         if by < math.inf:
-            left_s = min(left_s, by - world.now())
+            left_s = min(left_s, by - world.boottime())
         if left_s <= 0:
             break
         world.sleep(min(every_s, left_s))

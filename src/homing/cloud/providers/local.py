@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -197,6 +198,7 @@ class Local:
         if is_recorded:
             # create, not write: if the agent ended billing first, its moment counts.
             body = {"schema": "homing.local-ended/1", "ended_at": self._world.now(), "by": "destroy"}
+            body.update(boottime=self._world.boottime(), boot_id=self._world.boot_id())
             self._world.create(folder / "ended.json", _json(body))
 
     def log(self, instance_id: str) -> str:
@@ -284,6 +286,8 @@ class Local:
             "run_name": request.order.run_name,
             "rate_usd_per_hour": str(request.offer.rate_usd_per_hour),
             "created_at": self._world.now(),
+            "boottime": self._world.boottime(),
+            "boot_id": self._world.boot_id(),
         }
         self._world.create(self._folder(request.mark) / "instance.json", _json(body))
 
@@ -315,6 +319,9 @@ class Local:
         created_at = read.moment("created_at", made.get("created_at") if made else None, now)
         ended_at = read.moment("ended_at", ended.get("ended_at") if ended else None, now)
         until = ended_at if ended_at is not None else now
+        lived_s = self._lived_s(made or {}, ended)
+        if lived_s is not None:
+            created_at = until - lived_s  # by the clock that tells the end: it may have been set since
         seconds = Decimal(str(max(0.0, until - created_at))) if created_at is not None else Decimal(0)
         return Instance(
             id=instance_id,
@@ -330,6 +337,16 @@ class Local:
             page=str(self._folder(instance_id)),
             problems=tuple(read.problems),
         )
+
+    def _lived_s(self, made: dict[str, Any], ended: dict[str, Any] | None) -> float | None:
+        """By the boot clock; None where a moment does not have it, or this computer started again in between."""
+        if ended is None:
+            ended = {"boottime": self._world.boottime(), "boot_id": self._world.boot_id()}
+        began, until = made.get("boottime"), ended.get("boottime")
+        is_one_boot = bool(made.get("boot_id")) and made.get("boot_id") == ended.get("boot_id")
+        if not is_one_boot or not isinstance(began, float) or not isinstance(until, float):
+            return None
+        return until - began if math.isfinite(until - began) and until >= began else None
 
     def _exists(self, folder: Path, *file_names: str) -> bool:
         return any(self._world.exists(folder / name) for name in file_names)

@@ -1,4 +1,4 @@
-"""What may end training before its last step, asked between steps: a signal, control.json, the wall clock.
+"""What may end training before its last step, asked between steps: a signal, control.json, the time.
 
     SIGINT, SIGTERM     a person at the terminal, or an agent that was told of a preemption
     control.json        written by the agent: stop, or land_by, the moment by which the last checkpoint must be on disk
@@ -22,6 +22,7 @@ from types import FrameType
 from homing.errors import Interrupted, RunFailed
 from homing.units import format_duration
 from homing.wire import codec, names
+from homing.wire.clock import boot_clock_s
 from homing.wire.control import Control
 
 __all__ = ["Hopeless", "Stop", "Wishes"]
@@ -87,7 +88,7 @@ class Wishes:
         control = self._read()
         if control.stop:
             return Stop("control", control.reason or "A stop was asked for.")
-        if control.land_by is not None and time.time() + save_s + _SAVE_SPARE_S >= control.land_by:
+        if control.land_by is not None and boot_clock_s() + save_s + _SAVE_SPARE_S >= control.land_by:
             return Stop("land_by", control.reason or "The time by which the last checkpoint must be on disk has come.")
         if self.time_limit_s and time.monotonic() - self.started >= self.time_limit_s:
             limit = format_duration(self.time_limit_s)
@@ -107,7 +108,7 @@ class Wishes:
         control, found = self._read(), []
         if control.land_by is not None:
             said = control.reason.removesuffix(" is near.").removeprefix("The ")
-            found.append((control.land_by - time.time(), f"the {said or 'limit'}"))
+            found.append((control.land_by - boot_clock_s(), f"the {said or 'limit'}"))
         if self.time_limit_s:
             limit = f"the time limit of {format_duration(self.time_limit_s)} (train.time_limit)"
             found.append((self.time_limit_s - (time.monotonic() - self.started), limit))
