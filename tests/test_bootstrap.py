@@ -171,7 +171,13 @@ def test_an_environment_is_made_from_the_lock_once_and_found_again_by_its_finger
 ) -> None:
     lock = tmp_path / "tiny-1.0-py3-none-any.whl"
     _tiny_wheel(lock)
-    told = with_(boot, lock=[f"tiny @ file://{lock}"], python=sys.executable, env_dir=str(tmp_path / "cache" / "env-"))
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest()
+    told = with_(
+        boot,
+        lock=[f"tiny @ file://{lock} --hash=sha256:{digest}"],
+        python=sys.executable,
+        env_dir=str(tmp_path / "cache" / "env-"),
+    )
     assert bootstrap.run(told, Machine()) == 0
     python = Path(boot.work_dir) / "env" / "bin" / "python"
     assert World().run([str(python), "-c", "import tiny; print(tiny.N)"], 60).out.strip() == "7"
@@ -207,7 +213,8 @@ def test_the_images_own_torch_is_used_if_it_is_in_range(boot: Boot, tmp_path: Pa
     # -c asks for versions, venv and pip do nothing here, ln leads to where they would have made it.
     machine = Machine(**{"importlib": said, "venv": "", "install": "", "ln": "", "uv --version": 1})
     told = with_(
-        boot, lock=["numpy==2.0"], torch="torch==2.13.0", torch_range=list(TORCH_RANGE), python="python3",
+        boot, lock=["numpy==2.0"], torch="torch==2.13.0", torch_lock=["torch==2.13.0 --hash=sha256:aa"],
+        torch_range=list(TORCH_RANGE), python="python3",
         env_dir=str(tmp_path / "env-"),
     )  # fmt: skip
     machine.makes_folders = True
@@ -283,16 +290,21 @@ def brought(machine: Machine) -> list[list[str]]:
     return [argv for argv in machine.asked if "--target" in argv]
 
 
+TORCH = ["torch==2.13.0 --hash=sha256:aa", "nvidia-cublas==13 --hash=sha256:bb"]
+UV = "uv==0.13.8 --hash=sha256:cc"
+
+
 def bare(boot: Boot, tmp_path: Path, **more: object) -> Boot:
     return with_(
-        boot, lock=["numpy==2.0"], torch="torch==2.13.0", torch_range=list(TORCH_RANGE), cuda=TORCH_CUDA,
+        boot, lock=["numpy==2.0"], torch="torch==2.13.0", torch_lock=TORCH, torch_range=list(TORCH_RANGE),
+        cuda=TORCH_CUDA, uv=UV,
         python="python3", env_dir=str(tmp_path / "env-"), **more,
     )  # fmt: skip
 
 
 def installs(machine: Machine) -> list[list[str]]:
     """Of what the trainer needs."""
-    return [argv for argv in machine.asked if "install" in argv and "-r" in argv]
+    return [argv for argv in machine.asked if "install" in argv and "-r" in argv and "--target" not in argv]
 
 
 def test_a_python_that_is_too_old_gets_one_by_uv_which_comes_from_the_index(boot: Boot, tmp_path: Path) -> None:
@@ -300,15 +312,19 @@ def test_a_python_that_is_too_old_gets_one_by_uv_which_comes_from_the_index(boot
     assert bootstrap.run(bare(boot, tmp_path), machine) == 0, problem(boot)
     uv = uv_in(tmp_path)
     assert brought(machine) == [
-        ["python3", "-m", "pip", "install", "--no-input", "--upgrade", "--target", f"{tmp_path}/uv", "uv>=0.8"]
+        [
+            *("python3", "-m", "pip", "install", "--no-input", "--upgrade", "--target", f"{tmp_path}/uv"),
+            *("--require-hashes", "--only-binary", ":all:", "-r", f"{tmp_path}/uv.txt"),
+        ]
     ]
+    assert (tmp_path / "uv.txt").read_text() == UV + "\n"
     (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
     assert [uv, "venv", "--python", bootstrap.PYTHON, "--clear", str(env)] in machine.asked
     assert machine.pythons_dir == str(tmp_path / "python"), "with the environments, wherever those lie"
-    assert installs(machine) == [[uv, "pip", "install", "--python", f"{env}/bin/python", "-r", f"{env}/lock.txt"]], (
-        "no pip is in what uv makes"
-    )
-    assert (env / "lock.txt").read_text() == "numpy==2.0\ntorch==2.13.0\n", "the torch of an old Python is of no use"
+    told = [uv, "pip", "install", "--python", f"{env}/bin/python", *bootstrap.VERIFIED, "-r", f"{env}/lock.txt"]
+    assert installs(machine) == [told], "no pip is in what uv makes"
+    lock = (env / "lock.txt").read_text().splitlines()
+    assert lock == ["numpy==2.0", *TORCH], "the torch of an old Python is of no use"
     assert f"a Python {bootstrap.PYTHON} by uv, for python3 is 3.10" in events(boot)[4].text
 
 
@@ -409,9 +425,24 @@ def test_a_driver_that_is_older_than_our_torch_gets_the_wheel_for_it(
     assert bootstrap.run(bare(boot, tmp_path, num_gpus=1), machine) == 0, problem(boot)
     (install,) = installs(machine)
     (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
-    lock = (env / "lock.txt").read_text().splitlines()
-    assert ("--torch-backend" in install, "torch>=2.11,<2.14" in lock) == (is_older, is_older)
-    assert not is_older or (install[0] == uv_in(tmp_path) and "CUDA 12.4" in events(boot)[4].text)
+    assert "--require-hashes" in install
+    unhashed = [argv[-3:] for argv in machine.asked if "--torch-backend" in argv]
+    assert unhashed == ([["--torch-backend", "auto", "torch==2.13.0"]] if is_older else [])
+    is_image = bool(said.splitlines()[1:2] != [""])
+    wanted = ["numpy==2.0"] if is_older or is_image else ["numpy==2.0", *TORCH]
+    assert (env / "lock.txt").read_text().splitlines() == wanted
+    if is_older:
+        assert install[0] == uv_in(tmp_path)
+        assert "CUDA 12.4, from PyTorch's own index and not checked by hash" in events(boot)[4].text
+
+
+def test_where_the_index_for_an_older_driver_lacks_our_torch_any_of_its_range_is_taken(
+    boot: Boot, tmp_path: Path
+) -> None:
+    machine = WithoutUv(**{"importlib": "3 12\n\n", "--query-gpu": SMI, "nvidia-smi": "CUDA Version: 12.4"})
+    machine.answers = {"auto torch==2.13.0": 1, **machine.answers}
+    assert bootstrap.run(bare(boot, tmp_path, num_gpus=1), machine) == 0, problem(boot)
+    assert [argv[-1] for argv in machine.asked if "--torch-backend" in argv] == ["torch==2.13.0", "torch>=2.11,<2.14"]
 
 
 def test_a_machine_without_a_card_asks_no_driver(boot: Boot, tmp_path: Path) -> None:
@@ -529,3 +560,17 @@ def test_it_runs_straight_from_the_wheel_on_a_python_that_has_nothing_installed(
     refused = World().run(argv("0" * 64), 60.0)
     assert refused.code == 1
     assert "was replaced: its sha256 is " + told["code_sha256"] in refused.err
+
+
+@pytest.mark.regression("instance-hashes")
+def test_packages_are_installed_only_with_their_hashes(boot: Boot, tmp_path: Path) -> None:
+    for said in ("3 12\n\n", "3 10\n\n", "3 12\n2.11.0\n/opt/image\n"):
+        (tmp_path / "work" / bootstrap.NOTE).unlink(missing_ok=True)
+        machine = WithoutUv(importlib=said)
+        told = with_(
+            boot, lock=["numpy==2.0 --hash=sha256:aa"], torch="torch==2.13.0", torch_range=list(TORCH_RANGE),
+            python="python3", env_dir=str(tmp_path / "env-"),
+        )  # fmt: skip
+        assert bootstrap.run(told, machine) == 0, problem(boot)
+        for argv in machine.asked:
+            assert "install" not in argv or "apt-get" in argv or "--require-hashes" in argv, argv

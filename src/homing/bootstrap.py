@@ -22,6 +22,7 @@ import zipfile
 from typing import Any, Dict, List, Tuple
 
 from homing.agent.folder import Folder
+from homing.redact import redact
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Bootstrap
 from homing.wire.event import Outcome
@@ -36,6 +37,11 @@ PAUSES_S = (10.0, 30.0)  # before packages, or a Python, are asked for again
 MIN_PYTHON = [3, 11]
 PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # what uv finds or brings where python3 is too old; it knows --torch-backend
 CHECK_BYTES = 1 << 20
+# Every package is compared with the sha256 that came from home. Sources are not built: what builds them has no hash.
+VERIFIED = ("--require-hashes", "--only-binary", ":all:")
+# The one exception: torch for a driver older than PyPI's torch comes from PyTorch's index for that CUDA version, whose
+# hashes are not known at home. The version of home is asked for first, then any of its range, and the stage says so.
+UNHASHED_TORCH = ("--torch-backend", "auto")
 ASK = """import sys, importlib.metadata as m
 print(*sys.version_info[:2])
 found = [d for d in m.distributions() if d.metadata["Name"] == "torch"]
@@ -71,7 +77,7 @@ def run(boot: Boot, world: World) -> int:
                 raise StageFailed(f"it was begun {MAX_TRIES} times and never came to an end")
             done = stage(boot, told, world)
         except (StageFailed, OSError, ValueError, zipfile.BadZipFile) as exc:
-            problem = f"Stage {name} failed after {world.monotonic() - began:.0f} s: {exc}"
+            problem = redact(f"Stage {name} failed after {world.monotonic() - began:.0f} s: {exc}")
             folder.event("stage_failed", problem, stage=name)
             world.write(path, json.dumps({**note, "problem": problem}).encode())
             folder.write(names.OUTCOME, Outcome("failed", problem, 1, "", 0, world.now()))
@@ -151,8 +157,8 @@ def _environment(boot: Boot, told: Bootstrap, world: World) -> str:
     # Wheels for an older driver lag behind: any of the range, instead of the one that is at home.
     older = "" if is_theirs else _older_cuda(told, world)
     ours = f"torch>={least},<{below}" if older else told.torch
-    wanted = "\n".join([*told.lock, *([ours] if told.torch and not is_theirs else [])]) + "\n"
-    image = f"{torch} in {folder}" if is_theirs else older
+    wanted = "\n".join([*told.lock, *([] if is_theirs or older else told.torch_lock)]) + "\n"
+    image = f"{torch} in {folder}" if is_theirs else f"{ours} {older}"
     print_ = hashlib.sha256(f"{told.python} {version} {image}\n{wanted}".encode()).hexdigest()[:16]
     env, is_new = f"{told.env_dir}{print_}", False
     whole = os.path.join(env, ".whole")
@@ -168,12 +174,17 @@ def _environment(boot: Boot, told: Bootstrap, world: World) -> str:
         world.write(os.path.join(env, "lock.txt"), wanted.encode())
         python, lock = os.path.join(env, "bin", "python"), os.path.join(env, "lock.txt")
         pip = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install", "--no-input"]
-        # By `auto` every index counts whose CUDA the driver can run, the newest first, and last the one without any: a
-        # torch from there sees no card, and the probe says so.
-        _bring(world, [*pip, *(["--torch-backend", "auto"] if older else []), "-r", lock])
+        _bring(world, [*pip, *VERIFIED, "-r", lock])
+        if older:
+            # By `auto` every index counts whose CUDA the driver can run, the newest first, and last the one without
+            # any: a torch from there sees no card, and the probe says so.
+            exact = world.run([*pip, *UNHASHED_TORCH, told.torch], INSTALL_S)
+            if exact.code:
+                _bring(world, [*pip, *UNHASHED_TORCH, ours])
         world.write(whole, b"")
     _run(world, ["ln", "-sfn", env, os.path.join(boot.work_dir, "env")], 20.0)
-    whose = f"the image's torch {torch}" if is_theirs else ours + (f" for a driver of CUDA {older}" if older else "")
+    unhashed = f" for a driver of CUDA {older}, from PyTorch's own index and not checked by hash"
+    whose = f"the image's torch {torch}" if is_theirs else ours + (unhashed if older else "")
     found = f"; a Python {PYTHON} by uv, for {told.python} is {'.'.join(version)}" if is_old else ""
     return f"{'made' if is_new else 'made before'}, {print_}, {whose}{found}"
 
@@ -202,7 +213,7 @@ def _make_env(told: Bootstrap, env: str, world: World, *, is_old: bool, needs_uv
 
 
 def _uv(told: Bootstrap, world: World) -> str:
-    """The machine's own, where it is new enough, else by its pip, which knows the index there and checks what comes."""
+    """The machine's own, where it is new enough, else one version by its pip, checked by hash."""
     if _parts(world.run(["uv", "--version"], 20.0).out) >= MIN_UV:
         return "uv"
     folder = os.path.join(os.path.dirname(told.env_dir), "uv")
@@ -214,8 +225,8 @@ def _uv(told: Bootstrap, world: World) -> str:
         if not told.may_add:
             raise StageFailed(f"{told.python} alone does not do, and it has no pip to bring uv: install uv there")
         _add(world, "python3-pip")
-    wanted = f"uv>={'.'.join(map(str, MIN_UV))}"
-    _bring(world, [*pip, "install", "--no-input", "--upgrade", "--target", folder, wanted])
+    world.write(f"{folder}.txt", f"{told.uv}\n".encode())
+    _bring(world, [*pip, "install", "--no-input", "--upgrade", "--target", folder, *VERIFIED, "-r", f"{folder}.txt"])
     return path
 
 

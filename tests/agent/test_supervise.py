@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -647,3 +648,22 @@ def test_new_limits_are_written_down_for_the_dead_man(instance: Instance) -> Non
     assert (taken.spend_limit_usd, taken.time_limit_s, taken.stop) == ("7.50", 5000.0, False)
     wait_until(lambda: instance.heartbeat().spend_limit_usd == "7.50" and instance.heartbeat().time_limit_s == 5000.0)
     agent.kill()
+
+
+def test_no_key_stands_in_events_outcome_or_log(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go to the store; what a provider or a library put into an exception may hold a key."""
+    monkeypatch.setenv("STORE_SECRET", "canary-of-the-store")
+    instance.change(secret_names=["STORE_SECRET", "NOT_SET"])
+    instance.run_dir.mkdir(parents=True, exist_ok=True)
+    folder = Folder(instance.boot, World())
+    folder.event("push_failing", "refused canary-of-the-store")
+    assert "canary" not in (instance.run_dir / names.EVENTS).read_text()
+    assert "refused ***" in (instance.run_dir / names.EVENTS).read_text()
+    try:
+        raise OSError("with canary-of-the-store")
+    except OSError as exc:
+        told = (type(exc), exc, exc.__traceback__)
+    record = folder.record("x", logging.ERROR, "f", 1, "asked %s", ("canary-of-the-store",), told)
+    text = logging.Formatter("%(message)s").format(record)
+    assert "canary" not in text
+    assert "OSError: with ***" in text

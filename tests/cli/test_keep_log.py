@@ -49,6 +49,23 @@ def test_bytes_that_are_no_text_pass_through_as_they_are(tmp_path: Path) -> None
     assert out.buffer.getvalue() == log_path(tmp_path).read_bytes() == b"a\xff\xe4\n"
 
 
+@pytest.mark.regression("terminal-escapes")
+def test_a_trainer_cannot_change_the_terminal_and_its_log_keeps_every_byte(tmp_path: Path) -> None:
+    out = screen()
+    run(r"import sys; sys.stdout.buffer.write(b'a\x1b[2J\x9b5m\xc2\x9b\x07 b\n')", tmp_path, out, None)
+    assert not set(shown(out)) & set("\x1b\x07\x9b\udc9b")
+    assert shown(out).endswith(" b\n")
+    assert log_path(tmp_path).read_bytes() == b"a\x1b[2J\x9b5m\xc2\x9b\x07 b\n"
+
+
+@pytest.mark.regression("crash-secrets")
+def test_a_key_that_a_trainer_prints_is_neither_shown_nor_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_CANARY0123456789")
+    out = screen()
+    run("import os; print('with', os.environ['HF_TOKEN'])", tmp_path, out, None)
+    assert shown(out) == log_path(tmp_path).read_text() == "with ***\n"
+
+
 def test_a_reader_that_left_holds_nothing_up_and_the_log_is_whole(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

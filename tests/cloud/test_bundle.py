@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import io
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import homing
 from homing.cloud import bundle
@@ -86,35 +86,53 @@ def test_pip_installs_it_and_its_program_starts(tmp_path: Path) -> None:
     assert (target / "bin" / "homing").exists()
 
 
-def test_the_lock_pins_what_is_installed_and_leaves_torch_to_the_machine() -> None:
+def test_the_lock_pins_what_was_tested_by_hash_and_keeps_torch_apart() -> None:
     found = bundle.lock("file:/store")
-    pinned = dict(line.split("==") for line in found.lines)
+    pinned = dict(line.split()[0].split("==") for line in found.lines)
+    tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     for name in ("numpy", "tokenizers", "safetensors", "httpx"):
-        assert pinned[name] == importlib.metadata.version(name)
+        assert pinned[name] == tested[name]
     assert "torch" not in pinned
     assert "pytest" not in pinned, "only what training needs"
     assert "pyarrow" not in pinned, "text is read at home"
     assert not [name for name in pinned if name.startswith("nvidia")]
-    assert re.fullmatch(r"torch==\d+\.\d+\.\d+", found.torch), "without this machine's own build"
-    assert found.loose == ()
+    assert found.torch_version == f"torch=={tested['torch']}"
+    assert [line for line in found.torch if line.startswith("nvidia-cudnn")], "CUDA's packages come with it"
+    assert found.uv.startswith("uv==")
 
 
 def test_the_lock_has_what_the_store_needs() -> None:
     assert any(line.startswith("boto3==") for line in bundle.lock("s3://bucket/x").lines)
     assert not any(line.startswith("boto3==") for line in bundle.lock("file:/x").lines)
+    assert any(line.startswith("modal==") for line in bundle.lock("modal:volume").lines)
+    assert any(line.startswith("huggingface-hub==") for line in bundle.lock("hf:me/x").lines)
 
 
-def test_what_is_not_installed_here_is_named_as_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.metadata.distributions
+@pytest.mark.regression("instance-hashes")
+@pytest.mark.parametrize("store", ["file:/x", "s3://bucket/x", "hf:me/x", "modal:volume"])
+def test_every_package_that_an_instance_installs_has_a_hash(store: str) -> None:
+    for line in bundle.lock(store).lines:
+        assert re.fullmatch(r"[a-z0-9._-]+==[\w.+!]+( --hash=sha256:[0-9a-f]{64})+", line), line
 
-    def without(name: str) -> Iterable[importlib.metadata.Distribution]:
-        return [] if name in ("torch", "rustbpe") else real(name=name)
 
-    monkeypatch.setattr(importlib.metadata, "distributions", without)
+def test_torch_with_all_of_cuda_and_uv_have_hashes() -> None:
     found = bundle.lock("file:/x")
-    assert found.torch == "torch>=2.11,<2.14"
-    assert "rustbpe>=0.1" in found.lines
-    assert "rustbpe>=0.1" in found.loose
+    for line in (*found.torch, found.uv):
+        assert re.fullmatch(r"[a-z0-9._-]+==[\w.+!]+( --hash=sha256:[0-9a-f]{64})+", line), line
+
+
+def test_the_generated_file_fits_the_package_and_names_no_index() -> None:
+    """After a change of pyproject.toml or constraints.txt: python tools/make_requirements.py"""
+    text = (ROOT / "src/homing" / bundle.REQUIREMENTS).read_text()
+    assert "://" not in text
+    pinned = dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", text, re.M))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for wanted in (*project["dependencies"], *extras["lm"], *extras["aws"], *extras["hub"], *extras["modal"]):
+        requirement = Requirement(wanted)
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), wanted
+    tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert {name for name, version in pinned.items() if tested.get(name, version) != version} == set()
 
 
 def test_the_range_of_torch_is_the_one_of_the_package() -> None:

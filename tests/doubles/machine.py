@@ -247,7 +247,8 @@ def fingerprints() -> frozenset[str]:
         lock = bundle.lock(store)
         told = Bootstrap(
             lock=list(lock.lines),
-            torch=lock.torch,
+            torch=lock.torch_version,
+            torch_lock=list(lock.torch),
             torch_range=list(bundle.TORCH_RANGE),
             python="python3",
             env_dir="/cache/env-",

@@ -61,7 +61,7 @@ class Services:
         if self.modal.build_problem:
             failed = _Result(status=_Result.GENERIC_STATUS_FAILURE, exception=self.modal.build_problem)
             return api_pb2.ImageGetOrCreateResponse(image_id=new_id("im"), result=failed)
-        commands = list(ask.image.dockerfile_commands)
+        commands = [*ask.image.dockerfile_commands, *(file.data.decode() for file in ask.image.context_files)]
         image_id = f"im-{hashlib.sha256(ask.image.SerializeToString()).hexdigest()[:20]}"
         self.modal.images[image_id] = commands
         done = _Result(status=_Result.GENERIC_STATUS_SUCCESS)

@@ -27,7 +27,7 @@ BASE = "homing-test-base"
 PROGRAMS = ("sh", "bash", "cat", "env", "mkdir", "rm", "chmod", "flock", "sleep")
 PYTHON3 = """#!/bin/sh
 case "$*" in
-"-m pip install -r "*) cat "$5" > /installed.txt ;;
+"-m pip install --require-hashes --only-binary :all: -r "*) cat "$8" > /installed.txt ;;
 "-I -c "*homing.bootstrap*)
     cat "$4" > /dev/null || exit 1
     mkdir -p /opt/homing/cache/env-0123/bin

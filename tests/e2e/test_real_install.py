@@ -5,6 +5,7 @@ All other trips find an environment that was made before, under the fingerprint 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from tests.test_bootstrap import boot, events, problem, with_
 
 from homing import bootstrap
-from homing.cloud.bundle import TORCH_RANGE, lock
+from homing.cloud.bundle import TORCH_RANGE, Lock, lock
 from homing.world import World
 
 __all__ = ["boot"]  # the fixture
@@ -31,6 +32,16 @@ def need_index() -> None:
         pytest.skip("no index of packages can be reached, so nothing is installed for real")
 
 
+def torch_here(found: Lock) -> list[str]:
+    """The torch of this computer's local wheels by its own hash, without CUDA's gigabytes; else the index's."""
+    wheels = sorted(Path(os.environ.get("PIP_FIND_LINKS") or os.devnull).glob("torch-*.whl"))
+    if not wheels:
+        return list(found.torch)
+    needed = [line for line in found.torch if not line.startswith(("torch==", "triton==", "nvidia-", "cuda-"))]
+    digest = hashlib.sha256(wheels[-1].read_bytes()).hexdigest()
+    return [*needed, f"torch=={wheels[-1].name.split('-')[1]} --hash=sha256:{digest}"]
+
+
 def test_a_bare_python_becomes_one_that_trains_and_pushes(
     boot: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,8 +53,8 @@ def test_a_bare_python_becomes_one_that_trains_and_pushes(
     bare = str(Path(sys.base_prefix) / "bin" / "python3")
     told = with_(
         boot,  # type: ignore[arg-type]
-        lock=list(found.lines), torch=found.torch, torch_range=list(TORCH_RANGE), python=bare,
-        env_dir=str(tmp_path / "cache" / "env-"),
+        lock=list(found.lines), torch=found.torch_version, torch_lock=torch_here(found), uv=found.uv,
+        torch_range=list(TORCH_RANGE), python=bare, env_dir=str(tmp_path / "cache" / "env-"),
     )  # fmt: skip
     assert bootstrap.run(told, World()) == 0, problem(told)
     assert "made," in next(event.text for event in events(told) if "torch" in event.text)

@@ -157,7 +157,7 @@ class _Image:
     sdk: _Sdk
     files: tuple[tuple[str, str], ...] = ()  # path there, source here
 
-    def uv_pip_install(self, *lines: str) -> _Image:
+    def uv_pip_install(self, *lines: str, **options: Any) -> _Image:
         return self
 
     def add_local_file(self, source: str, path: str) -> _Image:

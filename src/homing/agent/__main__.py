@@ -38,6 +38,7 @@ def main(argv: Optional[Sequence[str]] = None, simulated: Optional[Machine] = No
         handlers: List[logging.Handler] = [logging.FileHandler(agent.folder.log_path("agent")), logging.StreamHandler()]
         handlers[1].setLevel(logging.ERROR)
         logging.basicConfig(handlers=handlers, level=logging.INFO, format=FORMAT)
+        logging.setLogRecordFactory(agent.folder.record)
     for number in (signal.SIGTERM, signal.SIGINT):
         world.on_signal(number, lambda got: agent.preempt(f"The machine sent {signal.Signals(got).name}."))
     world.on_signal(signal.SIGHUP, None)  # the SSH session that started us may close

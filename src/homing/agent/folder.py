@@ -78,9 +78,21 @@ class Folder:
 
     def _put(self, put: Callable[[str, bytes], None], name: str, text: str) -> None:
         try:
-            put(self.run_path(name), text.encode())
+            put(self.run_path(name), self.redacted(text).encode())
         except OSError:
             log.exception("%s could not be written", name)
+
+    def redacted(self, text: str) -> str:
+        """Without the keys that this process holds: events and logs go to the store."""
+        for name in (*self.boot.secret_names, *self.boot.end_billing.header_env.values()):
+            text = text.replace(os.environ.get(name) or "\0", "***")
+        return text
+
+    def record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        made = logging.LogRecord(*args, **kwargs)
+        trace = logging.Formatter().formatException(made.exc_info) if made.exc_info else ""
+        made.msg, made.args, made.exc_text = self.redacted(made.getMessage()), (), self.redacted(trace)
+        return made
 
     def start(self, argv: List[str], log_name: str, hidden: Sequence[str] = (), **env: str) -> int:
         """The pid of a program with this machine's environment, less what is hidden from it, and `env`."""

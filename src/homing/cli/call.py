@@ -26,7 +26,7 @@ import typer
 from typer.core import TyperGroup
 
 from homing import __version__
-from homing.cli import dotenv, misread, talk
+from homing.cli import dotenv, misread, talk, terminal
 from homing.cli.main import STORIES, VERBS
 from homing.cli.verb_help import Verb
 from homing.errors import HomingError, StillBilling
@@ -118,11 +118,12 @@ def call(typed: list[str]) -> int:
     if "--json" in arguments and set(arguments) <= {"--json", "--version", "-V", *_HELP}:
         return _print_verbs()
     arguments = _json_behind(arguments)
-    logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
-    with _endings_as_interrupts():
-        code, shown = _run_verb(arguments)
-    if arguments and arguments[0] in VERBS and not any(word in arguments for word in _HELP):
-        code = _check_billing(code, shown)
+    with terminal.filtered():
+        logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
+        with _endings_as_interrupts():
+            code, shown = _run_verb(arguments)
+        if arguments and arguments[0] in VERBS and not any(word in arguments for word in _HELP):
+            code = _check_billing(code, shown)
     return code
 
 

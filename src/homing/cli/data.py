@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from homing.cli import talk
+from homing.cli import talk, terminal
 from homing.cli.bring_files import bring_files
 from homing.cli.extras import need
 from homing.cli.options import Json, Sets
@@ -211,7 +211,10 @@ def show(
     talk.emit("data-show/1", document)
     if not talk.is_json():
         is_colored = color == "always" or (color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
-        print(_in_color(tokens, renderer) if is_colored else _in_plain(tokens))
+        if is_colored:
+            terminal.draw(_in_color(tokens, renderer) + "\n", sys.stdout)
+        else:
+            print(_in_plain(tokens))
     talk.say(f"{where}: {len(tokens):,} tokens, {num_learned:,} of them learned from.")
     if is_last:
         talk.say(f"That was the last. Next: homing verify {name}")
@@ -270,7 +273,7 @@ def _in_color(tokens: list[dict[str, Any]], renderer: Renderer) -> str:
     def style(token: dict[str, Any]) -> str:
         return (_LEARNED if token["is_learned"] else _READ) + (_MARKER if token["id"] in markers else "")
 
-    return "".join(f"{style(token)}{token['text']}{_PLAIN}" for token in tokens)
+    return "".join(f"{style(token)}{terminal.safe(token['text'])}{_PLAIN}" for token in tokens)
 
 
 def _in_plain(tokens: list[dict[str, Any]]) -> str:

@@ -92,11 +92,11 @@ class _Asking:
 
     def __call__(self, subject: str) -> None:
         if self._is_shown:
-            talk.say(f"\rasking: {subject} ...\x1b[K", end="")
+            talk.redraw(f"asking: {subject} ...")
 
     def clear(self) -> None:
         if self._is_shown:
-            talk.say("\r\x1b[K", end="")
+            talk.redraw("")
 
 
 def _examined(home: Home, run: str | None, sets: list[str], named: list[str], tell: Callable[[str], None]) -> Examined:

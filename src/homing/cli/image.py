@@ -1,4 +1,4 @@
-"""`homing image build`: a container image from the versions installed here, built and pushed with your own Docker."""
+"""`homing image build`: a container image from the tested versions, built and pushed with your own Docker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build_(
     sets: Sets = None,
     json_: Json = False,
 ) -> None:
-    """Write a Dockerfile from the versions installed here, build it, try it, and push it. Rents nothing."""
+    """Write a Dockerfile from the tested versions, build it, try it, and push it. Rents nothing."""
     image = check_name(push) if push else ""
     loaded = load_run(run, sets or [])
     say_problems(loaded.warnings)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from homing.cli import talk
+from homing.cli.terminal import show_bytes
+from homing.redact import redact
 from homing.wire import names
 
 __all__ = ["log_path", "printing"]
@@ -61,7 +63,7 @@ class _Keeper:
                 with self._lock:
                     if self._file is not None:
                         with contextlib.suppress(OSError):
-                            self._file.write(line)
+                            self._file.write(_redacted(line))
                     terminal = _show(line, terminal)
 
     def close(self) -> None:
@@ -71,13 +73,18 @@ class _Keeper:
                 self._file = None
 
 
+def _redacted(line: bytes) -> bytes:
+    """Only a line with a key in it is changed: the log keeps every other byte."""
+    text = line.decode("utf-8", "surrogateescape")
+    return redact(text).encode("utf-8", "surrogateescape")
+
+
 def _show(line: bytes, terminal: TextIO | None) -> TextIO | None:
     """The terminal for the next line: none, once whoever read it has left."""
     if terminal is None:
         return None
     try:
-        terminal.buffer.write(line)
-        terminal.buffer.flush()
+        show_bytes(line, terminal)
     except OSError:
         talk.silence(terminal)
         return None

@@ -103,14 +103,14 @@ class Meter:
 
     def _print(self, line: str) -> None:
         if self._is_terminal and not talk.is_quiet():
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+            talk.redraw(line)
             self._is_line_open = True
         else:
             talk.say(line)
 
     def _clear(self) -> None:
         if self._is_line_open:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            talk.redraw("")
             self._is_line_open = False
 
 

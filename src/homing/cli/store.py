@@ -134,7 +134,7 @@ def _progress(home: Home, store: Store, key: str) -> Iterator[None]:
         told, is_open = now, is_terminal
         speed = f"{format_bytes(int(done / max(now - begun, 1e-9)))}/s"
         text = f"{key}: {format_bytes(done)} of {format_bytes(total)}, {done / max(total, 1):.0%}, {speed}"
-        talk.say(f"\r{text}\x1b[K" if is_terminal else text, end="" if is_terminal else "\n")
+        (talk.redraw if is_terminal else talk.say)(text)
 
     store.progress = tell
     try:

@@ -4,6 +4,7 @@ emit(document)   the verb's result: one JSON document with a `schema` field unde
 emit_all(...)    the same, with the error in it that the verb ends with: then nothing follows it on stdout
 table(...)       the same result for people
 say(text)        talk: what is being done, what to do next; silent with -q
+redraw(text)     a running line on a terminal
 ask(question)    yes or no; refuses where there is nobody to answer
 """
 
@@ -19,6 +20,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from homing.cli import terminal
 from homing.errors import HomingError, UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ __all__ = [
     "is_json",
     "is_quiet",
     "is_verbose",
+    "redraw",
     "say",
     "show_error",
     "silence",
@@ -81,9 +84,19 @@ def say(text: str = "", *, end: str = "\n") -> None:
         _print(text, end, sys.stderr)
 
 
-def _print(text: str, end: str, stream: TextIO) -> None:
+def redraw(text: str) -> None:
+    """A running line on a terminal, in the place of the last one; "" clears it. Silent with -q."""
+    if not is_quiet():
+        _print(f"\r{terminal.safe(text)}\x1b[K", "", sys.stderr, is_ours=True)
+
+
+def _print(text: str, end: str, stream: TextIO, *, is_ours: bool = False) -> None:
+    """`is_ours`: what came from elsewhere was made safe before, and the escape sequences in it are our own."""
     try:
-        print(text, end=end, file=stream, flush=True)
+        if is_ours:
+            terminal.draw(text + end, stream)
+        else:
+            print(text, end=end, file=stream, flush=True)
     except OSError:
         if not _goes_on_unheard:
             raise
@@ -102,7 +115,8 @@ def emit(schema: str, document: dict[str, Any]) -> None:
         line = {"schema": f"homing.{schema}", **document}
         # Beyond UTF-8 a letter's number would be no JSON, unless JSON itself writes it.
         is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
-        _print(json.dumps(line, ensure_ascii=not is_utf8, default=str, allow_nan=False), "\n", sys.stdout)
+        text = json.dumps(line, ensure_ascii=not is_utf8, default=str, allow_nan=False)
+        _print(text, "\n", sys.stdout, is_ours=True)
 
 
 def emit_all(schema: str, document: dict[str, Any], error: HomingError | None) -> None:
@@ -114,7 +128,7 @@ def emit_all(schema: str, document: dict[str, Any], error: HomingError | None) -
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     """A plain table on stdout; nothing where it has no rows, and under --json, where `emit` has said it all."""
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["" if cell is None else terminal.safe(str(cell)) for cell in row] for row in rows]
     if _is_json or not cells:
         return
     is_piped = not sys.stdout.isatty() and not os.environ.get("FORCE_COLOR") and not title
@@ -126,9 +140,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     from rich.console import Console
     from rich.text import Text
 
-    terminal = Console()
+    wide = Console()
     # Off a terminal rich assumes 80 columns and would fold cells that a script wants to read whole.
-    width = terminal.width if terminal.is_terminal else _WIDTH_OF_PIPE
+    width = wide.width if wide.is_terminal else _WIDTH_OF_PIPE
     # Cells hold what others wrote, such as a log: [words] in it are no markup and :words: no pictures.
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     drawn = _drawn(headers, cells)
@@ -138,9 +152,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
         drawn = _drawn(["", ""], [pair or ("", "") for pair in pairs[:-1] if pair is None or pair[1]])
     with console.capture() as said:
         if title:
-            console.print(Text(title, style="table.title"))
+            console.print(Text(terminal.safe(title), style="table.title"))
         console.print(drawn)
-    _print("\n".join(line.rstrip() for line in said.get().splitlines()), "\n", sys.stdout)
+    _print("\n".join(line.rstrip() for line in said.get().splitlines()), "\n", sys.stdout, is_ours=True)
 
 
 def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

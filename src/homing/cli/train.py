@@ -26,10 +26,9 @@ from typing import Annotated
 
 import typer
 
-from homing.cli import talk
+from homing.cli import talk, terminal
 from homing.cli.extras import need
 from homing.cli.find_model import Chosen, choose_in_run
-from homing.cli.harmless import harmless
 from homing.cli.keep_log import printing
 from homing.cli.options import Json, Phases, RunName, Sets, TrackerName, Trackers, Wandb, as_typed, with_phases
 from homing.cli.stale_shards import refuse_stale
@@ -342,7 +341,7 @@ def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: i
     if opened and opened.why:
         talk.say(f"chat, generate, eval and export open {opened.folder}\n  {opened.why}")
     if sample := _last_sample(run_dir, outcome.phase):
-        talk.say(f"\nA sample:\n{textwrap.indent(harmless(sample), '  ')}")
+        talk.say(f"\nA sample:\n{textwrap.indent(terminal.safe(sample), '  ')}")
     talk.say("\nNext:")
     ways = [
         f"  homing generate {run_dir.name} --prompt 'Once'   # let it go on from a prompt",

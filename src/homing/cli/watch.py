@@ -14,12 +14,11 @@ from typing import Annotated
 
 import typer
 
-from homing.cli import talk
+from homing.cli import talk, terminal
 from homing.cli.control import find_any, open_home, usd
 from homing.cli.extras import export_hint
 from homing.cli.find_model import MODELS
 from homing.cli.find_run import is_stranger, name_here
-from homing.cli.harmless import harmless
 from homing.cli.options import Json, RunName, TrackerName, Trackers, Wandb
 from homing.cli.tracking import begin, following, go_on, wanted
 from homing.cli.trained_here import Trained, look_again
@@ -102,7 +101,7 @@ def _show(report: Report) -> None:
     if talk.is_json():
         return
     if report.kind == "sample":
-        print("".join(f"    {harmless(line)}\n" for line in report.text.splitlines()), end="", flush=True)
+        print("".join(f"    {terminal.safe(line)}\n" for line in report.text.splitlines()), end="", flush=True)
     elif report.kind == "problem":
         talk.say(f"{_BEGINNINGS[report.kind]}{report.text}")
     elif report.kind in ("head", "line") and sys.stdout.isatty():

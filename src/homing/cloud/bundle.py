@@ -1,15 +1,16 @@
 """The exact tree that will run there: a wheel of these very files, and the versions of what they stand on.
 
     wheel_bytes   the package as it lies here, changes never committed included -> one wheel, the same bytes each time
-    lock          what is installed here of homing[lm] and of what its store needs -> name==version lines, torch apart
+    lock          requirements-instance.txt -> what homing[lm] and its store need, with hashes, torch apart
 
 A wheel is a zip with three papers; writing it by hand needs no build tool on the person's machine. Any pip installs it,
-and an instance only unpacks it. Nothing is fetched from an index: what was tried at home is what runs.
+and an instance only unpacks it.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -17,6 +18,7 @@ import os
 import re
 import zipfile
 from dataclasses import dataclass
+from importlib import resources
 
 import homing
 from homing.errors import UsageError
@@ -43,10 +45,12 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same tree gives
 _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}
 _GIT_S = 20.0
+REQUIREMENTS = "requirements-instance.txt"  # written by tools/make_requirements.py
 _PRESETS = ("1b", "2b", "4b", "cs336", "goethe-75m", "gpt-124m", "medium-22m", "shakespeare", "tiny")
 # What the package has beside its modules. A file that is not named here is never sent to an instance.
 DATA_FILES = frozenset(
     (
+        REQUIREMENTS,
         "cloud/measured.json",
         "cloud/providers/aws_prepare.sh",
         "cloud/startup.sh",
@@ -62,9 +66,16 @@ DATA_FILES = frozenset(
 
 @dataclass(frozen=True)
 class Lock:
-    lines: tuple[str, ...]  # name==version, sorted, without torch
-    torch: str  # torch==2.13.0, or the range where none is installed here
-    loose: tuple[str, ...]  # what is not installed here, so that its version is only a range
+    """Lines of a requirements file: name==version --hash=sha256:... for every file that the index has of it."""
+
+    lines: tuple[str, ...]  # without torch and what only torch needs
+    torch: tuple[str, ...]  # PyPI's, for TORCH_CUDA, and all that it needs
+    uv: str
+
+    @property
+    def torch_version(self) -> str:
+        """torch==2.13.0"""
+        return next(line.split()[0] for line in self.torch if line.startswith("torch=="))
 
 
 def wheel_bytes(world: World) -> bytes:
@@ -117,55 +128,24 @@ def check_committed(world: World) -> None:
 
 
 def lock(store: str) -> Lock:
-    """What training there stands on, in the versions that are installed here."""
+    """What training there stands on: the versions that were tested, each with its hashes."""
+    sections = _sections()
     extra = _STORE_EXTRAS.get(store.partition(":")[0], "")
-    found: dict[str, str] = {}
-    loose: set[str] = set()
-    _collect("homing", {"lm", extra}, found, loose)
-    torch = found.pop("torch", "")
-    lines = sorted(f"{name}=={version}" for name, version in found.items() if name != "homing")
-    # 2.13.0+cpu is this machine's build; the index has the one for the card.
-    pinned = f"torch=={torch.split('+')[0]}" if torch else f"torch>={TORCH_RANGE[0]},<{TORCH_RANGE[1]}"
-    return Lock((*lines, *sorted(text for text in loose if not text.startswith("torch"))), pinned, tuple(sorted(loose)))
+    lines = sorted({*sections["lm"], *(sections[extra] if extra else ())})
+    return Lock(tuple(lines), tuple(sections["torch"]), sections["uv"][0])
 
 
-def _collect(name: str, extras: set[str], found: dict[str, str], loose: set[str]) -> None:
-    """Walks the requirements of what is installed. CUDA's own packages belong to torch, which comes apart."""
-    distribution = _installed(name)
-    if distribution is None:
-        return
-    key = _plain(name)
-    if key in found and not extras:
-        return
-    found[key] = distribution.version
-    if key == "torch":
-        return
-    for text in distribution.requires or []:
-        requirement, _, condition = (part.strip() for part in text.partition(";"))
-        wanted = re.match(r"([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?", requirement)
-        if wanted is None or not _applies(condition, extras):
-            continue
-        inner = {part.strip() for part in (wanted[2] or "").split(",") if part.strip()}
-        if _installed(wanted[1]) is not None:
-            _collect(wanted[1], inner, found, loose)
-        elif name == "homing":
-            loose.add(requirement)
-
-
-def _applies(condition: str, extras: set[str]) -> bool:
-    """Only the extra is looked at: an unfulfilled platform marker names a package that is not installed here either."""
-    named = re.findall(r"extra\s*==\s*['\"]([^'\"]+)['\"]", condition)
-    return not named or bool(set(named) & extras)
-
-
-def _installed(name: str) -> importlib.metadata.Distribution | None:
-    """Installed for everybody: what setuptools keeps for itself is on the path once somebody has imported it."""
-    found = importlib.metadata.distributions(name=name)
-    return next((each for each in found if "_vendor" not in str(each.locate_file(""))), None)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+@functools.cache
+def _sections() -> dict[str, list[str]]:
+    text = resources.files("homing").joinpath(REQUIREMENTS).read_text(encoding="utf-8").replace("\\\n", " ")
+    found: dict[str, list[str]] = {}
+    section: list[str] = []
+    for line in text.splitlines():
+        if titled := re.fullmatch(r"# \[(\w+)\]", line):
+            section = found[titled[1]] = []
+        elif line and not line.startswith("#"):
+            section.append(" ".join(line.split()))
+    return found
 
 
 def _metadata() -> str:

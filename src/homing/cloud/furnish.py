@@ -64,11 +64,13 @@ def furnish(
     )
     if place.base_python and place.base_python != place.python:
         found = bundle.lock(run.store)
-        files[LOCK] = "\n".join([*found.lines, found.torch, ""]).encode()
+        files[LOCK] = "\n".join([*found.lines, *found.torch, ""]).encode()
         told = dataclasses.replace(
             told,
             lock=list(found.lines),
-            torch=found.torch,
+            torch=found.torch_version,
+            torch_lock=list(found.torch),
+            uv=found.uv,
             torch_range=list(bundle.TORCH_RANGE),
             cuda=bundle.TORCH_CUDA,
             python=place.base_python,

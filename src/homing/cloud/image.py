@@ -54,7 +54,7 @@ LABEL homing.lock={digest}
 RUN {{ {tools}; }} >/dev/null || {{ apt-get update -qq && apt-get install -y -qq --no-install-recommends \\
     bash ca-certificates curl gcc libc6-dev openssh-server util-linux && rm -rf /var/lib/apt/lists/*; }}
 COPY {lock} {dir}/
-RUN python3 -m pip install -r {dir}/{lock}
+RUN python3 -m pip install --require-hashes --only-binary :all: -r {dir}/{lock}
 COPY {files} {dir}/
 RUN {furnish} || {{ cat {dir}/run/{outcome}; exit 1; }}; rm -rf {dir}
 CMD ["sleep", "infinity"]
@@ -119,7 +119,7 @@ def write_context(run: Run, folder: Path, world: World, *, base: str) -> Context
     world.mkdir(folder)
     for name, data in {**files, names.BOOT: codec.dumps(boot, indent=1).encode(), "Dockerfile": text.encode()}.items():
         world.write(folder / name, data)
-    return Context(folder, base, digest, len(files[LOCK].split()))
+    return Context(folder, base, digest, len(files[LOCK].splitlines()))
 
 
 def build(

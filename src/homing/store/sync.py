@@ -23,6 +23,7 @@ import sys
 from collections.abc import Sequence
 
 from homing.errors import HomingError, IntegrityError, StoreError
+from homing.redact import RedactedFormatter, redact_crashes
 from homing.store import open_store
 from homing.store.base import NotInStore, Store, check_key, run_key
 from homing.store.from_hub import HubFailed, take_from_hub
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     mode.add_argument("--watch", action="store_true", help="push changes and bring requests until ended")
     mode.add_argument("--once", action="store_true", help="push everything, read it back, and end")
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s sync %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(RedactedFormatter("%(asctime)s sync %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     world = world or World()
     try:
         boot = codec.loads(Boot, world.read(args.boot))
@@ -279,4 +282,5 @@ def _run_dir(boot: Boot) -> str:
 if __name__ == "__main__":
     # The agent ends --watch with SIGTERM: leave by the front door, so that no half-written file stays in the store.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    redact_crashes()  # its log is pushed to the store, and it holds the keys to it
     raise SystemExit(main())

@@ -34,8 +34,10 @@ class Bootstrap:
     code: str = ""  # a wheel in the work folder, unpacked into code_dir
     code_sha256: str = ""
     code_dir: str = ""
-    lock: List[str] = field(default_factory=list)  # name==version, without torch
+    lock: List[str] = field(default_factory=list)  # name==version --hash=..., without torch
     torch: str = ""  # torch==version, unless the image's own is in torch_range (from, below)
+    torch_lock: List[str] = field(default_factory=list)  # the same with hashes, and all that it needs
+    uv: str = ""  # uv==version --hash=..., to bring where it is needed and the machine has none
     torch_range: List[str] = field(default_factory=list)
     cuda: str = ""  # that the index's torch of this range is built for; a card with an older driver gets another wheel
     python: str = ""  # from which the environment is made

@@ -356,6 +356,8 @@ def test_the_image_is_made_of_the_versions_here_and_of_no_sdk_where_the_store_is
     assert "torch==" in told
     assert "numpy==" in told
     assert "modal==" not in told
+    assert "--require-hashes" in told
+    assert "nvidia-cudnn-cu13==" in told, "what torch needs has its hashes too"
     cloud.images.clear()
     modal.prepare("s3://bucket")
     assert "boto3==" in "\n".join(line for commands in cloud.images.values() for line in commands)

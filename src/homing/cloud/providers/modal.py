@@ -97,7 +97,7 @@ class Modal:
         has_app = self._api.app(may_create=False) is not None
         return [
             Step(f"the app {APP} in the workspace, in which sandboxes are made", has_app, self._make_app),
-            Step("the image with the versions installed here, built by Modal and kept there", False, self._make_image),
+            Step("the image with the tested versions, built by Modal and kept there", False, self._make_image),
         ]
 
     # --- what it would rent ---
@@ -116,7 +116,7 @@ class Modal:
 
     def prepare(self, store: str) -> None:
         """The image, before anything bills: built once by Modal, and found again by its content afterwards."""
-        image = modal_box.make_image(self._api.door, self._settings, store)
+        image = modal_box.make_image(self._api.door, self._settings, store, self._home, self._world)
         self._api.build(image, self._api.app(may_create=True))
 
     # --- its life ---
@@ -248,7 +248,7 @@ class Modal:
         order, boot, offer = request.order, request.order.boot, request.offer
         sdk, volume = self._api.door.sdk, modal_box.volume_of(order.boot.store)
         cores, mib = self._size.of(offer.num_gpus)
-        image = modal_box.make_image(self._api.door, self._settings, boot.store)
+        image = modal_box.make_image(self._api.door, self._settings, boot.store, self._home, self._world)
         tags = {_OWNER: self._owner, _MARK: request.mark, _RATE: str(offer.rate_usd_per_hour)}
         tags[_CREATED] = str(int(self._world.now()))
         if volume:

@@ -1,6 +1,6 @@
 """What a sandbox is given and told: image, files, its first command, its timeout, and the way to its store.
 
-image      Debian with the versions that are installed here, built by Modal once per list; or the person's own
+image      Debian with the versions of requirements-instance.txt, built by Modal once per list; or the person's own
 files      agent, wheel and boot.json, mounted as they are now; nothing of them is in the image
 command    copies them to the work folder, starts the agent, and lives until billing is to end or nobody is left
 timeout    from the limits: Modal's own guard, the last of all; never more than Modal allows
@@ -10,6 +10,7 @@ store      a `modal:` Volume is mounted, so that no token is needed there; any o
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import shlex
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from homing.bootstrap import VERIFIED
 from homing.cloud import bundle
 from homing.cloud.boot import agent_argv
 from homing.cloud.providers.base import Offer, Order, Place, Request
@@ -117,7 +119,7 @@ def start_within_s(boot: Boot, now: float) -> float:
     return max(1.0, allowed - reserve_s(LAND, allowed, boot.stop_grace_s) - max(0.0, now - boot.started_at))
 
 
-def make_image(door: Door, settings: Mapping[str, Any], store: str) -> Any:
+def make_image(door: Door, settings: Mapping[str, Any], store: str, home: Path, world: World) -> Any:
     sdk = door.sdk
     if settings["image"]:
         login = settings["registry"]
@@ -125,7 +127,14 @@ def make_image(door: Door, settings: Mapping[str, Any], store: str) -> Any:
         return sdk.Image.from_registry(settings["image"], secret=secret)
     # A sandbox sees a Volume as a folder: what reaches it from outside is not needed there.
     lock = bundle.lock("" if volume_of(store) else store)
-    return sdk.Image.debian_slim(python_version=_PYTHON_VERSION).uv_pip_install(*lock.lines, lock.torch)
+    text = "\n".join([*lock.lines, *lock.torch, ""]).encode()
+    path = home / "cache" / f"modal-{hashlib.sha256(text).hexdigest()[:16]}.txt"  # read by the SDK when it builds
+    if not world.exists(path):
+        world.mkdir(path.parent)
+        world.write(path, text)
+    made = sdk.Image.debian_slim(python_version=_PYTHON_VERSION)
+    options = {"extra_options": " ".join(VERIFIED), "uv_version": lock.uv.split()[0].partition("==")[2]}
+    return made.uv_pip_install(requirements=[str(path)], **options)
 
 
 def parcel(image: Any, request: Request, folder: Path, world: World) -> Any:

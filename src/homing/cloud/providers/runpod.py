@@ -67,6 +67,7 @@ from homing.cloud.providers.runpod_volume import (
 from homing.cloud.ssh_keys import find_host_key, host_key, known_hosts_line, login_key
 from homing.config.clouds.runpod import IMAGE, RunpodCloud
 from homing.errors import ProviderRefused, ProviderSilent, UsageError
+from homing.redact import register
 from homing.units import format_bytes, format_usd
 from homing.wire.limit import DEAD_MAN, allowed_s, reserve_s
 from homing.world import World
@@ -507,7 +508,9 @@ def _find_key(world: World) -> str:
         return env[KEY_ENV]
     path = Path(env.get("HOME", "/")) / ".runpod" / "config.toml"
     try:
-        return str(tomllib.loads(world.read(path).decode()).get("apikey", "")) if world.exists(path) else ""
+        if not world.exists(path):
+            return ""
+        return register(str(tomllib.loads(world.read(path).decode()).get("apikey", "")))
     except (OSError, ValueError):
         return ""
 

@@ -35,7 +35,7 @@ class ModalCloud(Section):
     )
     image: Filled = key(
         "A container image with Python 3.11 or newer and all packages, as `homing image build` makes it.",
-        derived="an image that Modal builds from the versions installed here",
+        derived="an image that Modal builds from the tested versions",
         default="",
         example="ghcr.io/me/training:1",
     )
