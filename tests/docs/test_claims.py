@@ -18,6 +18,7 @@ from homing.cloud.providers.base import Offer
 from homing.cloud.providers.local import DEFAULT_RATE_USD_PER_HOUR
 from homing.cloud.speed import estimate
 from homing.config import load_run, preset_dir
+from homing.config.memory import fits
 from homing.gpus import GPUS
 from homing.world import World
 
@@ -147,6 +148,17 @@ def test_the_preset_that_names_hours_on_a_card_names_those_of_the_plan() -> None
         rate = estimate(run, offer, Home(Path(folder), World())).tokens_per_s
     planned = run.phases[0].num_steps * run.phases[0].batch_tokens / rate / 3600
     assert planned == pytest.approx(hours, rel=0.2)
+
+
+@pytest.mark.parametrize("preset", ["1b", "2b", "4b"])
+def test_a_preset_that_names_the_memory_of_a_card_fits_every_such_card(preset: str) -> None:
+    path = preset_dir() / f"{preset}.yaml"
+    told = re.search(r"for one card of (\d+) GB( or more)?", path.read_text(encoding="utf-8").splitlines()[0])
+    assert told is not None
+    found = fits(load_run(str(path), ["phases.0.steps=10"]).run)
+    assert {fit.is_fitting for fit in found if fit.gpu.memory_gib >= int(told[1])} == {True}
+    if told[2]:  # the least that it needs, so that the sizes below do not fit
+        assert {fit.is_fitting for fit in found if fit.gpu.memory_gib < int(told[1])} == {False}
 
 
 # -- money -------------------------------------------------------------------------------------------------------------
