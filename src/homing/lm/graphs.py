@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from homing.lm.device import free_memory
+
 __all__ = ["WARM", "Graphs"]
 
 WARM = 2  # times that a computation really runs before it is captured
@@ -57,7 +59,7 @@ class Graphs:
     def forget(self) -> None:
         """Called when no graph is left."""
         self._pool = None  # a pool that nobody uses is gone, and its name must not be used again
-        torch.cuda.empty_cache()
+        free_memory()
 
 
 def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:

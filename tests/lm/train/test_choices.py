@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from homing.errors import UsageError
+from homing.lm.model import backends
 from homing.lm.model.backends import Race
 from homing.lm.train import choices
-from homing.lm.train.choices import memory_warning, pick_attention, pick_choices
+from homing.lm.train.choices import memory_warning, pick_attention, pick_choices, set_up_device
+from homing.lm.train.ranks import Ranks
 from homing.wire.run import PhaseData, Run
 
 CPU = torch.device("cpu")
@@ -95,3 +99,71 @@ def test_a_card_that_is_nearly_full_after_the_first_step_is_warned_of_with_what_
     text = memory_warning(int(23.5 * 2**30), 24 * 2**30)
     assert "23.5 of 24.0 GiB" in text
     assert "micro_batch" in text
+
+
+# -- deterministic -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.regression("deterministic-starts")
+def test_a_deterministic_run_picks_its_attention_by_no_stop_watch(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts on one card, on which once the one and once the other kernel has a slow moment."""
+    size = dataclasses.replace(tiny_run.model, context=64)
+    plain_heads = backends._heads
+    monkeypatch.setattr(backends, "_heads", lambda shape, _, dtype: plain_heads(shape, CPU, torch.float32))
+    monkeypatch.setattr(backends, "sdpa_kernel", lambda _: contextlib.nullcontext())  # all of them work
+    monkeypatch.setattr(choices, "describe_device", lambda _: "cuda (NVIDIA H200)")
+    monkeypatch.setattr(choices, "pick_precision", lambda *_: "fp32")
+    train = dataclasses.replace(tiny_run.train, compile="off", is_deterministic=True)
+    phase = dataclasses.replace(tiny_run.phases[0], kind="pretrain", data=None, micro_batch=4)
+    found = []
+    for seconds in ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]):
+        laps = iter(seconds)
+        monkeypatch.setattr(backends, "_time", lambda *_, laps=laps: next(laps))
+        picked, _ = pick_choices(train, phase, size, torch.device("cuda"), 8, {})
+        found.append(pick_attention(train, phase, size, torch.device("cuda"), picked)[0].attention)
+    assert found[0] == found[1]
+    assert found[0] == "flash"
+
+
+@pytest.mark.regression("deterministic-starts")
+def test_a_deterministic_run_picks_its_micro_batch_by_the_size_of_the_card(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "describe_device", lambda _: "cuda (NVIDIA H200)")
+    monkeypatch.setattr(choices, "pick_precision", lambda *_: "bf16")
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30))
+    phase = dataclasses.replace(tiny_run.phases[0], micro_batch=0)
+    shape = dataclasses.replace(tiny_run.model, context=1024, width=1024, num_layers=24, ffn_width=4096)
+    found: dict[bool, list[int]] = {True: [], False: []}
+    for is_deterministic in found:
+        train = dataclasses.replace(tiny_run.train, compile="off", is_deterministic=is_deterministic)
+        for free in (70 * 2**30, 12 * 2**30):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 80 * 2**30))
+            picked, _ = pick_choices(train, phase, shape, torch.device("cuda"), 512, {})
+            found[is_deterministic].append(picked.micro_batch)
+    assert found[False][0] > found[False][1]
+    assert found[True][0] == found[True][1] > 1
+
+
+# -- GPUs and ranks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.regression("gpu-probe")
+@pytest.mark.parametrize("rank", [0, 3])
+def test_more_ranks_than_gpus_are_refused_by_their_number(
+    tiny_run: Run, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def set_device(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    train = dataclasses.replace(tiny_run.train, device="cuda")
+    with pytest.raises(UsageError, match="wants 4 ranks, and this machine has 2 GPUs"):
+        set_up_device(train, Ranks(rank, 4))

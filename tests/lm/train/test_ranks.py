@@ -189,3 +189,97 @@ def test_ranks_end_when_their_starter_is_gone(tiny_data: Path, tmp_path: Path) -
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+RANK_THAT_CANNOT_COMPILE = """
+import sys
+from pathlib import Path
+from homing.lm.model import Decoder
+from homing.lm.train import choices, muon
+from homing.lm.train.loop import train
+from homing.lm.train.optim import Optimizer
+from homing.lm.train.ranks import Ranks
+
+def fails(*_):
+    raise RuntimeError("no compiler on this rank")
+
+def compile_steps(optimizer, *, is_on=True, **_):
+    # As on a card, where the optimizer's steps are compiled too: the first switch is on, the next one off.
+    direct = fails if Ranks.told().rank == 1 else (lambda *given: muon.direct_(*given))
+    parts = muon.EAGER if hasattr(optimizer, "was_on") else (direct, lambda *given: muon.move_(*given))
+    optimizer.was_on = True
+    for group in optimizer.muon:
+        group.parts = parts
+
+choices.is_compile_worthwhile = lambda _: True
+Decoder.compile_blocks = lambda model, *, is_on=True: None
+Optimizer.compile_steps = compile_steps
+train(Path(sys.argv[1]), say=print)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.regression("compile-failure-ranks")
+def test_where_one_rank_cannot_compile_the_optimizers_step_all_go_on_without(tiny_data: Path, tmp_path: Path) -> None:
+    run = make_run(
+        tiny_data, train={"num_ranks": 2, "compile": "auto"}, num_steps=3, micro_batch=2, save_every=0, eval_every=0,
+        optimizer=GENTLE,
+    )  # fmt: skip
+    run_dir = make_run_dir(tmp_path / "run", run)
+    (tmp_path / "rank.py").write_text(RANK_THAT_CANNOT_COMPILE)
+    told = {"HOMING_NUM_RANKS": "2", "HOMING_RANKS_MEET": str(tmp_path / "meet"), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "rank.py"), str(run_dir)],
+            env=os.environ | told | {"HOMING_RANK": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    deadline = time.monotonic() + 90.0
+    try:
+        while time.monotonic() < deadline and any(rank.poll() is None for rank in ranks):
+            time.sleep(0.2)
+        waiting = [number for number, rank in enumerate(ranks) if rank.poll() is None]
+        assert waiting == [], f"ranks {waiting} still wait for each other"
+    finally:
+        for rank in ranks:
+            rank.kill()
+        said = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert "torch.compile failed; training goes on without it" in said[0]
+    assert "It happened on another rank." in said[0]
+    assert len(losses(run_dir)) == 3
+
+
+WORST = """
+import sys, time
+from homing.errors import RunFailed
+from homing.lm.train.ranks import joined_ranks
+with joined_ranks(is_cuda=False) as ranks:
+    assert ranks.worst(ranks.rank, within_s=60.0) == 1
+    if ranks.rank == 1:
+        time.sleep(8.0)  # it compiles, and compiles
+        sys.exit(0)
+    try:
+        ranks.worst(0, within_s=2.0)
+    except RunFailed as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_answer_in_time_ends_the_run_readably(tmp_path: Path) -> None:
+    told = {"HOMING_NUM_RANKS": "2", "HOMING_RANKS_MEET": str(tmp_path / "meet"), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", WORST], env=os.environ | told | {"HOMING_RANK": str(rank)},
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = ranks[0].communicate(timeout=120)[0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    assert "Another rank has not answered" in said

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from homing.errors import RunFailed
+from homing.lm.device import free_memory
 from homing.lm.model import Decoder
 from homing.lm.model.loss import IGNORED
 
@@ -114,7 +115,7 @@ def _score(rows: list[Row], model: Decoder, wants_likeliest: bool) -> list[Score
             why=problem,
             fix="Read less at a time: --window TOKENS; or another device: --device cpu",
         )
-    torch.cuda.empty_cache()
+    free_memory()
     half = len(rows) // 2
     return _score(rows[:half], model, wants_likeliest) + _score(rows[half:], model, wants_likeliest)
 

@@ -55,10 +55,11 @@ class Race:
     def told(self) -> str:
         ran = [f"{name} {1e3 * seconds:.2f} ms" for name, seconds in sorted(self.seconds.items(), key=lambda x: x[1])]
         out = [f"{name} is out: {why}" for name, why in self.refused.items()]
-        return "; ".join(ran + out)
+        return "; ".join(ran + out) or "by a fixed rule, not timed"
 
 
-def race_attention(shape: Model, device: torch.device, dtype: torch.dtype) -> Race:
+def race_attention(shape: Model, device: torch.device, dtype: torch.dtype, is_timed: bool = True) -> Race:
+    """Not `is_timed`: the first that is right of flash, efficient and cudnn, whichever is faster."""
     heads = _heads(shape, device, dtype)
 
     def by(backend: SDPBackend) -> Attend:
@@ -71,12 +72,14 @@ def race_attention(shape: Model, device: torch.device, dtype: torch.dtype) -> Ra
 
         return attend
 
-    candidates = {name: by(backend) for name, backend in ATTENTIONS.items() if name != "math"}
-    return race(candidates, by(SDPBackend.MATH), heads, last="auto")
+    order = ("cudnn", "flash", "efficient") if is_timed else ("flash", "efficient", "cudnn")
+    candidates = {name: by(ATTENTIONS[name]) for name in order}
+    return race(candidates, by(SDPBackend.MATH), heads, last="auto", is_timed=is_timed)
 
 
-def race_segments(shape: Model, device: torch.device, dtype: torch.dtype) -> Race:
-    """`mask` runs everywhere, so it is the measure and what is left; `flex` must be right and faster."""
+def race_segments(shape: Model, device: torch.device, dtype: torch.dtype, is_timed: bool = True) -> Race:
+    """`mask` runs everywhere, so it is the measure and what is left; `flex` must be right and faster, or only right if
+    not `is_timed`."""
     if not can_flex(shape.context, device):
         return Race("mask", refused={"flex": f"it needs CUDA and a context of whole blocks, not {shape.context}"})
     heads = _heads(shape, device, dtype)
@@ -94,11 +97,14 @@ def race_segments(shape: Model, device: torch.device, dtype: torch.dtype) -> Rac
 
         return attend
 
-    return race({"mask": by(False), "flex": by(True)}, by(False), heads, last="mask")
+    candidates = {"mask": by(False), "flex": by(True)} if is_timed else {"flex": by(True)}
+    return race(candidates, by(False), heads, last="mask", is_timed=is_timed)
 
 
-def race(candidates: Mapping[str, Attend], reference: Attend, heads: tuple[Tensor, ...], *, last: str) -> Race:
-    """The quickest of those that are right; `last` where none is."""
+def race(
+    candidates: Mapping[str, Attend], reference: Attend, heads: tuple[Tensor, ...], *, last: str, is_timed: bool = True
+) -> Race:
+    """The quickest of those that are right, or the first of them; `last` where none is."""
     few = _few(heads)
     wanted = _run(reference, tuple(part.float() for part in few))
     most = _MOST_ERROR[heads[0].dtype]
@@ -113,7 +119,11 @@ def race(candidates: Mapping[str, Attend], reference: Attend, heads: tuple[Tenso
             if not error <= most:  # also what is no number
                 refused[name] = f"it differs from the plain one by {error:.1%}"
                 continue
-            seconds[name] = _time(attend, heads)
+            if is_timed:
+                seconds[name] = _time(attend, heads)
+                continue
+            _run(attend, heads)  # it must also be able to do the whole length
+            return Race(name, {}, refused)
         except Exception as exc:  # not built for this card, this type or this shape: each says so in its own way
             refused[name] = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:200]
     winner = min(seconds, key=lambda name: seconds[name]) if seconds else last

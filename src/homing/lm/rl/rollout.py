@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from homing.errors import RunFailed
 from homing.lm.decode import room_for
+from homing.lm.device import free_memory
 from homing.lm.model import Decoder, lora
 from homing.lm.model.layers import look_up
 from homing.lm.model.row_cache import RowCache
@@ -176,7 +177,7 @@ class Sampler:
                 why=problem,
                 fix="Lower samples_per_prompt or answer_tokens in the phase's rl, or take a card with more memory.",
             )
-        torch.cuda.empty_cache()
+        free_memory()
         self._rows_at_a_time = prompts_at_a_time // 2 * repeats
         text = f"Out of memory while sampling: {self._rows_at_a_time} rows at a time from here on, the same samples."
         self._tell("rollout_rows_lowered", text)

@@ -56,11 +56,21 @@ def set_up_device(train: Train, ranks: Ranks = ALONE) -> torch.device:
         )
     device = pick_device("cuda" if train.needs_gpu else train.device)
     if device.type == "cuda":
+        if ranks.count > torch.cuda.device_count():
+            raise UsageError(
+                what=f"This run wants {ranks.count} ranks, and this machine has {_gpus(torch.cuda.device_count())}.",
+                why="Each rank computes on a GPU of its own.",
+                fix=f"Set train.ranks: {torch.cuda.device_count()}, or 0 for one on each GPU.",
+            )
         if ranks.count > 1:
             device = torch.device("cuda", ranks.rank)
         use_device(device)
         _prove_gpu(device)
     return device
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _be_deterministic() -> None:
@@ -103,7 +113,8 @@ def pick_choices(
         micro_batch=micro,
     )
     if not micro:
-        picked = _pick_micro_batch(model, phase, device, choices.precision, rows_per_step)
+        free = _fixed_bytes(model, phase, device) if train.is_deterministic else None
+        picked = _pick_micro_batch(model, phase, device, choices.precision, rows_per_step, free)
         choices = Choices(**{**asdict(choices), "micro_batch": picked})
     changed = [
         f"{name} {before[name]} -> {value}"
@@ -129,7 +140,7 @@ def pick_attention(
     told = []
     if train.attention != "auto":
         choices = replace(choices, attention=train.attention)
-        race = race_attention(model, device, dtype)
+        race = race_attention(model, device, dtype, not train.is_deterministic)
         if train.attention in race.refused:
             raise UsageError(
                 what=f"train.attention: {train.attention} does not work on {describe_device(device)}.",
@@ -137,13 +148,13 @@ def pick_attention(
                 fix=f"Set train.attention: auto, which takes {race.winner} here.",
             )
     elif not choices.attention:
-        race = race_attention(model, device, dtype)
+        race = race_attention(model, device, dtype, not train.is_deterministic)
         choices = replace(choices, attention=race.winner)
         told.append(f"Attention by {race.winner}: {race.told()}.")
     has_segments = phase.data is not None and phase.data.kind == "chat"  # a row of rl is one answer
     if has_segments and not choices.segments:
         with using_attention(choices.attention):  # a mask falls to what the chosen one leaves
-            race = race_segments(model, device, dtype)
+            race = race_segments(model, device, dtype, not train.is_deterministic)
         choices = replace(choices, segments=race.winner)
         told.append(f"Attention inside of conversations by {race.winner}: {race.told()}.")
     return replace(choices, segments=choices.segments or "mask"), told
@@ -173,20 +184,22 @@ def lower_micro_batch(micro_batch: int, rows_per_step: int) -> int:
     return _divisor(rows_per_step, micro_batch // 2)
 
 
-def _pick_micro_batch(model: Model, phase: Phase, device: torch.device, precision: str, rows_per_step: int) -> int:
+def _pick_micro_batch(
+    model: Model, phase: Phase, device: torch.device, precision: str, rows_per_step: int, free: int | None = None
+) -> int:
+    """`free`: bytes of the card to reckon with; None: those that are free now."""
     if device.type != "cuda":
         return _divisor(rows_per_step, _CPU_TOKENS // model.context)
-    # Called with weights and optimizer in place: what is free is for gradients, activations and a piece of logits.
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if free is None:
+        # Called with weights and optimizer in place: what is free is for gradients, activations and a piece of logits.
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     q, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     # As in config.memory: streams, inputs of products, heads before and after turning, the feed-forward's two sides.
     streams, sides, values = (5, 2, kv) if model.family == "swift" else (4, 3, 0)
     numbers = model.num_layers * (streams * model.width + 3 * (q + kv) + values + sides * model.ffn_width)
     numbers += 4 * model.width
-    weights = model.num_layers * (model.width * 2 * (q + kv) + 3 * model.width * model.ffn_width)
-    weights += 2 * model.vocab_size * model.width
-    gradients_and_logits = 6 * weights + 2**30
+    gradients_and_logits = 6 * _num_weights(model) + 2**30
     if phase.method != "full":  # adapters are small, and frozen weights have no gradients
         gradients_and_logits = 2 * 2**30
     if phase.recompute != "none":  # such blocks keep their input; one more is whole while it is computed again
@@ -194,6 +207,23 @@ def _pick_micro_batch(model: Model, phase: Phase, device: torch.device, precisio
         numbers = int(numbers * (1.0 - again + 2 / layers) + again * layers * model.width)
     tokens = (0.85 * free - gradients_and_logits) / (numbers * (4 if precision == "fp32" else 2))
     return _divisor(rows_per_step, int(min(tokens, _GPU_TOKENS)) // model.context)
+
+
+def _fixed_bytes(model: Model, phase: Phase, device: torch.device) -> int:
+    """What of the card is left for a step, by its size and the settings alone: another program on the card, or memory
+    that is not given back yet, changes nothing. With fp32 weights and two moments each, or frozen ones in 16 bits."""
+    if device.type != "cuda":
+        return 0
+    total = torch.cuda.get_device_properties(device).total_memory
+    held = (4 if phase.offload != "none" else 12) if phase.method == "full" else 2
+    return int(0.95 * total) - 2**30 - held * _num_weights(model)
+
+
+def _num_weights(model: Model) -> int:
+    """About."""
+    q, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    blocks = model.num_layers * (model.width * 2 * (q + kv) + 3 * model.width * model.ffn_width)
+    return blocks + 2 * model.vocab_size * model.width
 
 
 def _divisor(number: int, at_most: int) -> int:

@@ -21,6 +21,8 @@ from homing.units import format_duration
 
 __all__ = ["Compiling"]
 
+_COMPILE_S = 1800.0
+
 
 class Compiling:
     def __init__(self, session: Session, built: Built, tell: Tell) -> None:
@@ -56,11 +58,21 @@ class Compiling:
         return figures
 
     def _rehearse(self) -> None:
-        """The optimizer's steps are compiled apart from the model's, and may fail apart from them."""
+        """The optimizer's steps are compiled apart from the model's, and may fail apart from them. If they fail on one
+        rank, all go on without."""
+        problem = ""
         try:
             self.optimizer.rehearse()
         except Exception as exc:  # compilers fail with errors of many kinds
-            self.stop(f"The optimizer's step: {type(exc).__name__}: {str(exc).strip()[:500]}")
+            problem = f"The optimizer's step: {type(exc).__name__}: {str(exc).strip()[:500]}"
+        if self.s.ranks.worst(int(bool(problem)), within_s=self.deadline_s):
+            self.stop(problem or "It happened on another rank.")
+
+    @property
+    def deadline_s(self) -> float:
+        """How long the ranks wait for each other: longer while they compile, each at its own pace, than any other step
+        takes. 0: as long as for everything."""
+        return _COMPILE_S if self.is_on and not self.is_proven else 0.0
 
     def may_fail(self, error: Exception) -> bool:
         """Whether this may be the compiler's failure: any error before the first step has shown that it works, later

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from homing.lm.device import free_memory
 from homing.lm.model import lora
 from homing.lm.model.backends import use_attention
 from homing.lm.train.batch import Batch
@@ -46,7 +47,10 @@ class Engine:
         self.num_rows = built.work.rows_per_step // session.ranks.count  # of a step, on this rank
         self.micro_batch = 0
         self.compiling = Compiling(session, built, tell)
-        self.passes = Passes(built.model, session.device, session.run.train.graphs, tell, session.ranks.count)
+        train = session.run.train
+        # Timing them is no rule that two starts would follow alike; a person may still ask for them by name.
+        graphs = "off" if train.is_deterministic and train.graphs == "auto" else train.graphs
+        self.passes = Passes(built.model, session.device, graphs, tell, session.ranks.count)
         self._picked: dict[str, Any] = {}
 
     @property
@@ -79,6 +83,9 @@ class Engine:
             use_attention(picked.attention)
         self.model.has_flex = picked.segments == "flex"
         self.passes.settle(str(before.get("graphs", "")) if before.get("device") == picked.device else "")
+        if device.type == "cuda":
+            free_memory()  # what the races and the phase before leave
+            torch.cuda.reset_peak_memory_stats(device)  # figures are of this phase
 
     def first_step(self, take: Callable[[], Figures], batch: Batch) -> Figures:
         begun = time.perf_counter()
@@ -116,7 +123,8 @@ class Engine:
                     raise
                 news, problem = _NOT_COMPILED, f"{type(exc).__name__}: {str(exc).strip()[:500]}"
             # Out of the `except`, so that the failed step's tensors are no longer held by the exception.
-            news = self.s.ranks.worst(news)  # all ranks go on alike, or their gradients would never meet
+            # All ranks go on alike, or their gradients would never meet.
+            news = self.s.ranks.worst(news, within_s=self.compiling.deadline_s)
             if news == _GOOD:
                 self.s.ranks.add_up(self.model, total)
                 self.compiling.is_proven = self.compiling.is_on
@@ -151,7 +159,7 @@ class Engine:
                 else what_else(self.phase, "lower model.context"),
             )
         if self.s.device.type == "cuda":
-            torch.cuda.empty_cache()
+            free_memory()
         text = f"Out of memory: micro-batch {self.micro_batch} -> {lower} rows, the batch stays the same."
         self.tell("micro_batch_lowered", text, aloud=True, why=problem)
         self.micro_batch = lower

@@ -349,7 +349,7 @@ class _Phase:
             tokens_per_s=rate,
             mfu=rate * self._flops_per_token / peak if rate and peak else None,
             step_s=self.phase.batch_tokens / rate if rate else None,
-            memory_bytes=torch.cuda.max_memory_allocated() if self.s.device.type == "cuda" else None,
+            memory_bytes=torch.cuda.max_memory_allocated(self.s.device) if self.s.device.type == "cuda" else None,
             val_loss=finite(val.loss) if val else None,
             val_bits_per_byte=finite(val.bits_per_byte) if val else None,
             val_perplexity=finite(val.perplexity) if val else None,

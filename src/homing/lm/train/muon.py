@@ -120,7 +120,8 @@ class MuonGroup:
         direct, move = self.parts
         if self.is_compiled:
             rate, momentum = self._rate.fill_(rate), self._momentum.fill_(momentum)
-        update_MRC = self.ranks.gather(direct(momentum_MRC, g_MRC, now.is_good, momentum, self.how), len(g_MRC))
+        mine_mRC = direct(momentum_MRC, g_MRC, now.is_good, momentum, self.how)
+        update_MRC = self.ranks.gather(mine_mRC, len(g_MRC), is_rehearsed=now.is_rehearsed)
         move(self.weights_MRC, self.squares, update_MRC, now.is_good, rate, self.how)
 
 

@@ -41,6 +41,7 @@ class Now:
     step_count: Tensor  # counts this step, if it is good
     is_good: Tensor  # one number on the device, 1 or 0: with 0 nothing changes
     num_steps: int = 0  # of the run so far
+    is_rehearsed: bool = False  # for the compiler only: no rank waits for another
 
 
 @dataclass(frozen=True)

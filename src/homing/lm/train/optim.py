@@ -147,11 +147,12 @@ class Optimizer:
             muon_group.parts = parts
 
     def rehearse(self) -> None:
-        """A step that changes nothing: so that what compiles does so now, and fails now if it cannot."""
+        """A step that changes nothing: so that what compiles does so now, and fails now if it cannot. Ranks do not meet
+        in it: one where it fails keeps no other waiting."""
         compiled = [group for group in self.muon if group.is_compiled]
         for parameter in [parameter for group in compiled for parameter in group.parameters]:
             parameter.grad = torch.zeros_like(parameter)
-        nothing = Now(0.0, self.step_count, torch.zeros_like(self.step_count))
+        nothing = Now(0.0, self.step_count, torch.zeros_like(self.step_count), is_rehearsed=True)
         self._take([load for group in compiled for load in group.loads()], nothing)
         self.zero_grad()
 

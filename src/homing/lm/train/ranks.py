@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from homing.errors import RunFailed
 from homing.lm.train.launch import COUNT, MEET, RANK
 
 __all__ = ["ALONE", "Ranks", "joined_ranks"]
@@ -56,11 +58,22 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
-    def worst(self, number: int) -> int:
+    def worst(self, number: int, *, within_s: float = 0.0) -> int:
+        """`within_s`: a rank that has not answered by then ends the run; 0: by the timeout of all messages."""
         if self.count == 1:
             return number
-        held = torch.tensor(number, device="cpu")
-        dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        held, begun = torch.tensor(number, device="cpu"), time.monotonic()
+        work = dist.all_reduce(held, op=dist.ReduceOp.MAX, async_op=True)
+        try:
+            work.wait(datetime.timedelta(seconds=within_s)) if within_s else work.wait()
+        except RuntimeError as exc:
+            if not within_s or time.monotonic() - begun < within_s:
+                raise  # another rank is gone: whoever started us knows more
+            raise RunFailed(
+                what=f"Another rank has not answered for {within_s / 60:.0f} minutes.",
+                why="It still compiles, or hangs.",
+                fix="Start the run again; if it happens again, set train.compile: off.",
+            ) from exc
         return int(held)
 
     def add_up(self, model: nn.Module, total: Tensor) -> None:
@@ -81,15 +94,19 @@ class Ranks:
         each = -(-num // self.count)
         return slice(min(num, self.rank * each), min(num, (self.rank + 1) * each))
 
-    def gather(self, mine: Tensor, num: int) -> Tensor:
-        """All `num` things along the first side, of which `mine` are this rank's share."""
+    def gather(self, mine: Tensor, num: int, *, is_rehearsed: bool = False) -> Tensor:
+        """All `num` things along the first side, of which `mine` are this rank's share. `is_rehearsed`: a tensor like
+        it, and nobody is waited for."""
         if self.count == 1:
             return mine
         each = -(-num // self.count)
         padded = mine.new_zeros(each, *mine.shape[1:])
         padded[: len(mine)] = mine
         whole = mine.new_empty(each * self.count, *mine.shape[1:])
-        dist.all_gather_into_tensor(whole, padded)
+        if is_rehearsed:
+            whole.zero_()
+        else:
+            dist.all_gather_into_tensor(whole, padded)
         return whole[:num]
 
 
