@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, cli_with
+from tests.cloud.rig import forget
 from tests.doubles.fake_world import KEY, FakeWorld
 
 from homing.cli.control import usd
@@ -99,8 +100,7 @@ def test_it_never_guesses(cli: Homing) -> None:
 @pytest.mark.slow
 def test_all_ends_everything_also_what_no_run_knows(cli: Homing, homing_home: Path) -> None:
     cli("launch", "moss", "--spend-limit", "1", "--yes")
-    for path in homing_home.glob("ledger.sqlite*"):
-        path.unlink()
+    forget(homing_home)
     forgotten = cli("runs", "--json").json["forgotten"]
     assert len(forgotten) == 1
     said = cli("destroy", "--all", "--yes", "--json")

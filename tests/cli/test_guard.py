@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, clear, lay_out, typing
-from tests.cloud.rig import marked_now
+from tests.cloud.rig import forget, marked_now
 
 from homing.cloud.home import Home
 from homing.world import World
@@ -51,8 +51,7 @@ def test_a_run_at_its_limit_is_ended_and_what_no_run_knows_exits_6(say: Homing, 
         assert "ends it at its limit" in said.out
         assert say("status", "moss", "--json").json["state"] == "stopped"
         assert say("launch", "moss", "--spend-limit", "1", "--yes").code == 0
-        for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"):
-            (homing_home / name).unlink(missing_ok=True)
+        forget(homing_home)
         said = say("guard", "--once")
         assert said.code == 6
         assert "belongs to no run" in said.out

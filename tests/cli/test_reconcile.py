@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.control_rig import Homing, cli_with
-from tests.cloud.rig import marked_now
+from tests.cloud.rig import forget, marked_now
 
 from homing.cloud.home import Home
 from homing.cloud.providers.local import Local
@@ -21,8 +21,7 @@ cli = cli_with(steps=100000)
 def forgotten(cli: Homing, homing_home: Path) -> Homing:
     """A home whose ledger was lost while an instance of it lives."""
     assert cli("launch", "moss", "--spend-limit", "1", "--yes").code == 0
-    for path in homing_home.glob("ledger.sqlite*"):
-        path.unlink()
+    forget(homing_home)
     return cli
 
 

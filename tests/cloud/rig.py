@@ -200,6 +200,12 @@ def clear(home_path: Path, provider: str = "local") -> None:
         opened.destroy(instance.id)
 
 
+def forget(home_path: Path) -> None:
+    """The ledger, its backup and the papers of every launch are lost: what lives is known by its mark alone."""
+    for path in [*home_path.glob("ledger.sqlite*"), *home_path.glob("backup/*"), *home_path.glob("runs/*/launch.json")]:
+        path.unlink()
+
+
 def look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homing.cloud.watch._POLL_S", 0.1)
     monkeypatch.setattr("homing.cloud.stop._EVERY_S", 0.1)

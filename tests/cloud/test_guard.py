@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cloud.rig import clear, make_draft, marked_now, trainer_argv
+from tests.cloud.rig import clear, forget, make_draft, marked_now, trainer_argv
 
 from homing.cloud import destroy as destroying
 from homing.cloud import diary, meter, relaunch
@@ -1304,9 +1304,7 @@ def test_two_guards_at_once_launch_one(home: Home, tmp_path: Path, monkeypatch: 
 @pytest.mark.slow
 def test_an_instance_that_no_run_knows_is_told_and_not_touched(home: Home, tmp_path: Path) -> None:
     done = begin(home, tmp_path)
-    (home.path / "ledger.sqlite").unlink()
-    for name in ("ledger.sqlite-wal", "ledger.sqlite-shm"):
-        (home.path / name).unlink(missing_ok=True)
+    forget(home.path)
     home = Home(home.path, home.world)
     made = guard_pass(home)
     assert "belongs to no run: homing reconcile" in made.may_bill[0]

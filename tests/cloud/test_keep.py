@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from tests.cloud.rig import forget
 
 from homing.cloud.home import Home
 from homing.cloud.keep import plan_removal, remove
@@ -124,8 +125,7 @@ def test_inputs_stay_while_any_run_in_the_store_lives(home: Home, theirs: Home, 
 
 def test_a_live_run_that_the_ledger_forgot_is_known_by_its_record(home: Home, store: Store) -> None:
     begin(home, store, "moss-1", state="running")
-    for path in home.path.glob("ledger.sqlite*"):
-        path.unlink()
+    forget(home.path)
     with pytest.raises(UsageError, match="moss-1 is live") as caught:
         plan_removal(store, "runs/moss-1", Home(home.path, World()))
     assert "the ledger here forgot it" in caught.value.why
@@ -176,8 +176,7 @@ def test_a_run_whose_papers_are_damaged_goes_like_any_other(home: Home, store: S
 
 def test_a_run_that_the_ledger_forgot_may_be_the_only_copy(home: Home, store: Store) -> None:
     begin(home, store, "moss-1")
-    for path in home.path.glob("ledger.sqlite*"):
-        path.unlink()
+    forget(home.path)
     assert "only copy" in plan_removal(store, "runs/moss-1", Home(home.path, World())).warning
 
 

@@ -11,12 +11,11 @@ import threading
 import time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from homing.cloud.ledger import _TABLES, Ledger, LedgerLine, RunRow
-from homing.errors import EndedElsewhere, HomingError, IntegrityError, UsageError
+from homing.cloud.ledger import Ledger, LedgerLine, RunRow
+from homing.errors import EndedElsewhere, HomingError, UsageError
 from homing.world import Database, World
 
 
@@ -163,13 +162,29 @@ def test_a_ledger_of_a_newer_homing_is_not_touched(ledger: Ledger) -> None:
         Ledger(ledger._path, World()).runs()
 
 
-def test_a_damaged_ledger_says_how_to_go_on_without_it(ledger: Ledger) -> None:
-    ledger.runs()
+def damage(ledger: Ledger) -> None:
     for path in ledger._path.parent.glob("ledger.sqlite*"):
         path.write_bytes(b"no database at all" * 500)
-    with pytest.raises(IntegrityError, match="cannot be used") as caught:
-        Ledger(ledger._path, World()).runs()
-    assert "homing destroy --all" in caught.value.fix
+
+
+def again(ledger: Ledger) -> tuple[Ledger, list[str]]:
+    """As the next process opens it, and what it says."""
+    said: list[str] = []
+    opened = Ledger(ledger._path, World())
+    opened.file.tell = said.append
+    return opened, said
+
+
+def test_a_damaged_ledger_without_a_backup_is_kept_aside_and_says_how_to_go_on_without_it(ledger: Ledger) -> None:
+    ledger.runs()
+    damage(ledger)
+    later, told = again(ledger)
+    assert later.runs() == []
+    (said,) = told
+    assert "is damaged" in said or "was damaged" in said
+    assert "`homing runs` finds by its mark whatever is billing" in said
+    (aside,) = ledger._path.parent.glob("ledger-damaged-*")
+    assert aside.read_bytes().startswith(b"no database at all")
 
 
 def test_an_attempt_that_is_in_the_ledger_already_is_not_begun_again(ledger: Ledger) -> None:
@@ -211,68 +226,6 @@ def test_many_processes_may_open_a_new_ledger_at_once(tmp_path: Path) -> None:
     time.sleep(1.0)
     (tmp_path / "go").touch()
     assert [client.communicate(timeout=60)[1] for client in clients] == [""] * 6
-
-
-def without_accounts(path: Path) -> None:
-    """As a homing made it that knew of no accounts."""
-    path.parent.mkdir(parents=True)
-    connection = sqlite3.connect(path)
-    for sql in _TABLES:
-        connection.execute(sql.replace(", account TEXT", ""))
-    connection.execute("INSERT INTO meta VALUES ('schema_version', '1')")
-    names = [field.name for field in dataclasses.fields(LedgerLine) if field.name not in ("account", "damaged")]
-    values = [getattr(line(row()), name) for name in names]
-    connection.execute(f"INSERT INTO lines ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})", values)
-    connection.commit()
-    connection.close()
-
-
-def test_a_ledger_from_before_accounts_gets_their_column_and_knows_none(ledger: Ledger) -> None:
-    without_accounts(ledger._path)
-    assert ledger.lines() == [line(row())]
-    assert ledger.account(line(row()).mark) is None
-    ledger.update(line(row()).mark, account="team")
-    assert Ledger(ledger._path, World()).lines()[0].account == "team"
-
-
-def test_two_processes_that_open_an_old_ledger_at_once_both_go_on(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_accounts(ledger._path)
-    real = Database.execute
-
-    def second(self: Database, *statements: Any) -> Any:
-        if "ALTER" in statements[0][0]:
-            real(self, *statements)  # by another process, a moment before
-        return real(self, *statements)
-
-    monkeypatch.setattr(Database, "execute", second)
-    assert ledger.lines() == [line(row())]
-
-
-def test_an_old_ledger_on_a_full_disk_is_read_as_it_is_and_gets_the_column_when_there_is_room(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What bills must be found and ended also from there.
-    without_accounts(ledger._path)
-    real = Database.execute
-
-    def full(self: Database, *statements: Any) -> Any:
-        if "ALTER" in statements[0][0]:
-            raise OSError("database or disk is full")
-        return real(self, *statements)
-
-    mark = line(row()).mark
-    with monkeypatch.context() as patch:
-        patch.setattr(Database, "execute", full)
-        assert ledger.lines() == ledger.lines("moss-1") == [line(row())]
-        assert (ledger.account(mark), ledger.unconfirmed(), ledger.runs()) == (None, [], [])
-        ledger.ask_destroy(mark, 5.0)
-        assert [each.mark for each in ledger.unconfirmed()] == [mark]
-        with pytest.raises(IntegrityError, match="cannot be used"):
-            ledger.update(mark, account="team")
-    ledger.update(mark, account="team")
-    assert ledger.account(mark) == "team"
 
 
 def test_a_line_that_is_not_there_has_no_account(ledger: Ledger) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.cloud.rig import make_draft, marked_now
+from tests.cloud.rig import forget, make_draft, marked_now
 
 from homing.cloud import launch as launching
 from homing.cloud.choose import launch_any
@@ -97,8 +97,7 @@ def test_a_store_that_cannot_be_read_is_said_and_the_run_stays_as_it_was(home: H
 @pytest.mark.slow
 def test_an_instance_that_the_ledger_forgot_is_found_and_destroyed(home: Home, tmp_path: Path) -> None:
     launch(make_draft(home, tmp_path, steps=100_000), home)
-    for path in home.path.glob("ledger.sqlite*"):
-        path.unlink()
+    forget(home.path)
     fresh = Home(home.path, World())
     refresh(fresh)
     (line,) = billing_lines(fresh.ledger.lines())

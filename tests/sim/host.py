@@ -147,6 +147,8 @@ class Host:
         self.is_up = True
         self.is_frozen = False
         self.cut: set[str] = set()  # names of hosts, or "cloud", that it cannot reach
+        self.is_read_only = False  # its disk was mounted so: nothing below HOME can be written
+        self.damaged: set[str] = set()  # databases whose pages were overwritten
         self.ill_rate = 0.0  # as a store: the share of calls that fail
         self._frozen_at = 0.0
         self._slept_s = 0.0
@@ -219,6 +221,17 @@ class Host:
             connection.row_factory = _as_dict
             self.databases[path] = connection
         return self.databases[path]
+
+    def lose_database(self, path: str) -> None:
+        """`rm ledger.sqlite*`"""
+        self.damaged.discard(path)
+        if path in self.databases:
+            self.databases.pop(path).close()
+
+    def restore_database(self, path: str, image: bytes) -> None:
+        self.lose_database(path)
+        # Bytes 18 and 19 say how it was written to, and memory knows no write-ahead log.
+        self.database(path).deserialize(image[:18] + b"\x01\x01" + image[20:])
 
     def close(self) -> None:
         for connection in self.databases.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.sim.day import RATE_USD_PER_HOUR, Day
-from tests.sim.host import Host
+from tests.sim.host import HOME, Host
 from tests.sim.kernel import Broken
 from tests.sim.stage import Client, Stage
 from tests.sim.truth import ROUNDING_USD
@@ -33,6 +34,7 @@ from homing.cloud.home import Home
 from homing.cloud.launch import launch
 from homing.cloud.limit import change_limit
 from homing.cloud.limit import propose as propose_limit
+from homing.cloud.lost import unknown_runs
 from homing.cloud.providers.fake_faults import Faults
 from homing.cloud.reconcile import refresh
 from homing.cloud.stop import ask_to_stop
@@ -110,8 +112,11 @@ class _Play:
 
     def _plan_weather(self) -> None:
         """Cuts, full disks, ill stores, clock jumps: each with a beginning and an end."""
-        r, kinds = self.random, self.day.kinds
-        for kind, chance, begin, end in self._weathers():
+        kinds = self.day.kinds
+        # Of their own dice: the days from before a home could be broken stay what they were.
+        broken = random.Random(f"home {self.verdict.seed}")
+        planned = [(self.random, each) for each in self._weathers()] + [(broken, each) for each in self._broken_homes()]
+        for r, (kind, chance, begin, end) in planned:
             at, seconds = r.uniform(0, self.day.limit_s), r.choice((5.0, 40.0, 200.0))
             if r.random() < chance:
                 kinds.append(kind)
@@ -176,6 +181,39 @@ class _Play:
             ("laptop sleeps", 0.12, stage.home.freeze, stage.home.thaw),
             ("home loses power", 0.05, stage.home.crash, nothing),
             ("all programs of a machine die", 0.06, each(lambda h: [p.kill() for p in h.living()] and None), nothing),
+        ]
+
+    def _broken_homes(self) -> list[tuple[str, float, Callable[[], None], Callable[[], None]]]:
+        home, ledger = self.stage.home, f"{HOME}/ledger.sqlite"
+
+        def lose_backup_too() -> None:
+            """Not where a receipt would be lost with it: nobody could bring that back."""
+            base = home.databases.get(ledger)
+            closed = "SELECT 1 FROM lines WHERE destroyed_at IS NOT NULL AND created_at IS NOT NULL"
+            if base is not None and base.execute(closed).fetchone() is None:
+                home.lose_database(ledger)
+                if f"{HOME}/backup/ledger.sqlite" in home.disk.files:
+                    home.disk.drop(f"{HOME}/backup/ledger.sqlite")
+
+        def damage() -> None:
+            if ledger in home.databases:
+                home.damaged.add(ledger)
+
+        def set_back() -> None:
+            home.skew_s -= 3 * 3600.0
+
+        def set_read_only(is_so: bool) -> None:
+            home.is_read_only = is_so
+
+        def nothing() -> None:
+            pass
+
+        return [
+            ("ledger lost", 0.06, lambda: home.lose_database(ledger), nothing),
+            ("ledger and backup lost", 0.06, lose_backup_too, nothing),
+            ("ledger damaged", 0.06, damage, nothing),
+            ("home read-only", 0.06, lambda: set_read_only(True), lambda: set_read_only(False)),
+            ("home clock set back", 0.04, set_back, nothing),
         ]
 
     def _machines(self) -> list[Host]:
@@ -308,6 +346,7 @@ class _Play:
         for host in stage.hosts.values():
             host.cut.clear()
             host.disk.num_bytes = 1 << 40
+            host.is_read_only = False
         kept = self.day.faults
         self.cloud.cloud.change_faults(Faults(clock_skew_s=kept.clock_skew_s))
         for client in [proc for proc in stage.clients if proc.role == "guard"]:
@@ -389,8 +428,13 @@ def _destroy(home: Home) -> Any:
 
 
 def destroy_all(home: Home) -> list[str]:
-    """`homing runs`, then `homing destroy --all`: what is left open, one sentence each."""
+    """`homing runs`, the `homing adopt` that it prints for runs the ledger has lost, then `homing destroy --all`:
+    what is left open, one sentence each."""
     problems = refresh(home)
+    for run_id, url in unknown_runs(home).items():
+        with contextlib.suppress(UsageError):  # lost before it had a record: nothing was rented for it
+            store = open_store(url, home.world, create=False)
+            adopt(propose(store, run_id, home), store, home)
     for run in home.ledger.runs():
         with contextlib.suppress(UsageError):
             destroy_run(home, run)

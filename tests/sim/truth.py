@@ -142,6 +142,7 @@ class Truth:
 
     def _born(self, thing: Thing) -> None:
         run_id = self.run_of(thing.mark)
+        self._check_known(thing)
         limit = self.limits_usd.get(run_id, Decimal("Infinity"))
         spent = self.billed(run_id) - thing.spend(EPOCH + self._stage.t)
         newest, rate = max(self._steps(run_id), default=0), Decimal(thing.rate_usd_per_hour)
@@ -149,6 +150,14 @@ class Truth:
         self.lives[thing.id] = life
         if limit.is_finite():
             self._watch(life)
+
+    def _check_known(self, thing: Thing) -> None:
+        """Who rents knows all that he pays for: what no ledger knows could be rented a second time."""
+        bases = [base for host in self._stage.hosts.values() for base in host.databases.values()]
+        known = {row["mark"] for base in bases for row in base.execute("SELECT mark FROM lines").fetchall()}
+        for mark in self._stage.cloud.cloud.live():
+            if mark != thing.mark and mark not in known:
+                raise Broken(f"doubled: {thing.mark} is rented while {mark} bills and no ledger knows it")
 
     # --- the limit ---
 

@@ -20,11 +20,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.sim.host import Disk, Host
+from tests.sim.host import HOME, Disk, Host
 from tests.sim.kernel import MAX_CALLS, Broken, Killed
 
 import homing
-from homing.world import Completed, Database, HttpRequest, HttpResponse, NetworkError, Process, World
+from homing.world import (
+    Completed,
+    Database,
+    DatabaseDamaged,
+    HttpRequest,
+    HttpResponse,
+    MemoryDatabase,
+    NetworkError,
+    Process,
+    World,
+)
 
 __all__ = ["CANNOT_FAIL", "Proc", "SimWorld"]
 
@@ -55,6 +65,7 @@ CANNOT_FAIL = frozenset(
     ]
 ) | {"  committed"}
 _LONGEST_SLEEP_S = 3600.0
+_WRITES = ("write", "append", "create", "copy", "mkdir", "rename", "remove", "rmtree", "lock")
 PathLike = Any
 
 
@@ -174,6 +185,8 @@ class SimWorld(World):
                 raise OSError(errno.EIO, "the store answers with an error", full)
             return mounted.disk, full
         self.point(name, full)
+        if name in _WRITES and self.machine.is_read_only and full.startswith(str(HOME)):
+            raise OSError(errno.EROFS, "read-only file system", full)
         return self.machine.disk, full
 
     # --- clock ---
@@ -243,7 +256,8 @@ class SimWorld(World):
         return True
 
     def copy(self, source: PathLike, target: PathLike) -> str:
-        data = self.read(source)
+        is_database = os.fspath(source) in self.machine.databases
+        data = b"a damaged database" if is_database else self.read(source)
         disk, full = self._at("copy", target)
         self._half(disk, full, data)
         if full.startswith(STORE):
@@ -267,7 +281,7 @@ class SimWorld(World):
             disk, full = self._at("exists", full)
         except OSError:
             return False
-        return full in disk.files or full in disk.folders
+        return full in disk.files or full in disk.folders or full in self.machine.databases
 
     def is_dir(self, path: PathLike) -> bool:
         full = os.fspath(path)
@@ -321,6 +335,9 @@ class SimWorld(World):
 
     def rename(self, source: PathLike, target: PathLike) -> None:
         disk, full = self._at("rename", source)
+        if full in self.machine.databases:
+            self.machine.lose_database(full)  # nobody opens it under its other name
+            return
         disk.move(full, os.fspath(target), self.machine.now())
 
     def remove(self, path: PathLike) -> None:
@@ -355,6 +372,12 @@ class SimWorld(World):
 
     def database(self, path: PathLike) -> Database:
         return _SimDatabase(path, self)
+
+    def memory_database(self, image: bytes = b"") -> Database:
+        return MemoryDatabase(image)
+
+    def keep_private(self, folder: PathLike) -> None:
+        pass  # nobody else lives on a simulated machine
 
     # --- processes ---
 
@@ -477,6 +500,10 @@ class _SimDatabase(Database):
         world.point("transaction", statements[-1][0][:60], _COMMIT_S)
         if (os.path.dirname(self._path) or "/") not in disk.folders:
             raise OSError(f"{self._path}: unable to open database file")
+        if self._path in world.machine.damaged:
+            raise DatabaseDamaged(f"{self._path}: database disk image is malformed")
+        if world.machine.is_read_only:  # in WAL mode also a reader needs files that it can write
+            raise OSError(f"{self._path}: unable to open database file")
         connection = world.machine.database(self._path)
         is_writing = any(not sql.lstrip().upper().startswith("SELECT") for sql, _ in statements)
         if is_writing and disk.used >= disk.num_bytes:
@@ -495,6 +522,26 @@ class _SimDatabase(Database):
             raise OSError(f"{self._path}: {exc}") from exc
         world.point("  committed", "")
         return rows
+
+    def image(self) -> bytes:
+        world = self._world
+        world.point("image", self._path)
+        if self._path in world.machine.damaged:
+            raise DatabaseDamaged(f"{self._path}: database disk image is malformed")
+        if self._path not in world.machine.databases:
+            raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
+        return world.machine.databases[self._path].serialize()
+
+    def restore(self, image: bytes, *, is_replacing: bool = False) -> None:
+        world = self._world
+        world.point("restore", self._path)
+        if world.machine.is_read_only:
+            raise OSError(errno.EROFS, "read-only file system", self._path)
+        if world.machine.disk.used >= world.machine.disk.num_bytes:
+            raise OSError(errno.ENOSPC, "no space left on device", self._path)
+        if self._path in world.machine.databases and not is_replacing:
+            raise FileExistsError(errno.EEXIST, "is there", self._path)
+        world.machine.restore_database(self._path, image)
 
 
 def _real(path: str) -> bytes:

@@ -25,8 +25,10 @@ __all__ = ["find_any", "find_run", "last_word", "meet_host", "open_home", "parse
 
 @contextmanager
 def open_home() -> Iterator[Home]:
-    """The home for one verb."""
-    yield Home(home_path(), World())
+    """The home for one verb. What had to be done to read its ledger is said as soon as it is."""
+    home = Home(home_path(), World())
+    home.ledger.file.tell = lambda text: talk.say(f"warning: {text}")
+    yield home
 
 
 def last_word() -> HomingError | None:

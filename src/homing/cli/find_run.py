@@ -13,16 +13,18 @@ refuses it only where a run file here has its name too; the others say whose it 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from homing.cli import talk
 from homing.cli.trained_here import Trained, trained_here
+from homing.cloud.check_lost import check_lost
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
-from homing.config import run_files, typed_name
+from homing.config import load_run, run_files, typed_name
 from homing.config.paths import RUN_SUFFIXES
 from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
-from homing.errors import UsageError
+from homing.errors import HomingError, UsageError
 
 __all__ = ["find_any", "find_run", "is_stranger", "name_here"]
 
@@ -66,7 +68,11 @@ def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = 
     name = _name(typed, file, rows)
     called = [row for row in rows if name is None or row.name == name]
     if not called:
-        raise _unknown(home, typed, name, file)
+        is_asked = _check_lost(home, typed, name, file)
+        rows = home.ledger.runs()  # with what was found again by its mark
+        called = [row for row in rows if name is None or name in (row.name, row.id)]
+    if not called:
+        raise _unknown(home, typed, name, file, is_asked=is_asked)
     own = [row for row in called if begun_elsewhere(row.id) is None] if name is not None else []
     billing = home.ledger.billing_runs() if len(own) > 1 else set()
     # Stable: the newest stays first.
@@ -139,15 +145,26 @@ def _of_another_folder(run_id: str, name: str, theirs: Path, file: Path | None, 
     )
 
 
-def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None) -> UsageError:
+def _check_lost(home: Home, typed: str | None, name: str | None, file: Path | None) -> bool:
+    """Whether the providers were asked; StillBilling where something that the ledger does not know may be billing."""
+    store = ""
+    if file is not None and file.is_file():
+        with contextlib.suppress(HomingError):  # a file that cannot be read names no store
+            store = load_run(str(file)).run.store
+    words = dict.fromkeys([name or "", typed or name or ""])
+    return any([check_lost(home, word, store) for word in words])
+
+
+def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None, *, is_asked: bool) -> UsageError:
     trained = _trained_called(home, typed, name, home.ledger.runs())
     if trained is not None:
         return _only_trained(home, trained)
+    asked = "No provider that is set up here shows an instance of it. " if is_asked else ""
     if file is not None and file.is_file():
         return UsageError(
             what=f"{typed} has not been launched yet.",
-            why=f"There is its run file, {file}, and no run of it.",
-            fix=f"Nothing of it bills. What it would cost, and how to begin: homing plan {typed_name(file)}",
+            why=f"There is its run file, {file}, and no run of it in the ledger.",
+            fix=f"{asked}What it would cost, and how to begin: homing plan {typed_name(file)}",
         )
     if typed is None and not run_files():
         return UsageError(

@@ -45,7 +45,8 @@ def check_ledger(examined: Examined) -> list[Check]:
     world, path = examined.home.world, examined.home.path / LEDGER
     if not examined.home.has_ledger:
         return [skipped("ledger.sound", "None yet; nothing was ever launched from this home.")]
-    fix = "Move it away: `homing runs` then finds by its mark whatever bills, and `homing destroy --all` ends it."
+    file = examined.home.ledger.file
+    fix = f"rm {shlex.quote(str(path))}   The next command restores its backup, {file.backup}"
     try:
         lines = examined.home.ledger.lines()
         rows = world.database(path).execute(("PRAGMA integrity_check", ()))
@@ -53,6 +54,10 @@ def check_ledger(examined: Examined) -> list[Check]:
         return [fault("ledger.sound", " ".join(f"{exc.what} {exc.why}".split()), exc.fix or fix)]
     except OSError as exc:
         return [fault("ledger.sound", f"{path} cannot be read: {exc}", fix)]
+    if file.said:  # repaired, or read from a copy, by a question before this one
+        text = " ".join(file.said)
+        is_whole = "restored from its backup" in text
+        return [(warning if is_whole else fault)("ledger.sound", text, "homing runs   compares it with your providers")]
     said = [str(next(iter(row.values()))) for row in rows]
     if said != ["ok"]:
         return [fault("ledger.sound", f"{path} is damaged: {said[0] if said else 'no answer'}", fix)]

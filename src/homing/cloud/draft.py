@@ -11,6 +11,7 @@ from decimal import Decimal
 
 from homing.cloud import lease as leases
 from homing.cloud import meter
+from homing.cloud.check_lost import check_lost
 from homing.cloud.guards import can_end_itself
 from homing.cloud.hashes import Hashes
 from homing.cloud.home import Home
@@ -98,6 +99,8 @@ def draft(order: LaunchOrder, home: Home) -> Draft:
         )
     _check_rate(order)
     earlier = _run_to_resume(order, home) if order.resume else None
+    if earlier is None:
+        check_lost(home, run.name, run.store)
     live = next((r for r in home.ledger.runs() if r.name == run.name and r.state in LIVE_STATES), None)
     if live is not None:
         raise UsageError(

@@ -26,9 +26,9 @@ from homing.cloud.destroy import destroy_lines
 from homing.cloud.draft import Draft, LaunchOrder, draft
 from homing.cloud.from_hub import check_hub, tell_way
 from homing.cloud.guards import LEAST, check_armed, count_alive, guards
-from homing.cloud.home import Home
+from homing.cloud.home import LEDGER, Home
 from homing.cloud.inputs import told_inputs
-from homing.cloud.ledger import ADOPTED, REFUSED, UNDONE, RunRow
+from homing.cloud.ledger import ADOPTED, REFUSED, UNDONE, LedgerLine, RunRow
 from homing.cloud.papers import inputs_of, line_of, push_code, push_papers, request_of, row_of, write_home
 from homing.cloud.plan import relay_of
 from homing.cloud.providers.base import Instance, Preparing, Request, wait_until
@@ -102,10 +102,10 @@ def launch(
     found = preflight(draft.run.store, home.world, create=not draft.order.resume)
     check_hub(draft.run, home.world)
     account = home.provider(draft.order.offer.provider).account()  # nobody rents who could not say where to look for it
-    row = row_of(draft, home)
+    row, line = row_of(draft, home), line_of(draft, home, account)
     hold_lock(draft.mark, draft.run.id, draft.run.name, home)
     try:
-        home.ledger.intend(row, line_of(draft, home, account), last)
+        home.ledger.intend(row, line, last)
     except BaseException:
         # A guard lives on after this, and would hold it over an attempt that another one has launched.
         home.world.remove(home.launch_lock(draft.mark))
@@ -142,7 +142,7 @@ def launch(
     except BaseException as exc:
         # Also on Ctrl-C: what was started here is ended here.
         is_meant = _is_destroy_asked(draft, home)  # looked at before the undo asks for it too
-        _undo(draft, home, exc, tell)
+        _undo(draft, home, exc, tell, line)
         if is_meant and isinstance(exc, Exception):
             raise _destroyed_elsewhere(draft, (str(exc) or type(exc).__name__).splitlines()[0]) from exc
         if isinstance(exc, OSError):
@@ -235,7 +235,7 @@ def _create(
         raise
     # Before any wait: from here on the ledger alone finds it.
     home.ledger.update(draft.mark, instance_id=instance.id, state=instance.state, billing=instance.billing)
-    (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
+    line = _line(draft, home)
     seen_spend(home, line)  # begins its stop watch: the clock may be set back before this launch ends it again
     for twin in instance.twins:
         note_twin(home, line, dataclasses.replace(instance, id=twin, state="destroying", billing="maybe"))
@@ -297,7 +297,7 @@ def _first_heartbeat(
     tell(f"Waiting for the agent's first heartbeat in the store, at most {format_duration(timeout_s)}")
     provider = home.provider(instance.provider)
     page = f"   See {provider.page}" if provider.page else ""
-    (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
+    line = _line(draft, home)
     found: list[Heartbeat] = []
     num_quiet = 0
 
@@ -339,7 +339,7 @@ def _check_guards(draft: Draft, home: Home, store: Store, heartbeat: Heartbeat) 
     """Two that live, or nobody may close the laptop. The dead-man may come a moment after the agent."""
     if draft.order.is_one_guard_enough:
         return
-    (line,) = (line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark)
+    line = _line(draft, home)
 
     problem = ""
 
@@ -413,13 +413,27 @@ def _destroyed_elsewhere(draft: Draft, why: str) -> EndedElsewhere:
     )
 
 
-def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None]) -> None:
+def _line(draft: Draft, home: Home) -> LedgerLine:
+    found = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
+    if not found:
+        raise IntegrityError(
+            what=f"The ledger lost {draft.run.id} while it was launched.",
+            why=f"{home.path / LEDGER} does not know {draft.mark} any more: it was removed or replaced.",
+            fix=f"Launch it again: {draft.order.words.to('launch')}",
+        )
+    return found[0]
+
+
+def _undo(draft: Draft, home: Home, exc: BaseException, tell: Callable[[str], None], intent: LedgerLine) -> None:
     is_interrupted = isinstance(exc, KeyboardInterrupt)
     reason = "interrupted" if is_interrupted else (str(exc) or type(exc).__name__).splitlines()[0]
     with contextlib.suppress(OSError):  # a closed terminal may be why we are here
         tell(f"{'Interrupted' if is_interrupted else 'The launch failed'}; ending what it started")
     try:
         lines = [line for line in home.ledger.lines(draft.run.id) if line.mark == draft.mark]
+        if not lines:  # lost meanwhile: written down again, so that its end and its receipt are too
+            lines = [dataclasses.replace(intent, created_at=intent.intent_at)]
+            home.ledger.adopt_run(row_of(draft, home), lines, [], must_last=False)
     except HomingError:
         # The ledger cannot be read (a full disk): the mark still finds what there is.
         lines = [dataclasses.replace(line_of(draft, home, None), created_at=home.world.now())]

@@ -20,13 +20,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from homing.cloud.ledger_file import LedgerFile
 from homing.cloud.ledger_rows import read_line, read_run, seconds_in, usd_in
 from homing.cloud.mark import shown_mark
 from homing.errors import EndedElsewhere, HomingError, IntegrityError, UsageError
 from homing.install import pip_upgrade
 from homing.units import format_usd
 from homing.wire.codec import record
-from homing.world import Database, World
+from homing.world import Database, MemoryDatabase, World
 
 __all__ = [
     "ADOPTED",
@@ -92,6 +93,8 @@ class LedgerLine:
         return shown_mark(self.mark) != self.mark
 
 
+# What each look finds anew; a change of anything else is brought into the backup.
+_NOT_KEPT = {"billing", "spend_usd", "note", "reason", "exit_code", "ended_at", "fetched_step"}
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "damaged"]
 # Also where text or a blob stands in the place of the time: it may bill.
 _IS_OPEN = "(destroyed_at IS NULL OR typeof(destroyed_at) IN ('text', 'blob'))"
@@ -128,8 +131,7 @@ _TABLES = (
         BEGIN SELECT RAISE(ABORT, 'runs are never deleted'); END""",
 )
 _SCHEMA = (
-    "SELECT value, EXISTS (SELECT 1 FROM pragma_table_info('lines') WHERE name = 'account') AS is_whole,"
-    " (SELECT COUNT(*) FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!') AS num_tables"
+    "SELECT value, (SELECT COUNT(*) FROM sqlite_master WHERE name NOT LIKE 'sqlite!_%' ESCAPE '!') AS num_tables"
     " FROM meta WHERE key = 'schema_version'"
 )
 
@@ -207,6 +209,7 @@ class Ledger:
         self._is_ready = False
         self._damage: dict[str, str] = {}
         self._gathered: list[tuple[str, Sequence[Any]]] | None = None
+        self.file = LedgerFile(path, world, self._run_on)
 
     # --- writing ---
 
@@ -221,7 +224,15 @@ class Ledger:
         finally:
             gathered, self._gathered = self._gathered, None
             if gathered:
+                before = self._kept()
                 self._execute(*gathered)
+                if self._kept() != before:
+                    self.file.back_up()
+
+    def _kept(self) -> list[dict[str, Any]]:
+        """What the backup must have of the open lines."""
+        names = [name for name in _LINE_COLUMNS if name not in _NOT_KEPT]
+        return self._execute((f"SELECT {', '.join(names)} FROM lines WHERE {_IS_OPEN} ORDER BY rowid", []))
 
     def intend(self, run: RunRow, line: LedgerLine, last: RunRow | None = None) -> None:
         """Run and line in one transaction. A resumed run must have ended, a new one may not share a live name.
@@ -255,6 +266,8 @@ class Ledger:
                 [*(getattr(run, name) for name in names), line.mark],
             ),
             ("SELECT mark FROM lines WHERE mark = ?", [line.mark]),
+            must_last=True,
+            is_kept=True,
         )
         if rows:
             return
@@ -278,6 +291,8 @@ class Ledger:
                 [at, mark],
             ),
             ("SELECT created_at FROM lines WHERE mark = ?", [mark]),
+            must_last=True,
+            is_kept=True,
         )
         if not rows or rows[0]["created_at"] != at:
             raise HomingError(
@@ -291,8 +306,9 @@ class Ledger:
         self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark)
 
     def close(self, mark: str, *, at: float, spend_usd: Decimal, note: str) -> None:
-        """The receipt. Said once: whoever closes first is right."""
-        self.update(mark, destroyed_at=at, spend_usd=str(spend_usd), state="gone", billing="no", note=note)
+        """The receipt. Said once: whoever closes first is right. One that cannot be kept fails."""
+        columns = {"destroyed_at": at, "spend_usd": str(spend_usd), "state": "gone", "billing": "no", "note": note}
+        self._set("lines", columns, f"mark = ? AND {_IS_OPEN}", mark, must_last=True)
 
     def reopen(self, mark: str, *, instance_id: str, note: str, now: float) -> None:
         """The provider shows what we had closed: the truth is theirs, and it bills. So it was asked for, also where
@@ -301,16 +317,19 @@ class Ledger:
             "UPDATE lines SET destroyed_at = NULL, state = 'unknown', billing = 'maybe', instance_id = ?, note = ?,"
             " created_at = COALESCE(created_at, ?) WHERE mark = ?"
         )
-        self._write(sql, [instance_id, note, now, mark])
+        self._write(sql, [instance_id, note, now, mark], is_kept=True)
 
     def adopt(self, line: LedgerLine) -> None:
         """A line for an instance that carries our mark and that no line knows."""
         names = ", ".join(_LINE_COLUMNS)
         sql = f"INSERT OR IGNORE INTO lines ({names}) VALUES ({', '.join('?' * len(_LINE_COLUMNS))})"
-        self._write(sql, [getattr(line, name) for name in _LINE_COLUMNS])
+        self._write(sql, [getattr(line, name) for name in _LINE_COLUMNS], is_kept=True)
 
-    def adopt_run(self, run: RunRow, lines: Sequence[LedgerLine], adopted: Sequence[Adopted]) -> None:
-        """A run of another home with all its attempts, in one transaction. What is known here already stays."""
+    def adopt_run(
+        self, run: RunRow, lines: Sequence[LedgerLine], adopted: Sequence[Adopted], *, must_last: bool = True
+    ) -> None:
+        """A run of another home, or one that this ledger had lost, with all its attempts, in one transaction. What is
+        known here already stays."""
         names = _RUN_COLUMNS
         changed = ("state", "store", "spend_limit_usd", "reason", "exit_code", "ended_at")
         insert_run = (
@@ -325,6 +344,8 @@ class Ledger:
             (insert_run, [getattr(run, name) for name in names]),
             *((insert_line, [getattr(line, name) for name in _LINE_COLUMNS]) for line in lines),
             *((insert_mark, [each.mark, each.owner, each.host, each.home]) for each in adopted),
+            must_last=must_last,
+            is_kept=True,
         )
 
     def note_bill(self, mark: str, usd: Decimal, at: float) -> None:
@@ -551,32 +572,44 @@ class Ledger:
             "   or launch under another name: --name OTHER",
         )
 
-    def _set(self, table: str, columns: dict[str, Any], where: str, key: str) -> None:
+    def _set(self, table: str, columns: dict[str, Any], where: str, key: str, *, must_last: bool = False) -> None:
+        """Writes only what differs: who looks again and finds the same changes nothing on the disk."""
         assert columns, "nothing to set"
         sets = ", ".join(f"{name} = ?" for name in columns)
-        self._write(f"UPDATE {table} SET {sets} WHERE {where}", [*columns.values(), key])
+        statement = (f"UPDATE {table} SET {sets} WHERE {where}", [*columns.values(), key])
+        if self._gathered is not None and not must_last:  # the row itself may be one of those that are gathered
+            self._gathered.append(statement)
+            return
+        rows = self._execute((f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", [key]))
+        changed = {name for row in rows for name, value in columns.items() if row[name] != value}
+        if changed:
+            self._execute(statement, must_last=must_last, is_kept=not changed <= _NOT_KEPT)
 
-    def _write(self, sql: str, params: Sequence[Any]) -> None:
+    def _write(self, sql: str, params: Sequence[Any], *, is_kept: bool = False) -> None:
         if self._gathered is None:
-            self._execute((sql, params))
+            self._execute((sql, params), is_kept=is_kept)
         else:
             self._gathered.append((sql, params))
 
-    def _execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    def _execute(
+        self, *statements: tuple[str, Sequence[Any]], must_last: bool = False, is_kept: bool = False
+    ) -> list[dict[str, Any]]:
         try:
-            return self._really_execute(*statements)
+            return self.file.execute(statements, must_last=must_last, is_kept=is_kept)
         except OSError as exc:
             raise IntegrityError(
                 what=f"The ledger {self._path} cannot be used.",
                 why=f"{type(exc).__name__}: {exc}",
-                fix="Check the disk's space and the file's permissions. If it is damaged, move it away: `homing runs`"
-                " then finds by its mark whatever still bills, and `homing destroy --all` ends it.",
+                fix="Check the disk's space and who may write that folder. What bills is shown and ended without it:"
+                " homing runs, homing destroy --all",
             ) from exc
 
-    def _really_execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
-        database = self._world.database(self._path)
-        if not self._is_ready:
-            self._world.mkdir(self._path.parent)
+    def _run_on(self, database: Database, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[dict[str, Any]]:
+        """On the file, or on a copy in memory: the same tables."""
+        is_copy = isinstance(database, MemoryDatabase)
+        if is_copy or not self._is_ready or not self._world.exists(self._path):
+            if not is_copy:
+                self._world.mkdir(self._path.parent)
             rows = self._schema(database)
             if int(rows[0]["value"]) > SCHEMA_VERSION:
                 raise UsageError(
@@ -584,31 +617,14 @@ class Ledger:
                     why=f"Its schema is {rows[0]['value']}, this homing knows {SCHEMA_VERSION}.",
                     fix=pip_upgrade(),
                 )
-            if not rows[0]["is_whole"] and not self._add_account(database):
-                return database.execute(*((_without_account(sql), params) for sql, params in statements))
-            self._is_ready = True
+            self._is_ready = not is_copy
         return database.execute(*statements)
 
     def _schema(self, database: Database) -> list[dict[str, Any]]:
-        """Its version, and whether its lines have all columns. What is there is only read; what is not is made."""
+        """Its version. What is there is only read; what is not is made."""
         with contextlib.suppress(OSError):  # no such table, or worse, which the write tells
             rows = database.execute((_SCHEMA, ()))
             if rows and rows[0]["num_tables"] == len(_TABLES):
                 return rows
         made = ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
         return database.execute(*((sql, ()) for sql in _TABLES), made, (_SCHEMA, ()))
-
-    def _add_account(self, database: Database) -> bool:
-        """To a ledger from before it had that column, and which that homing can still read and write. False where it
-        cannot be written now (a full disk): what bills must be found all the same."""
-        try:
-            database.execute(("ALTER TABLE lines ADD COLUMN account TEXT", ()))
-        except OSError as exc:
-            return "duplicate column" in str(exc)  # then another process was first
-        return True
-
-
-def _without_account(sql: str) -> str:
-    """The same of lines that have no such column: a question gets none for it, and what would set it fails."""
-    shown = "WITH lines AS (SELECT rowid AS rowid, *, NULL AS account FROM main.lines) "
-    return shown + sql if sql.startswith("SELECT") else sql

@@ -1,24 +1,61 @@
-"""What a home has lost that would know its machines again: told by `homing runs` and `homing doctor`.
+"""What a home has lost that would know its machines again, and where that can be found.
 
-    owner lost    the marks in the ledger tell it, and the next look writes it anew
-    ledger lost   the owner's mark finds every machine; what a run may spend comes back with `homing adopt`
-    both lost     machines carry a mark that nobody here knows: only the runs' own records in their stores tell it
-
-Looks, and changes nothing.
+owner lost    the marks in the ledger tell it, and the next look writes it anew
+ledger lost   its backup is restored (ledger_file.py). What no backup knows: the mark of an instance and the papers
+              of its run at home tell which run it is and what it may spend, and `refresh` writes that down again;
+              the rest comes back from the store with `homing adopt`
+both lost     machines carry a mark that nobody here knows: only the runs' own records in their stores tell it
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
 
 from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import AT_MOST, LedgerLine, RunRow
+from homing.cloud.mark import make_mark
+from homing.cloud.providers.base import Instance
 from homing.units import counted
 from homing.wire import codec, names
 from homing.wire.run import Run
 
-__all__ = ["lost_owner", "unknown_runs", "what_is_lost"]
+__all__ = [
+    "LostRun",
+    "is_called",
+    "lost_owner",
+    "read_lost",
+    "remembered",
+    "unknown_ids",
+    "unknown_runs",
+    "what_is_lost",
+]
 
 _SHOWN = 5
+_RUN_ID = r"-\d{8}-\d{6}-[0-9a-f]{4}"  # behind the name, see mark.new_run_id
+
+
+@dataclass(frozen=True)
+class LostRun:
+    """A run that was launched from here and that the ledger does not know, as its folder at home tells it."""
+
+    id: str
+    name: str
+    store: str
+    provider: str = ""  # "": not known
+    offer: str = "?"
+    attempt: int = 1
+    spent_before_usd: Decimal = Decimal(0)
+    spend_limit_usd: str | None = None
+    run_file_sha256: str = ""
+
+    @property
+    def adopt(self) -> str:
+        return f"homing adopt {shlex.quote(self.store or 'STORE')} {self.id}"
 
 
 def what_is_lost(home: Home) -> list[str]:
@@ -41,15 +78,90 @@ def lost_owner(home: Home) -> str:
 
 def unknown_runs(home: Home) -> dict[str, str]:
     """Runs that were launched from here and are in no ledger, newest first -> the store where their records are."""
+    return {run_id: read_lost(home, run_id).store or "STORE" for run_id in unknown_ids(home)}
+
+
+def remembered(home: Home, instance: Instance) -> tuple[RunRow, list[LedgerLine]] | None:
+    """The run of an instance that no line knows, as the papers of the run at home tell it; None where none do.
+
+    With its limit, so that the guard ends it there. What earlier attempts cost is a line of its own.
+    """
+    number = instance.mark.rpartition("-")[2]
+    attempt = int(number) if number.isdigit() and int(number) >= 1 else 1
+    found = [each for each in unknown_ids(home) if make_mark(home.owner, each, attempt) == instance.mark]
+    if not found:
+        return None
+    lost, now = read_lost(home, found[0]), home.world.now()
+    began_at = min(instance.created_at or now, now)
+    line = LedgerLine(
+        mark=instance.mark,
+        run_id=lost.id,
+        run_name=lost.name,
+        attempt=attempt,
+        provider=instance.provider,
+        offer=lost.offer,
+        rate_usd_per_hour=str(instance.rate_usd_per_hour),
+        limit_usd=lost.spend_limit_usd,
+        intent_at=began_at,
+        instance_id=instance.id,
+        created_at=began_at,
+        note="the ledger had lost it; known again by its mark",
+    )
+    run = RunRow(lost.id, lost.name, "running", began_at, lost.store, lost.run_file_sha256, lost.spend_limit_usd)
+    if attempt == 1 or not lost.spent_before_usd:
+        return run, [line]
+    before = LedgerLine(
+        mark=make_mark(home.owner, lost.id, attempt - 1),
+        run_id=lost.id,
+        run_name=lost.name,
+        attempt=attempt - 1,
+        provider=instance.provider,
+        offer=lost.offer,
+        rate_usd_per_hour="0",
+        limit_usd=lost.spend_limit_usd,
+        intent_at=began_at,
+        created_at=began_at,
+        destroyed_at=began_at,
+        state="gone",
+        billing="no",
+        spend_usd=str(lost.spent_before_usd),
+        note=f"{AT_MOST}all earlier attempts, as the last launch had counted them",
+    )
+    return run, [before, line]
+
+
+def is_called(run_id: str, word: str) -> bool:
+    """Whether a person who types `word` means this run by its id or its name; "" means every run."""
+    return word in ("", run_id) or re.fullmatch(re.escape(word) + _RUN_ID, run_id) is not None
+
+
+def unknown_ids(home: Home) -> list[str]:
+    """Newest first. Only what a launch has written counts: `homing train` leaves folders without a note."""
     folder = home.path / "runs"
     ids = home.world.listdir(folder) if home.world.is_dir(folder) else []
-    known = home.ledger.run_ids() if ids and home.has_ledger else set()
+    known = home.ledger.run_ids() if ids else set()
     unknown = [each for each in sorted(ids, reverse=True) if each not in known]
-    return {each: _store_of(home, each) for each in unknown if home.world.exists(folder / each / LAUNCH_NOTE)}
+    return [each for each in unknown if home.world.exists(folder / each / LAUNCH_NOTE)]
 
 
-def _store_of(home: Home, run_id: str) -> str:
+def read_lost(home: Home, run_id: str) -> LostRun:
+    """As much as can be read: a damaged paper hides no run."""
+    folder = home.run_dir(run_id)
+    name = re.sub(_RUN_ID + "$", "", run_id)
+    lost = LostRun(run_id, name, "")
     try:
-        return codec.loads(Run, home.world.read(home.run_dir(run_id) / names.RUN)).store
+        run = codec.loads(Run, home.world.read(folder / names.RUN))
+        lost = LostRun(
+            run_id, run.name, run.store, spend_limit_usd=run.limits.spend_usd, run_file_sha256=run.run_file_sha256
+        )
     except (OSError, codec.WireError):
-        return "STORE"
+        pass
+    try:
+        note: dict[str, Any] = json.loads(home.world.read(folder / LAUNCH_NOTE))
+        offer = note.get("offer", {})
+        told = {"provider": str(offer.get("provider", "")), "offer": str(offer.get("name", "?"))}
+        spent = Decimal(str(note.get("spent_before_usd", "0")))
+        counts = {"attempt": max(1, int(note.get("attempt", 1))), "spent_before_usd": max(Decimal(0), spent)}
+    except (OSError, ValueError, TypeError, AttributeError, InvalidOperation):
+        return lost
+    return LostRun(**{**vars(lost), **told, **counts})

@@ -45,8 +45,14 @@ def owner_of(home: Path, world: World, known: Callable[[], str] = lambda: "") ->
     """
     path = home / OWNER
     if not world.exists(path):
-        world.mkdir(home)
-        world.create(path, (known() or world.random_hex(_OWNER_CHARS)).encode())
+        lost = known()
+        try:
+            world.mkdir(home)
+            world.create(path, (lost or world.random_hex(_OWNER_CHARS)).encode())
+        except OSError:
+            if not lost:
+                raise
+            return lost  # a disk that cannot be written must not make strangers of our machines
     owner = world.read(path).decode("ascii", "replace").strip()
     if not re.fullmatch(r"[a-z0-9]{6}", owner):
         raise UsageError(

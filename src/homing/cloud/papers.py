@@ -75,6 +75,9 @@ def write_home(draft: Draft, home: Home) -> None:
         "is_smoke": draft.order.is_smoke,
         "keep_on_failure_s": draft.order.keep_on_failure_s,
         "is_one_guard_enough": draft.order.is_one_guard_enough,
+        # With these the run is known again where the ledger is lost.
+        "attempt": draft.attempt,
+        "spent_before_usd": draft.spent_before_usd,
     }
     home.world.write(folder / LAUNCH_NOTE, json.dumps(note, default=str, indent=1).encode())
     if draft.order.project and not home.world.exists(folder / PROJECT_NOTE):  # whoever goes on with a run leaves it

@@ -11,6 +11,7 @@ key of another account does not show (whose.py).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from homing.cloud.clock import follow_clock
 from homing.cloud.home import Home
 from homing.cloud.lease import describe, newest, other_owner
 from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
+from homing.cloud.lost import remembered
 from homing.cloud.mark import owner_prefix, shown_mark, twin_mark
 from homing.cloud.providers.base import Instance, Provider, Resource
 from homing.cloud.providers.registry import NEAR, configured
@@ -70,6 +72,7 @@ class _View:
 def refresh(home: Home, *, by: float = math.inf, silent: set[str] | None = None) -> list[str]:
     """Brings the ledger up to date. Returns what could not be asked, one sentence each. `by` is when a limit needs
     whoever looks: nobody is waited for much longer. `silent` gets the marks of those whose provider did not answer."""
+    home.ledger.file.look_again()
     follow_clock(home)
     _close_unborn(home)
     views, problems = _views(home), list[str]()
@@ -139,7 +142,8 @@ def _close_unborn(home: Home) -> None:
             continue
         if not home.world.is_locked(home.launch_lock(line.mark)):
             home.ledger.close_unborn(line.mark, home.world.now())
-            home.world.remove(home.launch_lock(line.mark))
+            with contextlib.suppress(OSError):  # a lock that nobody holds does no harm
+                home.world.remove(home.launch_lock(line.mark))
 
 
 def _views(home: Home) -> list[_View]:
@@ -266,7 +270,7 @@ def add_twin(home: Home, line: LedgerLine | None, instance: Instance) -> LedgerL
 def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list[str]:
     """Writes down what its provider shows. Returns the problems with its figures, which are not written."""
     if line is None:
-        home.ledger.adopt(_forgotten(instance, home.world.now()))
+        _note_unknown(home, instance)
     elif line.destroyed_at is not None:
         note = "was closed, but the provider shows it"
         home.ledger.reopen(line.mark, instance_id=instance.id, note=note, now=home.world.now())
@@ -286,6 +290,16 @@ def _note_owned(home: Home, line: LedgerLine | None, instance: Instance) -> list
         note=instance.detail,
     )
     return [f"{instance.provider} {instance.id}: {problem}" for problem in problems]
+
+
+def _note_unknown(home: Home, instance: Instance) -> None:
+    """Under its run where the papers of that lie here, with its limit; else as one that no run knows."""
+    found = remembered(home, instance)
+    if found is None:
+        home.ledger.adopt(_forgotten(instance, home.world.now()))
+        return
+    run, lines = found
+    home.ledger.adopt_run(run, lines, [], must_last=False)
 
 
 def _note_absent(home: Home, provider: Provider, line: LedgerLine) -> list[str]:

@@ -14,7 +14,7 @@ import json
 from homing.cloud import meter
 from homing.cloud.home import Home
 from homing.cloud.ledger import Adopted, LedgerLine, RunRow
-from homing.errors import HomingError
+from homing.errors import HomingError, IntegrityError
 from homing.store import Store, run_key
 from homing.store.lease import newest
 from homing.wire import codec, names
@@ -35,7 +35,8 @@ def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = No
     if lease is not None and lease.owner != home.owner:
         return
     run = home.ledger.run(run_id)
-    assert run is not None, run_id
+    if run is None:
+        raise IntegrityError(what=f"The ledger does not know {run_id} any more.", fix="homing runs")
     lines = home.ledger.lines(run_id)
     record = _record(home, run, lines)
     store.put_bytes(run_key(run_id, names.RECORD), codec.dumps(record, indent=1).encode())

@@ -8,17 +8,20 @@ Code that takes a `world` touches nothing else: no `time`, `open`, `os`, `subpro
 That is what lets one seed replay one bad day exactly.
 """
 
-from homing.world.home import Database, World
+from homing.world.home import Database, DatabaseDamaged, MemoryDatabase, World, reads_only
 from homing.world.machine import Completed, HttpRequest, HttpResponse, Machine, NetworkError, PathLike, Process
 
 __all__ = [
     "Completed",
     "Database",
+    "DatabaseDamaged",
     "HttpRequest",
     "HttpResponse",
     "Machine",
+    "MemoryDatabase",
     "NetworkError",
     "PathLike",
     "Process",
     "World",
+    "reads_only",
 ]

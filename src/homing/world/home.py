@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import http.client
 import os
 import shutil
 import sqlite3
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -28,22 +31,63 @@ from homing.world.machine import (
     whole,
 )
 
-__all__ = ["Database", "World"]
+__all__ = ["Database", "DatabaseDamaged", "MemoryDatabase", "World", "reads_only"]
 
 _PIECE = 1 << 20
 
 
 class World(Machine):
+    _private: str = ""  # what lies below belongs to this person alone
+
+    def keep_private(self, folder: PathLike) -> None:
+        """From now on this folder, and what is made below it, can be read by its owner only."""
+        self._private = os.path.abspath(folder)
+
     def random_hex(self, num_chars: int) -> str:
         return uuid.uuid4().hex[:num_chars]
 
     # --- disk ---
 
+    def write(self, path: PathLike, data: bytes, mode: int = 0o644) -> None:
+        super().write(path, data, mode & 0o700 if self._is_private(path) else mode)
+
+    def append(self, path: PathLike, data: bytes) -> None:
+        self._make_private(path)
+        super().append(path, data)
+
+    def lock(self, path: PathLike) -> bool:
+        self._make_private(path)
+        return super().lock(path)
+
+    def mkdir(self, path: PathLike) -> None:
+        full = os.path.abspath(path)
+        if not self._is_private(full):
+            super().mkdir(full)
+        elif not os.path.isdir(full):
+            if os.path.dirname(full) != full and full != self._private:
+                self.mkdir(os.path.dirname(full))
+            else:
+                super().mkdir(os.path.dirname(full))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(full, 0o700)
+
+    def _is_private(self, path: PathLike) -> bool:
+        full = os.path.abspath(path)
+        return bool(self._private) and (full == self._private or full.startswith(self._private + os.sep))
+
+    def _make_private(self, path: PathLike) -> None:
+        """An empty file that only its owner can read, where there is none yet."""
+        if self._is_private(path) and not os.path.exists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+
+    def chmod(self, path: PathLike, mode: int) -> None:
+        os.chmod(path, mode)
+
     def create(self, path: PathLike, data: bytes) -> bool:
         """True if this call made the file, False if it was there: the O_EXCL lease. Whole or absent, like write."""
         try:
             # link(2) is the one call that both refuses an existing name and shows only a finished file.
-            with whole(path, os.link) as file:
+            with whole(path, os.link, 0o600 if self._is_private(path) else 0o644) as file:
                 file.write(data)
         except FileExistsError:
             return False
@@ -52,7 +96,8 @@ class World(Machine):
     def copy(self, source: PathLike, target: PathLike) -> str:
         """Copies a file whole or not at all; returns the sha256 of the bytes that were read."""
         digest = hashlib.sha256()
-        with open(source, "rb") as src, whole(target, os.replace) as dst:
+        mode = 0o600 if self._is_private(target) else 0o644
+        with open(source, "rb") as src, whole(target, os.replace, mode) as dst:
             for piece in iter(lambda: src.read(_PIECE), b""):
                 digest.update(piece)
                 dst.write(piece)
@@ -119,6 +164,10 @@ class World(Machine):
 
     def database(self, path: PathLike) -> Database:
         return Database(path)
+
+    def memory_database(self, image: bytes = b"") -> Database:
+        """A database that only this process has; empty, or as another one's image."""
+        return MemoryDatabase(image)
 
     # --- several things at once ---
 
@@ -201,6 +250,10 @@ class World(Machine):
         return sys.executable
 
 
+class DatabaseDamaged(OSError):
+    """The file is not an SQLite database, or its pages contradict each other."""
+
+
 class Database:
     """SQLite, one durable transaction per call. Opened per call: no handle to leak into a forked or killed process."""
 
@@ -209,7 +262,7 @@ class Database:
 
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
         """Runs the statements in one transaction; returns the rows of the last. What SQLite refuses is an OSError."""
-        try:
+        with self._errors():
             try:
                 return self._execute(statements)
             except sqlite3.OperationalError as exc:
@@ -218,12 +271,45 @@ class Database:
                     raise
                 # A disk so full that the file which processes share has no room: alone, its index is in memory.
                 return self._execute(statements, is_alone=True)
+
+    def image(self) -> bytes:
+        """The whole database as bytes, with everything that was committed. Writes nothing beside it, so it also works
+        in a folder that cannot be written; an absent database raises FileNotFoundError."""
+        if not os.path.exists(self._path):
+            raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
+        with self._errors():
+            try:
+                return _image(self._path)
+            except sqlite3.Error:
+                # In WAL mode also a reader needs files that it can write: read a copy, its log included.
+                with tempfile.TemporaryDirectory(dir=_temporary_folder()) as folder:
+                    copied = os.path.join(folder, "copy.sqlite")
+                    for suffix in ("", "-wal"):
+                        with contextlib.suppress(FileNotFoundError):
+                            shutil.copyfile(self._path + suffix, copied + suffix)
+                    return _image(copied)
+
+    def restore(self, image: bytes, *, is_replacing: bool = False) -> None:
+        """Makes the database from such bytes, whole or not at all; FileExistsError where there is one already."""
+        for suffix in ("-wal", "-shm"):  # of the database that was there before: they would be played into this one
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path + suffix)
+        with whole(self._path, os.replace if is_replacing else os.link, 0o600) as file:
+            file.write(image)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as exc:
-            raise OSError(f"{self._path}: {exc}") from exc
+            is_damaged = (getattr(exc, "sqlite_errorcode", 0) & 0xFF) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+            raise (DatabaseDamaged if is_damaged else OSError)(f"{self._path}: {exc}") from exc
 
     def _execute(
         self, statements: Sequence[tuple[str, Sequence[Any]]], *, is_alone: bool = False
     ) -> list[dict[str, Any]]:
+        if not os.path.exists(self._path):  # SQLite makes its other files as readable as this one
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
         # Closing rolls back what was not committed.
         with contextlib.closing(sqlite3.connect(self._path, timeout=30.0, isolation_level=None)) as connection:
             connection.row_factory = sqlite3.Row
@@ -233,14 +319,67 @@ class Database:
             with contextlib.suppress(sqlite3.OperationalError):  # another process is switching it at this moment
                 connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
-            # Who only reads waits for no writer: one may have been stopped (Ctrl-Z) in the midst of its write.
-            is_read = all(sql.startswith(("SELECT", "WITH")) for sql, _ in statements)
-            connection.execute("BEGIN" if is_read else "BEGIN IMMEDIATE")
-            rows: list[dict[str, Any]] = []
-            for sql, params in statements:
-                rows = [dict(row) for row in connection.execute(sql, params)]
-            connection.execute("COMMIT")
-            return rows
+            return _transact(connection, statements)
+
+
+class MemoryDatabase(Database):
+    """A database in the memory of this process, made from the image of another one. Threads may share it."""
+
+    def __init__(self, image: bytes = b"") -> None:
+        super().__init__("a copy in memory")
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
+        self._connection.text_factory = _as_text
+        if image:
+            # Bytes 18 and 19 say how it was written to, and memory knows no write-ahead log.
+            self._connection.deserialize(image[:18] + b"\x01\x01" + image[20:])
+
+    def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
+        with self._lock, self._errors():
+            try:
+                return _transact(self._connection, statements)
+            except sqlite3.Error:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def image(self) -> bytes:
+        with self._lock, self._errors():
+            return self._connection.serialize()
+
+    def __del__(self) -> None:
+        self._connection.close()
+
+
+def _transact(connection: sqlite3.Connection, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[dict[str, Any]]:
+    # Who only reads waits for no writer: one may have been stopped (Ctrl-Z) in the midst of its write.
+    connection.execute("BEGIN" if reads_only(statements) else "BEGIN IMMEDIATE")
+    rows: list[dict[str, Any]] = []
+    for sql, params in statements:
+        rows = [dict(row) for row in connection.execute(sql, params)]
+    connection.execute("COMMIT")
+    return rows
+
+
+def reads_only(statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
+    return all(sql.startswith(("SELECT", "WITH")) for sql, _ in statements)
+
+
+def _image(path: str) -> bytes:
+    # mode=rw: never make one that is not there.
+    uri = f"file:{urllib.parse.quote(os.path.abspath(path))}?mode=rw"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)) as connection:
+        connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchall()  # opens its log too, or fails to
+        return connection.serialize()
+
+
+def _temporary_folder() -> str:
+    """Where a copy can be made; in memory where every disk is full or read-only."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return "/dev/shm"
 
 
 def _as_text(data: bytes) -> str:

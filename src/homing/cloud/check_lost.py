@@ -1,0 +1,105 @@
+"""Whether something of a run may be billing that the ledger does not know: checked before anybody says otherwise.
+
+    the ledger knows lines, and nothing here names the run   it was never launched from here
+    its folder at home, or its record in the store           its provider is asked for its mark
+    an empty ledger                                          every provider that is set up here is asked for our mark
+
+Called by `draft`, before a launch rents a second instance, and by the verbs, before they say that a run was never
+launched.
+"""
+
+from __future__ import annotations
+
+from homing.cloud.adopt import stored_runs
+from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.lost import LostRun, is_called, read_lost, unknown_ids
+from homing.cloud.mark import make_mark, owner_prefix, plain_name
+from homing.cloud.reconcile import is_absent, providers_in_use, refresh, unasked
+from homing.errors import HomingError, StillBilling
+from homing.store import open_store
+from homing.wire.codec import WireError
+
+__all__ = ["check_lost"]
+
+
+def check_lost(home: Home, word: str, store: str = "") -> bool:
+    """Raises StillBilling where an instance of `word` (a name, an id, or "" for any run) that the ledger does not know
+    may be billing, or where that could not be checked. True if the providers were asked.
+
+    What can be written down again, with its limit, is in the ledger afterwards. `store`: where its record may lie.
+    """
+    suspects = [read_lost(home, each) for each in unknown_ids(home) if is_called(each, word)]
+    is_empty = home.has_owner and not home.ledger.lines() and not home.ledger.runs()
+    suspects += [each for each in _recorded(home, word, store) if each not in suspects] if is_empty and store else []
+    if not suspects and not is_empty:
+        _refuse_stray(home, word)
+        return False
+    problems = refresh(home)
+    known = {run.id for run in home.ledger.runs()}
+    _refuse_stray(home, word)
+    for lost in [each for each in suspects if each.id not in known]:
+        if problem := _unchecked(home, lost, problems):
+            raise StillBilling(
+                what=f"{lost.id} was launched from here, and the ledger does not know it: it may be billing.",
+                why=problem,
+                fix=f"Bring it back: {lost.adopt}   or end everything of ours: homing destroy --all",
+            )
+    unasked_ = [each for each in problems if any(each.startswith(unasked(name)) for name in providers_in_use(home))]
+    if not suspects and unasked_ and _was_used(home):
+        raise StillBilling(
+            what=f"Whether an instance of {word or 'ours'} is billing could not be checked, and the ledger is empty.",
+            why="\n".join(unasked_),
+            fix="homing runs   as soon as they answer",
+        )
+    return True
+
+
+def _was_used(home: Home) -> bool:
+    """Whether something was launched from here once: then an empty ledger is a lost one."""
+    return bool(unknown_ids(home)) or home.world.exists(home.launch_lock("any").parent)
+
+
+def _recorded(home: Home, word: str, store: str) -> list[LostRun]:
+    """Runs of ours whose record in the store has an attempt that has not ended."""
+    try:
+        records = stored_runs(open_store(store, home.world, create=False))
+    except (HomingError, WireError, OSError):
+        return []  # the marks at the providers are looked for all the same
+    found = []
+    for record in records:
+        for attempt in record.attempts[-1:]:
+            is_open = attempt.ended_at is None and attempt.mark.startswith(owner_prefix(home.owner))
+            if is_open and word in ("", record.run_id, record.run_name):
+                found.append(LostRun(record.run_id, record.run_name, store, attempt.provider, attempt=attempt.number))
+    return found
+
+
+def _refuse_stray(home: Home, word: str) -> None:
+    """An instance whose mark names the run, and whose run nobody here knows."""
+    begin = owner_prefix(home.owner) + (f"{plain_name(word)}-" if word else "") if home.has_owner else "none"
+    for line in home.ledger.lines():
+        if line.destroyed_at is None and not line.run_id and line.run_name == "?" and line.mark.startswith(begin):
+            raise StillBilling(
+                what=f"{line.provider} {line.instance_id or line.mark} may be billing, and the ledger does not know"
+                " its run.",
+                why=f"Its mark is {line.mark}: it was launched from this home, with a ledger that was lost.",
+                fix=f"End it: homing destroy {line.instance_id or line.mark}"
+                "   or bring its run back from its store: homing adopt STORE",
+            )
+
+
+def _unchecked(home: Home, lost: LostRun, problems: list[str]) -> str:
+    """Why it is not known that its provider shows nothing of it; "" where that is known."""
+    if not lost.provider:
+        return f"{home.run_dir(lost.id) / LAUNCH_NOTE} does not tell which provider it was rented from."
+    mark = make_mark(home.owner, lost.id, lost.attempt)
+    if home.world.is_locked(home.launch_lock(mark)):
+        return "Its launch is under way in another process."
+    said = next((problem for problem in problems if problem.startswith(unasked(lost.provider))), "")
+    if said:
+        return said
+    try:
+        is_gone = is_absent(home.provider(lost.provider), home, mark, None)
+    except (HomingError, OSError) as exc:
+        return f"{unasked(lost.provider)} {(str(exc) or type(exc).__name__).splitlines()[0]}"
+    return "" if is_gone else f"{lost.provider} shows an instance under its mark {mark}."
