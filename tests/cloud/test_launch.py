@@ -165,7 +165,7 @@ def test_on_this_computer_launch_says_which_guards_are_armed_and_that_nothing_is
     assert dead_man.startswith("armed: a dead-man process")
     assert "no money is lost" in off
     assert off.endswith("homing destroy moss")
-    sign_in(home, 60.0)
+    sign_in(home, 60.0, reached=["local"])
     assert guards(make_draft(home, tmp_path), home)[3].startswith("armed: the guard at home")
 
 
@@ -190,7 +190,7 @@ def test_the_first_heartbeat_tells_of_two_guards_on_the_instance(home: Home, tmp
     done = launch(ready, home)
     assert done.heartbeat.has_dead_man
     assert count_alive(ready, home, done.heartbeat) == 2
-    sign_in(home, 60.0)
+    sign_in(home, 60.0, reached=["local"])
     assert count_alive(ready, home, done.heartbeat) == 3
 
 

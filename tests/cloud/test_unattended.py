@@ -88,14 +88,14 @@ def test_its_own_two_do_not_count_and_one_guard_alone_is_refused_before_anything
     assert "--one-guard" in caught.value.fix
     assert home.ledger.lines() == []
     check_armed(dataclasses.replace(made, order=dataclasses.replace(made.order, is_one_guard_enough=True)), home)
-    sign_in(home, 60)
+    sign_in(home, 60, reached=["local"])
     assert armed(made, home) == ["provider", "home"]
     check_armed(made, home)
 
 
 @pytest.mark.slow
 def test_done_it_waits_for_whoever_looks_and_a_named_time_survives(home: Home, tmp_path: Path, helpless: None) -> None:
-    sign_in(home, 60)
+    sign_in(home, 60, reached=["local"])
     done = launch(make_draft(home, tmp_path, steps=40, step_s=0.05), home)
     assert count_alive(planned_of(home, tmp_path), home, done.heartbeat) == 2
     row = home.ledger.find("moss")
@@ -112,7 +112,7 @@ def test_done_it_waits_for_whoever_looks_and_a_named_time_survives(home: Home, t
 
 @pytest.mark.slow
 def test_stop_ends_it_too_once_it_has_said_goodbye(home: Home, tmp_path: Path, helpless: None) -> None:
-    sign_in(home, 60)
+    sign_in(home, 60, reached=["local"])
     done = launch(make_draft(home, tmp_path, steps=1_000_000), home)
     ask_to_stop(home, done.run)
     said: list[str] = []

@@ -113,7 +113,7 @@ def _rig(provider: str, folder: Path) -> Iterator[Rig]:
             stack.callback(server.terminate)
             _hurry(provider, patch)
         if provider == "shadeform":
-            sign_in(home, 3600.0)  # a launch wants one on duty where no machine can end itself
+            sign_in(home, 3600.0, reached=[provider])  # a launch wants one on duty where no machine can end itself
         stack.callback(_end_all, home.provider(provider))
         yield Rig(provider, home, folder, sshd)
 

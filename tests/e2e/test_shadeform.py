@@ -88,7 +88,7 @@ def test_offers_launch_boot_train_watch_push_end_fetch_receipt(
     with pytest.raises(UsageError, match="Only one guard"):
         launch(made, home)
     assert shadeform.cloud.bill() == []
-    sign_in(home, 60)
+    sign_in(home, 60, reached=["shadeform"])
 
     done = launch(made, home)
     instance_id = done.instance.id

@@ -85,6 +85,9 @@ class Day:
             self.kinds.append("guard at the second home")
         self._overtake(random.Random(f"overtaking {seed}"))
         self.clock_steps = self._clock_steps(random.Random(f"clock steps {seed}"))
+        self.is_guard_keyless = bool(self.guard_s) and random.Random(f"keys {seed}").random() < 0.15
+        if self.is_guard_keyless:
+            self.kinds.append("guard without keys")
         self.hostile_writes = self._hostile_writes(random.Random(f"hostile {seed}"))
 
     def _clock_steps(self, r: random.Random) -> list[tuple[str, float, float]]:

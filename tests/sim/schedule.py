@@ -224,7 +224,7 @@ class _Play:
     def play(self) -> None:
         day, stage = self.day, self.stage
         if day.guard_s:
-            stage.client("guard", lambda home: _guard(home, day.guard_s))
+            stage.client("guard", lambda home: _guard(home, day.guard_s), is_keyless=day.is_guard_keyless)
         if day.person == "does two things at once":
             self._two_things()
         else:

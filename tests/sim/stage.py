@@ -85,6 +85,10 @@ class Stage(Sim):
         self.cloud = kind(self, settings, faults, rate_usd_per_hour)
         return self.cloud
 
+    def has_keys(self, proc: Proc) -> bool:
+        """Whether it was started where something leads to the cloud."""
+        return all(name in proc.env for name in _CLOUDS[self.provider][1])
+
     def on_cloud_change(self) -> None:
         self.truth.cloud_changed()
 
@@ -104,8 +108,14 @@ class Stage(Sim):
 
     # --- clients ---
 
-    def client(self, role: str, verb: Callable[[Home], Any], host: Host | None = None) -> Client:
-        client = Client(self, role, verb, host or self.home)
+    def client(
+        self, role: str, verb: Callable[[Home], Any], host: Host | None = None, *, is_keyless: bool = False
+    ) -> Client:
+        """`is_keyless`: started where nothing leads to the cloud, as by cron or in another shell."""
+        host = host or self.home
+        hidden = _CLOUDS[self.provider][1] if is_keyless else {}
+        env = {name: value for name, value in host.env.items() if name not in hidden}
+        client = Client(self, role, verb, host, env)
         self.clients.append(client.proc)
         return client
 
@@ -150,11 +160,13 @@ class Stage(Sim):
 class Client:
     """A verb at home as a process; what it said is here when it has ended."""
 
-    def __init__(self, stage: Stage, role: str, verb: Callable[[Home], Any], host: Host) -> None:
+    def __init__(
+        self, stage: Stage, role: str, verb: Callable[[Home], Any], host: Host, env: dict[str, str] | None = None
+    ) -> None:
         self.answer: Any = None
         self.error: HomingError | OSError | None = None
         self._verb = verb
-        self.proc = stage.programs.begin(host, role, self._main, dict(host.env))
+        self.proc = stage.programs.begin(host, role, self._main, dict(host.env) if env is None else env)
 
     def _main(self, world: SimWorld) -> int:
         try:

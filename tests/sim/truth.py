@@ -202,7 +202,7 @@ class Truth:
             for proc in host.living():
                 if host.name == life.id and proc.role in ("agent", "dead-man") and stage.provider != "shadeform":
                     found.add(f"{proc.role}")
-                elif proc.role == "guard" and _is_guarded_from(host, life.mark):
+                elif proc.role == "guard" and stage.has_keys(proc) and _is_guarded_from(host, life.mark):
                     found.add(f"guard on {host.name}")
                 elif host.locks.get(f"{HOME}/launching/{life.mark}") is proc:
                     found.add(f"{proc.role} on {host.name}")

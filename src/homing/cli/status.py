@@ -17,6 +17,7 @@ from homing.cli.watch_here import newest_saved, progress_of
 from homing.cloud import diary
 from homing.cloud.ahead import ahead, planned
 from homing.cloud.connect import find_login
+from homing.cloud.guards import out_of_reach
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, RunRow
 from homing.cloud.meter import at_most, line_spend
@@ -140,9 +141,12 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
         "problems": problems,
     }
     progress = progress_line(status, beat, figures, plan)
-    return Closely(
-        status, document, _rows(status, progress, ways, pushed, str(kept or ""), [event.text for event in told])
-    )
+    rows = _rows(status, progress, ways, pushed, str(kept or ""), [event.text for event in told])
+    if status.is_billing:
+        away = " ".join(out_of_reach(home, name) for name in sorted({line.provider for line in status.lines[-1:]}))
+        document["guard_at_home"] = {"is_armed": not away, "why": away}
+        rows.append(("at home", away or "a guard, which made its round lately and reached the provider"))
+    return Closely(status, document, rows)
 
 
 def _ssh_line(home: Home, status: Status) -> str:

@@ -7,7 +7,7 @@ import shlex
 
 from homing.cloud.checks import Check, fault, ok, skipped, warning
 from homing.cloud.examined import Examined
-from homing.cloud.guards import is_on_duty
+from homing.cloud.guards import is_on_duty, out_of_reach
 from homing.cloud.home import LEDGER
 from homing.cloud.lost import lost_owner, unknown_runs, what_is_lost
 from homing.cloud.meter import line_spend, show_usd
@@ -84,8 +84,13 @@ def check_guard(examined: Examined) -> list[Check]:
         open_ = examined.home.ledger.open_lines() if examined.home.has_ledger else []
     except HomingError:
         return [skipped("guard.duty", "The ledger cannot be read.")]
-    if is_on_duty(examined.home):
+    blind = sorted({line.provider for line in open_ if not is_on_duty(examined.home, line.provider)})
+    if is_on_duty(examined.home) and not blind:
         return [ok("guard.duty", "A guard of this home makes its rounds.")]
+    if is_on_duty(examined.home):
+        text = " ".join(out_of_reach(examined.home, name) for name in blind)
+        fix = "homing guard   where the keys are set"
+        return [warning("guard.duty", f"{text} It could not end what bills there.", fix, "docs/money-safety.md")]
     if open_:
         oldest, now = min(open_, key=lambda line: line.created_at or line.intent_at), examined.home.world.now()
         age = format_duration(now - (oldest.created_at or oldest.intent_at))

@@ -66,12 +66,12 @@ def guard_pass(
     try:
         made.alerts += follow_clock(home)
         made.by = _soonest(home, only)
-        made.problems += refresh(home, by=made.by, silent=made.silent)
+        made.problems += refresh(home, by=made.by, silent=made.silent, reached=made.reached)
     except TROUBLE as exc:  # a full disk: what is in the ledger is guarded all the same
         made.problems.append(told(exc))
     if every_s is not None:
         try:
-            sign_in(home, every_s, is_once=is_once)
+            sign_in(home, every_s, is_once=is_once, reached=made.reached)
         except OSError as exc:
             made.problems.append(f"That this guard is on duty could not be written down: {exc}")
     # What another home owns comes last: what it may cost is read from its store, which may take a while.

@@ -44,6 +44,7 @@ class Pass:
     by: float = math.inf  # when a limit needs this very round, as far as that is known before anybody is asked
     ends: list[End] = field(default_factory=list)  # of those at their limit, which are ended at once
     silent: set[str] = field(default_factory=set)  # marks of those whose provider did not answer in this round
+    reached: set[str] = field(default_factory=set)  # names of the providers that listed our instances
     things: dict[str, list[Resource] | HomingError | OSError] = field(
         default_factory=dict
     )  # beside instances, by whose

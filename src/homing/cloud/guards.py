@@ -2,7 +2,7 @@
 
     on the instance   the agent's watchdog, and a dead-man process that needs nothing of the agent
     at the provider   its own timer or limit, where it has one
-    at home           `homing guard`, which signs in on every round
+    at home           `homing guard`, which signs in on every round with the providers that it could reach
 
 They act in the order of wire/limit.py. Two that live are the least; with fewer a launch undoes itself unless told.
 Where a machine cannot end its own billing, its two save the work inside the limit and count for nothing here.
@@ -11,6 +11,7 @@ Where a machine cannot end its own billing, its two save the work inside the lim
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from homing.cloud import meter
@@ -23,10 +24,10 @@ from homing.wire.control import Heartbeat
 if TYPE_CHECKING:
     from homing.cloud.draft import Draft
 
-__all__ = ["armed", "can_end_itself", "check_armed", "count_alive", "guards", "is_on_duty", "sign_in"]
+__all__ = ["armed", "can_end_itself", "check_armed", "count_alive", "guards", "is_on_duty", "out_of_reach", "sign_in"]
 
 LEAST = 2
-_FILE = "guard.json"  # in the home: when a guard last made its round
+_FILE = "guard.json"  # in the home: when a guard last made its round, and which providers answered it
 
 
 def guards(draft: Draft, home: Home) -> list[str]:
@@ -34,7 +35,7 @@ def guards(draft: Draft, home: Home) -> list[str]:
     provider = home.provider(draft.order.offer.provider)
     limit, rate = meter.show_usd(draft.spend_limit_usd), meter.show_usd(draft.order.offer.rate_usd_per_hour)
     if provider.name == "local" and can_end_itself(provider):
-        return _on_this_computer(limit, rate, draft.run.name, is_on_duty(home))
+        return _on_this_computer(limit, rate, draft.run.name, is_on_duty(home, provider.name))
     said = [
         f"armed: the agent's watchdog on the instance ends it inside {limit}, also with this laptop closed.",
         "armed: a dead-man process beside the agent starts it again when it dies, and ends the instance without it.",
@@ -48,8 +49,11 @@ def guards(draft: Draft, home: Home) -> list[str]:
         said.append(f"armed: {provider.guard}")
     else:
         said.append(f"not armed: {provider.cannot['native_spend_limit']}")
-    if is_on_duty(home):
+    why_not = out_of_reach(home, provider.name)
+    if not why_not:
         said.append("armed: the guard at home, while its computer is on.")
+    elif is_on_duty(home):
+        said.append(f"not armed: {why_not[0].lower()}{why_not[1:]}")
     else:
         said.append("not armed: no guard at home is on duty. Start one anywhere: homing guard")
     if provider.guard and "native_deadline" in provider.cannot:  # its guard is on the machine, not at the provider
@@ -100,7 +104,7 @@ def check_armed(draft: Draft, home: Home) -> None:
     provider = home.provider(draft.order.offer.provider)
     raise UsageError(
         what=f"Only one guard would stand over this machine ({', '.join(names) or 'none'}), and {LEAST} are the least.",
-        why=f"{provider.cannot.get('end_itself', '')} No guard at home is on duty.".strip(),
+        why=f"{provider.cannot.get('end_itself', '')} {out_of_reach(home, provider.name)}".strip(),
         fix=f"homing guard   in another terminal, or with one guard: {draft.order.words.to('launch')} --one-guard"
         f"   See: homing explain cloud.{provider.name}",
     )
@@ -110,7 +114,12 @@ def armed(draft: Draft, home: Home) -> list[str]:
     """Their names, as planned: what --json and the simulator count."""
     provider = home.provider(draft.order.offer.provider)
     own = can_end_itself(provider)
-    every = [("agent", own), ("dead-man", own), ("provider", bool(provider.guard)), ("home", is_on_duty(home))]
+    every = [
+        ("agent", own),
+        ("dead-man", own),
+        ("provider", bool(provider.guard)),
+        ("home", is_on_duty(home, provider.name)),
+    ]
     return [name for name, is_armed in every if is_armed]
 
 
@@ -118,28 +127,56 @@ def count_alive(draft: Draft, home: Home, heartbeat: Heartbeat) -> int:
     """Those that need nothing of each other, and of which the last sign is fresh."""
     provider = home.provider(draft.order.offer.provider)
     on_machine = 1 + heartbeat.has_dead_man if can_end_itself(provider) else 0
-    return on_machine + bool(provider.guard) + is_on_duty(home)
+    return on_machine + bool(provider.guard) + is_on_duty(home, provider.name)
 
 
-def is_on_duty(home: Home) -> bool:
-    """Whether a guard of this home made its round lately, as often as it said it would, and will come again."""
-    found = _last_round(home)
-    return found is not None and bool(found.get("comes_again"))
+def is_on_duty(home: Home, provider: str | None = None) -> bool:
+    """Whether a guard of this home made its round lately, as often as it said it would, and will come again. With
+    `provider`, only if that guard could list the instances there: without its API key it could end none of them."""
+    note = _read_note(home)
+    found = note if provider is None else note.get("reached", {}).get(provider, {})
+    return bool(found.get("comes_again")) and _is_fresh(home, found)
 
 
-def sign_in(home: Home, every_s: float, *, is_once: bool = False) -> None:
-    """One round alone, by hand or by cron, is no promise: it is believed when another came before it in time."""
-    comes_again = not is_once or _last_round(home) is not None
-    note = {"t": home.world.now(), "every_s": every_s, "host": home.world.host(), "comes_again": comes_again}
+def out_of_reach(home: Home, provider: str) -> str:
+    """Why no guard at home counts for this provider, in a sentence; "" where one does."""
+    if is_on_duty(home, provider):
+        return ""
+    if is_on_duty(home):
+        return f"The guard at home cannot list instances on {provider}: start it where {provider}'s API key is set."
+    return "No guard at home is on duty."
+
+
+def sign_in(home: Home, every_s: float, *, is_once: bool = False, reached: Collection[str] = ()) -> None:
+    """One round alone, by hand or by cron, is no promise: it is believed when another came before it in time.
+
+    `reached` are the providers that answered this round's list call. What another guard of this home reached, which
+    may run where other keys are set, stays until it is too old.
+    """
+    before = _read_note(home)
+    now = {"t": home.world.now(), "every_s": every_s}
+    note = {**now, "host": home.world.host(), "comes_again": not is_once or _is_fresh(home, before)}
+    there = dict(before.get("reached", {}))
+    for name in reached:
+        there[name] = {**now, "comes_again": not is_once or _is_fresh(home, there.get(name, {}))}
     home.world.mkdir(home.path)
-    home.world.write(home.path / _FILE, json.dumps({"schema": "homing.guard/2", **note}).encode())
+    home.world.write(home.path / _FILE, json.dumps({"schema": "homing.guard/3", **note, "reached": there}).encode())
 
 
-def _last_round(home: Home) -> dict[str, Any] | None:
-    """None where there was none, or it is too long ago for the interval it named."""
+def _read_note(home: Home) -> dict[str, Any]:
+    """What guards have written; empty where none has, or it is damaged."""
     try:
         note = json.loads(home.world.read(home.path / _FILE))
+    except (OSError, ValueError):
+        return {}
+    is_whole = isinstance(note, dict) and isinstance(note.get("reached", {}), dict)
+    return note if is_whole and all(isinstance(each, dict) for each in note.get("reached", {}).values()) else {}
+
+
+def _is_fresh(home: Home, note: dict[str, Any]) -> bool:
+    """False where there was no round, or it is too long ago for the interval it named."""
+    try:
         age_s, every_s = home.world.now() - float(note["t"]), float(note["every_s"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return dict(note) if -every_s <= age_s <= 2 * every_s + 60 else None
+    except (ValueError, KeyError, TypeError):
+        return False
+    return -every_s <= age_s <= 2 * every_s + 60

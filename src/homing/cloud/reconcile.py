@@ -69,14 +69,19 @@ class _View:
         return sorted(self.open_().list_owned(), key=lambda instance: instance.created_at or 0.0)
 
 
-def refresh(home: Home, *, by: float = math.inf, silent: set[str] | None = None) -> list[str]:
+def refresh(
+    home: Home, *, by: float = math.inf, silent: set[str] | None = None, reached: set[str] | None = None
+) -> list[str]:
     """Brings the ledger up to date. Returns what could not be asked, one sentence each. `by` is when a limit needs
-    whoever looks: nobody is waited for much longer. `silent` gets the marks of those whose provider did not answer."""
+    whoever looks: nobody is waited for much longer. `silent` gets the marks of those whose provider did not answer,
+    `reached` the names of the providers that listed our instances."""
     home.ledger.file.look_again()
     follow_clock(home)
     _close_unborn(home)
     views, problems = _views(home), list[str]()
     for view, listed in zip(views, _list_owned(home, views, by), strict=True):
+        if reached is not None and isinstance(listed, list):
+            reached.add(view.name)
         if silent is not None and isinstance(listed, ProviderSilent):
             silent |= {line.mark for line in view.lines}
         problems += _refresh_lines(home, view, listed, by)
