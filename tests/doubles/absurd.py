@@ -2,7 +2,7 @@
 
 figures_of(reply)              the names of all figures in a reply, JSON or XML
 spoil(reply, {name: value})    the same reply with these values in their place
-chance(reply, dice)            one figure of a reply, drawn by chance, for the simulated days
+chance(reply, dice, rate)      one figure of a reply, drawn by chance, for the simulated days; chance_in: of a mapping
 
 Python's JSON parser takes NaN and Infinity, so a cloud that sends them reaches the adapter with them.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from homing.world import HttpResponse
 
-__all__ = ["ABSURD", "chance", "figures_of", "figures_of_tags", "spoil"]
+__all__ = ["ABSURD", "chance", "chance_in", "figures_of", "figures_of_tags", "spoil"]
 
 ABSURD: tuple[Any, ...] = (
     float("nan"),
@@ -40,6 +40,7 @@ ABSURD: tuple[Any, ...] = (
     None,
 )
 _FIGURE = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?|\d{4}-\d\d-\d\d[T ][\d:.]+(Z|[+-]\d\d:\d\d)?")
+_IDS = {"Account", "UserId", "ownerId", "requesterId", "userId"}  # digits that count nothing
 _XML = re.compile(rb"<(\w+)>([^<>]+)</\1>")
 
 
@@ -47,9 +48,9 @@ def figures_of(reply: HttpResponse) -> set[str]:
     if not 200 <= reply.status < 300 or not reply.body:
         return set()
     if reply.body.lstrip().startswith(b"<"):
-        return {found[1].decode() for found in _XML.finditer(reply.body) if _is_figure(found[2].decode())}
+        return {found[1].decode() for found in _XML.finditer(reply.body) if _is_figure(found[2].decode())} - _IDS
     try:
-        return set(_names(json.loads(reply.body)))
+        return set(_names(json.loads(reply.body))) - _IDS
     except ValueError:
         return set()
 
@@ -75,6 +76,14 @@ def spoil(reply: HttpResponse, values: Mapping[str, Any]) -> HttpResponse:
 
 def figures_of_tags(tags: Mapping[str, str]) -> set[str]:
     return {name for name, text in tags.items() if _is_figure(text)}
+
+
+def chance_in(values: Mapping[str, Any], dice: Random, rate: float) -> dict[str, Any]:
+    """The same of tags or of a list of rates, which an SDK hands over as they are."""
+    is_struck, which, value = dice.random() < rate, dice.random(), dice.choice(ABSURD)
+    names = sorted(name for name, figure in values.items() if _is_figure(str(figure))) if is_struck else []
+    is_text = bool(names) and isinstance(values[names[int(which * len(names))]], str)
+    return {**values, names[int(which * len(names))]: _text(value) if is_text else value} if names else dict(values)
 
 
 def chance(reply: HttpResponse, dice: Random, rate: float) -> HttpResponse:

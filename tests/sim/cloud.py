@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import signal as signals
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tests.doubles.absurd import chance
 from tests.sim.host import EPOCH, Host
 from tests.sim.kernel import Broken
 from tests.sim.world import Proc, SimWorld
@@ -43,6 +45,8 @@ class SimCloud:
         self.first: dict[str, Proc] = {}  # the first process of each machine
         self.machine_skew_s = 0.0  # how far the clocks of new machines may be off
         self.is_down = False  # nobody reaches it
+        self.absurd_rate = 0.0  # the chance that a figure of an answer is absurd: NaN, 1e308, text
+        self.absurd_dice = Random(f"absurd {stage.seed}")
         offer = FakeOffer("sim-gpu", "H100", 1, 8, 80 << 30, rate_usd_per_hour, disk_gb=20)
         seed = stage.random.getrandbits(32)
         self.cloud = FakeCloud(
@@ -65,8 +69,9 @@ class SimCloud:
             raise Broken(f"{world.proc} asks {request.url}, and there is no such host")
         what = f"{request.method} {parts.path}"
         answer: HttpResponse = self.carry(world, what, lambda: self.cloud.handle(request), request.timeout_s)
-        self._stage.say(f"{world.proc}   -> {answer.status}")
-        return answer
+        spoiled = chance(answer, self.absurd_dice, self.absurd_rate)
+        self._stage.say(f"{world.proc}   -> {answer.status}{'' if spoiled is answer else ' with an absurd figure'}")
+        return spoiled
 
     def carry(self, world: SimWorld, what: str, deed: Callable[[], Any], timeout_s: float) -> Any:
         """Takes a request to the cloud, where `deed` is done, and its answer back."""

@@ -79,7 +79,11 @@ class Day:
         self.guard_s = self._pick("guard at home", 0.4, lambda: r.choice((15.0, 60.0)), 0.0)
         self.person = r.choice(_PERSONS)
         self.kinds.append(f"person {self.person}")
-        # Of its own dice: the days from before there was a second guard stay what they were.
+        # Of its own dice, as is all that came later: the days from before stay what they were.
+        figures = random.Random(f"figures {seed}")
+        self.absurd_rate = figures.choice((0.05, 0.2, 0.5)) if figures.random() < 0.25 else 0.0
+        if self.absurd_rate:
+            self.kinds.append("absurd figures")
         self.has_second_guard = self.person == "adopts elsewhere" and random.Random(f"guard {seed}").random() < 0.4
         if self.has_second_guard:
             self.kinds.append("guard at the second home")

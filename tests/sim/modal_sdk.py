@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from modal import exception
+from tests.doubles.absurd import chance_in
 from tests.doubles.modal_cloud import CORE_USD, GIB_USD
 from tests.sim.kernel import Broken
 from tests.sim.world import SimWorld
@@ -82,7 +83,8 @@ class _Sdk:
     async def _rates(self) -> dict[str, Decimal]:
         # All cards cost the same: one that the account told nothing of would be offered at the rate of a dated table.
         rates = {modal_offers.rate_key(card.name): self._card_usd for card in modal_offers._CARDS}
-        return self.ask("offers", lambda ways: rates)  # type: ignore[no-any-return]
+        told = self.ask("offers", lambda ways: rates)
+        return chance_in(told, self.line.absurd_dice, self.line.absurd_rate)
 
     @property
     def _card_usd(self) -> Decimal:
@@ -142,7 +144,8 @@ class _Sandbox:
         self.logs = SimpleNamespace(tail=SimpleNamespace(aio=self._tail))
 
     async def _tags(self) -> dict[str, str]:
-        return self._sdk.ask("describe", lambda ways: self._sdk.line.cloud.tags[self.object_id])  # type: ignore[no-any-return]
+        told = self._sdk.ask("describe", lambda ways: self._sdk.line.cloud.tags[self.object_id])
+        return chance_in(told, self._sdk.line.absurd_dice, self._sdk.line.absurd_rate)
 
     async def _terminate(self) -> None:
         self._sdk.ask("destroy", lambda ways: self._sdk.line.cloud.terminate(self.object_id, ways))

@@ -92,6 +92,7 @@ class _Play:
         stage.home.skew_s = day.home_skew_s
         self.cloud = stage.rent(day.settings, day.faults, RATE_USD_PER_HOUR)
         self.cloud.machine_skew_s = day.machine_skew_s
+        self.cloud.absurd_rate = day.absurd_rate
         stage.programs.on_start.append(self._give_fate)
         stage.programs.trainer = day.trainer
         if day.hostile_writes:
@@ -347,6 +348,7 @@ class _Play:
             host.cut.clear()
             host.disk.num_bytes = 1 << 40
             host.is_read_only = False
+        self.cloud.absurd_rate = 0.0
         kept = self.day.faults
         self.cloud.cloud.change_faults(Faults(clock_skew_s=kept.clock_skew_s))
         for client in [proc for proc in stage.clients if proc.role == "guard"]:

@@ -31,7 +31,7 @@ from homing.cloud.providers.base import Needs
 from homing.cloud.providers.fake import KEY_ENV, URL_ENV
 from homing.cloud.providers.fake_faults import Faults
 from homing.cloud.providers.fake_things import Settings
-from homing.errors import HomingError
+from homing.errors import HomingError, NoOffer
 from homing.wire import codec
 from homing.wire.data import DataManifest, Shard, SourceFile, Split
 from homing.wire.run import Cloud, Data, Limits, Model, Optimizer, Phase, Run, Sampling, Schedule, Sizes, Train
@@ -131,11 +131,14 @@ class Stage(Sim):
         told = {"limit": "1.00", "provider": "local", "resume": False, "limits": Limits(), **told}
         run = _run(name, told["limits"], told["provider"])
         home.configure(run)
+        offers = home.provider(told["provider"]).offers(Needs(gpu="H100"))
+        if not offers:  # its only one had a figure that cannot be right
+            raise NoOffer(f"{told['provider']} offers nothing that fits.")
         return LaunchOrder(
             run=run,
             run_file_text=f"name: {name}\n",
             is_prepared=True,
-            offer=home.provider(told["provider"]).offers(Needs(gpu="H100"))[0],
+            offer=offers[0],
             spend_limit_usd=Decimal(told["limit"]),
             resume=told["resume"],
             # Where no machine can end itself a launch wants a guard on duty; these days do without, and say so.

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.sim.day import Day
 from tests.sim.races import KINDS, race
 from tests.sim.schedule import play
-from tests.sim.stage import pace
+from tests.sim.stage import CLOUDS, pace
 from tests.sim.stories import STORIES, points, strike
 
 ROOT = Path(__file__).parents[2]
@@ -48,3 +49,12 @@ def test_the_quick_form_of_the_proof_passes(script: str) -> None:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert done.stdout.splitlines()[-1].startswith("PASS")
+
+
+@pytest.mark.parametrize("provider", CLOUDS)
+def test_nothing_breaks_on_days_with_absurd_figures(provider: str) -> None:
+    seeds = [seed for seed in range(60) if Day(seed).absurd_rate][:4]
+    with pace():
+        verdicts = [play(seed, provider=provider) for seed in seeds]
+    assert [(v.seed, v.broken) for v in verdicts if v.broken] == []
+    assert all("absurd figures" in v.kinds for v in verdicts)
