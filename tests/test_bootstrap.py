@@ -15,7 +15,6 @@ import pytest
 
 from homing import bootstrap
 from homing.cloud.bundle import TORCH_CUDA, TORCH_RANGE, WHEEL, wheel_bytes
-from homing.cloud.furnish import VERIFIED_START
 from homing.wire import codec, names
 from homing.wire.boot import Boot, Bootstrap, EndBilling
 from homing.wire.event import Event
@@ -539,6 +538,8 @@ def test_a_good_probe_is_an_event_with_its_figures(boot: Boot) -> None:
 
 
 def test_it_runs_straight_from_the_wheel_on_a_python_that_has_nothing_installed(boot: Boot, tmp_path: Path) -> None:
+    from homing.cloud.furnish import VERIFIED_START
+
     work = Path(boot.work_dir)
     (work / WHEEL).write_bytes(wheel_bytes(World()))
     told = {"code": WHEEL, "code_sha256": World().sha256(work / WHEEL), "code_dir": str(tmp_path / "code")}
