@@ -44,7 +44,14 @@ def model_of(config: Any) -> Model:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"its rope parameters are not an object but {type(rope).__name__}")
-    problems = [*_refusals(config, arch), *_rope_refusals(rope, arch)]
+    if arch != SWIFT and arch not in ARCHITECTURES:
+        # Nothing else: what such a config lacks by the measure of another architecture tells nobody anything.
+        raise DataError(
+            what=f"homing cannot build models of the architecture {arch!r}.",
+            why=f"Its model_type is none of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.",
+            fix=f"Use plain Llama, Qwen2 or Qwen3 weights: {FAMILIES} work.",
+        )
+    problems = [*_refusals(config, arch), *_rope_refusals(rope, arch), *_theta_refusals(config, rope)]
     problems += [f"{key} is missing." for key in _NEEDED if key not in config]
     if problems:
         raise DataError(
@@ -60,8 +67,6 @@ def model_of(config: Any) -> Model:
 
 def _refusals(config: dict[str, Any], arch: str) -> list[str]:
     problems = []
-    if arch != SWIFT and arch not in ARCHITECTURES:
-        problems.append(f"model_type {arch!r} is none of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.")
     activation = "relu2" if arch == SWIFT else "silu"
     if config.get("hidden_act", activation) != activation:
         problems.append(f"hidden_act {config['hidden_act']!r} is not {activation}.")
@@ -75,9 +80,26 @@ def _refusals(config: dict[str, Any], arch: str) -> list[str]:
         method = config["quantization_config"]
         method = method.get("quant_method", "unnamed") if isinstance(method, dict) else method
         problems.append(f"quantization_config: the weights are quantised ({method}); use the unquantised ones.")
-    if config.get("partial_rotary_factor", 1) != 1:
-        problems.append(f"partial_rotary_factor {config['partial_rotary_factor']}: this decoder turns all channels.")
     return problems
+
+
+def _theta_refusals(config: dict[str, Any], rope: dict[str, Any]) -> list[str]:
+    """What may stand beside rope_theta, in the old place and in the new one."""
+    problems = []
+    for place in (config, rope):
+        factor = place.get("partial_rotary_factor")
+        if factor is not None and factor != 1:
+            problems.append(f"partial_rotary_factor {factor}: this decoder rotates all channels.")
+    theta = _theta(config, rope)
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < math.inf:
+        problems.append(f"rope_theta {theta!r} is not a number above 0.")
+    return problems
+
+
+def _theta(config: dict[str, Any], rope: dict[str, Any]) -> Any:
+    """10000 only where neither place says anything."""
+    found = [place["rope_theta"] for place in (rope, config) if place.get("rope_theta") is not None]
+    return found[0] if found else 10000.0
 
 
 def _rope_refusals(rope: dict[str, Any], arch: str) -> list[str]:
@@ -121,7 +143,7 @@ def _model(config: dict[str, Any], arch: str, rope: dict[str, Any]) -> Model:
         context=int(config["max_position_embeddings"]),
         vocab_size=int(config["vocab_size"]),
         is_tied=bool(config.get("tie_word_embeddings", False)),
-        rope_base=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        rope_base=float(_theta(config, rope)),
         norm_eps=float(config["rms_norm_eps"]),
         rope_scaling=scaling,
     )

@@ -49,6 +49,11 @@ def chat(*words: str) -> Conversation:
     return Conversation([{"role": role, "content": text} for role, text in zip(roles, words, strict=False)])
 
 
+def begins_with_line_break(each: Conversation) -> bool:
+    """Of an answer: it is encoded apart from its header, so its ids are those of use and not of the whole text."""
+    return any(str(each.messages[number]["content"]).lstrip(" \t\f")[:1] in ("\n", "\r") for number in each.answers)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["homing", "qwen", "llama"])
 def test_ids_and_text_are_those_of_transformers_on_200_conversations(tmp_path: Path, kind: str) -> None:
@@ -63,7 +68,11 @@ def test_ids_and_text_are_those_of_transformers_on_200_conversations(tmp_path: P
         assert ours.template.render(each.messages, each.tools) == text
         wanted = theirs.apply_chat_template(each.messages, tools=each.tools, tokenize=True, return_dict=False)
         assert isinstance(rendered, list)
-        assert rendered[0].ids.tolist() == wanted
+        ids = rendered[0].ids.tolist()
+        if begins_with_line_break(each):
+            assert theirs.decode(ids) == theirs.decode(wanted)
+        else:
+            assert ids == wanted
         asked = theirs.apply_chat_template(each.messages[:-1], add_generation_prompt=True, return_dict=False)
         assert ours.prompt(each.messages[:-1]) == asked
 
@@ -118,11 +127,11 @@ def test_a_models_own_markers_that_are_not_special_stay_its_own(tmp_path: Path) 
     assert bool(example.mask[example.ids.tolist().index(think)])
 
 
-def test_a_token_that_begins_in_the_question_is_not_learned(tmp_path: Path) -> None:
-    """`assistant\\n` and an answer that begins with a line break are one token, as transformers encodes them."""
+def test_a_line_break_that_begins_an_answer_is_learned(tmp_path: Path) -> None:
+    """`assistant\\n` is encoded before the answer is known, so the two line breaks are two tokens."""
     renderer = renderer_of(make_tokenizer(tmp_path))
     (example,) = renderer.render(chat("hello", "\nhello"))
-    assert parts(example, renderer) == ["hello<|im_end|>"]
+    assert parts(example, renderer) == ["\nhello<|im_end|>"]
 
 
 def test_a_generation_tag_says_what_is_learned_as_in_transformers(tmp_path: Path) -> None:
@@ -130,7 +139,7 @@ def test_a_generation_tag_says_what_is_learned_as_in_transformers(tmp_path: Path
 
     folder = make_tokenizer(tmp_path, template=WITH_GENERATION)
     renderer, theirs = renderer_of(folder), AutoTokenizer.from_pretrained(folder)
-    for each in conversations(50, has_tools=False):
+    for each in (each for each in conversations(50, has_tools=False) if not begins_with_line_break(each)):
         (example,) = renderer.render(each)
         wanted = theirs.apply_chat_template(
             each.messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True

@@ -151,7 +151,11 @@ class Renderer:
         for text in texts:
             plan: list[tuple[int, int | None]] = []
             at = clean_at = 0
-            for first, last in [*self.tokens.markers_in(text.text), (len(text.text), len(text.text))]:
+            # The header ends a piece where the answer begins with white space: in use it is encoded before the answer
+            # is known. Else a line break of each would be one token, which counts as the header's and is not learned.
+            borders = [(start, start) for start, _ in text.spans if text.text[start : start + 1].isspace()]
+            markers = [*self.tokens.markers_in(text.text), (len(text.text), len(text.text))]
+            for first, last in sorted([*markers, *borders]):
                 stretch = text.text[at:first].replace(text.breaker, "")
                 if stretch:
                     pieces.append(stretch)

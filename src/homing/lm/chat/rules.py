@@ -20,8 +20,9 @@ __all__ = ["check", "drop_unanswered"]
 
 _USUAL_NAMES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
 _KEPT = ("name", "tool_call_id", "reasoning_content")
-# Tab, line feed and carriage return are text. The others come from terminals, cut files and wrong decoders.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
+# Tab, line feed, form feed and carriage return are text, as in plain files. The others come from terminals, cut files
+# and wrong decoders.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _DEEPEST = 64  # of what is inside calls and tools: no schema is, and whoever walks it must come to an end
 _FOLLOWS: dict[str, tuple[str, ...]] = {

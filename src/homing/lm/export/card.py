@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homing.hf_config import SWIFT
+from homing.lm.export.gguf_tokens import adds_bos
 from homing.lm.export.opened import CHAT_PHASES, Opened
 from homing.lm.model.shape import count_params
 from homing.units import format_count
@@ -191,5 +192,17 @@ def _usage(opened: Opened, kind: str) -> str:
     return (
         "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'model = AutoModelForCausalLM.from_pretrained("."{trust})\n'
-        'tokenizer = AutoTokenizer.from_pretrained(".")\n```'
+        'tokenizer = AutoTokenizer.from_pretrained(".")\n```\n\n' + _with_lm_eval(opened, trust.replace(" ", ""))
+    )
+
+
+def _with_lm_eval(opened: Opened, trust: str) -> str:
+    """lm-eval puts the begin-of-text token before each text of a rolling task by itself, and asks the tokenizer for it
+    too unless it is told not to: the text would then begin with two, which these weights never saw."""
+    if not adds_bos(opened):
+        return f"lm-eval: `lm_eval --model hf --model_args pretrained=.{trust} --tasks wikitext`"
+    return (
+        f"lm-eval: `lm_eval --model hf --model_args pretrained=.{trust},add_bos_token=False --tasks wikitext`. Without"
+        " `add_bos_token=False`, lm-eval begins each text of a rolling task (bits per byte, perplexity) with two"
+        " begin-of-text tokens and reports a figure that is too high."
     )

@@ -107,11 +107,13 @@ def prove(
         raise _failed(
             "logits", f"transformers' differ from the trainer's by {gap:.3g}; at most {MOST_GAP:g} is allowed."
         )
-    tokenizer, note = transformers.AutoTokenizer.from_pretrained(folder), ""
+    # Without these two, transformers asks on a terminal whether to run the modelling file, and looks on the Hub.
+    known = {"trust_remote_code": _has_own_code(folder), "local_files_only": True}
+    tokenizer, note = transformers.AutoTokenizer.from_pretrained(folder, **known), ""
     odd = _read_otherwise(opened, tokenizer)
     if odd and opened.model.shape.arch == "qwen2":
         # transformers gives every qwen2 folder Qwen2's own split of digits, whatever its tokenizer.json says.
-        tokenizer, note = transformers.PreTrainedTokenizerFast.from_pretrained(folder), QWEN2_NOTE
+        tokenizer, note = transformers.PreTrainedTokenizerFast.from_pretrained(folder, **known), QWEN2_NOTE
         odd = _read_otherwise(opened, tokenizer)
     if odd:
         raise _failed("token ids", f"transformers and homing read {odd[:40]!r} differently.")
@@ -139,13 +141,17 @@ def _read_otherwise(opened: Opened, tokenizer: Any) -> str:
     return ""
 
 
+def _has_own_code(folder: Path) -> bool:
+    """Our own modelling file, written a moment ago, is the only code that is ever trusted here."""
+    from homing.lm.export.folder import CODE
+
+    return all((folder / name).is_file() for name in CODE)
+
+
 def _open(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from homing.lm.export.folder import CODE
-
-    # Our own modelling file, written a moment ago, is the only code that is ever trusted here.
-    trusts = all((folder / name).is_file() for name in CODE)
+    trusts = _has_own_code(folder)
     opened, told = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, trust_remote_code=trusts, output_loading_info=True, local_files_only=True
     )

@@ -19,7 +19,7 @@ from homing.lm.tokenizer.specials import PAD
 from homing.lm.tokenizer.splits import name_of_split
 from homing.wire import names
 
-__all__ = ["GgufTokens", "gguf_tokens"]
+__all__ = ["GgufTokens", "adds_bos", "gguf_tokens"]
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 # Qwen2's expression: Llama 3's with one digit at a time.
@@ -66,6 +66,11 @@ def gguf_tokens(opened: Opened) -> GgufTokens:
         pad_id=opened.tokenizer.specials.get(PAD),
         template=opened.template.source if opened.template is not None else "",
     )
+
+
+def adds_bos(opened: Opened) -> bool:
+    """Whether its tokenizer puts the begin-of-text token before a text by itself."""
+    return _adds_bos(read_tokenizer_json(opened.folder / names.TOKENIZER), opened.tokenizer.end_of_text_id)
 
 
 def _split_name(data: dict[str, Any], path: Path) -> str:

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
 
 from homing.errors import HomingError
 from homing.lm.train.control import Wishes
-from homing.lm.train.launch import EXIT_LEFT_ALONE, RANK, count_cards, pick_num_ranks, run_ranks, watch_starter
+from homing.lm.train.launch import (
+    EXIT_LEFT_ALONE,
+    RANK,
+    count_cards,
+    note_failure,
+    pick_num_ranks,
+    run_ranks,
+    watch_starter,
+)
 from homing.wire import codec, names
 from homing.wire.run import Run
 
@@ -41,26 +50,43 @@ def main(arguments: list[str]) -> int:
 
             outcome = train(run_dir, say=_say, wishes=wishes)
     except HomingError as error:
+        note_failure()
         for line in (f"error: {error.what}", *error.why.splitlines(), error.fix):
             sys.stderr.write(f"{line}\n")
         _say(f"Training failed | state failed | exit {names.EXIT_FAILED} | {error.what} | {run_dir}")
         return names.EXIT_FAILED
     except OSError as error:
+        note_failure()
         # A disk that is full, read-only or gone: nothing is wrong with the program, so no traceback.
         what = f"The disk refused: {error}."
         sys.stderr.write(f"error: {what}\nThe run directory {run_dir} must be writable, and the data readable.\n")
         _say(f"Training failed | state failed | exit {names.EXIT_FAILED} | {what} | {run_dir}")
         return names.EXIT_FAILED
     except RuntimeError as error:
+        note_failure()
         # The others are gone, or one of them: whoever started us knows more.
-        if is_rank and "gloo" in f"{error}".lower() + traceback.format_exc().lower():
+        if is_rank and _is_left_alone(error):
             traceback.print_exc()
             return EXIT_LEFT_ALONE
+        raise
+    except BaseException:
+        note_failure()
         raise
     folder = run_dir / names.CHECKPOINTS / outcome.phase / names.step_dir(outcome.step)
     title = "Training Complete" if outcome.state == "done" else f"Training stopped: {outcome.reason}"
     _say(f"{title} | state {outcome.state} | exit {outcome.exit_code} | step {outcome.step:,} | {folder}")
     return outcome.exit_code
+
+
+def _is_left_alone(error: RuntimeError) -> bool:
+    """Whether the connection to another rank failed, by the kind of the error, or by the source file that gloo puts
+    into its message; a path or a variable that is called gloo is nothing."""
+    from torch import distributed
+
+    kinds = tuple(
+        getattr(distributed, name) for name in ("DistError", "DistBackendError") if hasattr(distributed, name)
+    )
+    return isinstance(error, kinds) or re.search(r"gloo/\S+\.(cc|h):\d+", str(error)) is not None
 
 
 def _num_ranks(run_dir: Path) -> int:

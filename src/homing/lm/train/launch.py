@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -81,6 +82,7 @@ class _Rank:
     process: subprocess.Popen[bytes]
     words: collections.deque[str]  # its last lines on stderr
     reader: threading.Thread
+    note: Path | None = None  # where it notes the time of its error
 
 
 def run_ranks(run_dir: Path, count: int) -> int:
@@ -128,7 +130,7 @@ def _start(run_dir: Path, number: int, count: int, meet: Path, alive_fd: int) ->
     words: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
     reader = threading.Thread(target=_listen, args=(process, words), daemon=True)
     reader.start()
-    return _Rank(number, process, words, reader)
+    return _Rank(number, process, words, reader, _note(meet, number))
 
 
 def _listen(process: subprocess.Popen[bytes], words: collections.deque[str]) -> None:
@@ -152,9 +154,17 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _watch(ranks: list[_Rank]) -> _Rank | None:
-    """Returns when all have ended well (None), or with the rank that failed of itself."""
+    """Returns when all have ended well (None), or with the rank that failed first, by time, and of itself."""
     good = (names.EXIT_DONE, names.EXIT_STOPPED)
+    ended: dict[int, float] = {}
+
+    def look() -> None:
+        for rank in ranks:
+            if rank.process.poll() is not None:
+                ended.setdefault(rank.number, time.time())
+
     while True:
+        look()
         codes = [rank.process.poll() for rank in ranks]
         if any(code is not None and code not in good for code in codes):
             break
@@ -164,8 +174,31 @@ def _watch(ranks: list[_Rank]) -> _Rank | None:
     deadline = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline and any(rank.process.poll() is None for rank in ranks):
         time.sleep(_LOOK_EVERY_S)
+        look()
+    look()
     failed = [rank for rank in ranks if rank.process.poll() not in (None, *good)]
-    return next((rank for rank in failed if rank.process.returncode != EXIT_LEFT_ALONE), failed[0])
+    alone = [rank for rank in failed if rank.process.returncode != EXIT_LEFT_ALONE]
+    return min(alone or failed, key=lambda rank: min(ended[rank.number], _failed_at(rank)))
+
+
+def _failed_at(rank: _Rank) -> float:
+    """When it met its error, which it notes at once; a rank that was killed notes nothing."""
+    try:
+        return float(rank.note.read_text(encoding="ascii")) if rank.note is not None else math.inf
+    except (OSError, ValueError):
+        return math.inf
+
+
+def note_failure() -> None:
+    """In a rank: the time of its error, before others that it leaves alone have theirs."""
+    meet, number = os.environ.get(MEET), os.environ.get(RANK)
+    if meet and number:
+        with contextlib.suppress(OSError):
+            _note(Path(meet), int(number)).write_text(repr(time.time()), encoding="ascii")
+
+
+def _note(meet: Path, number: int) -> Path:
+    return meet.with_name(f"failed-{number}")
 
 
 def _tell(run_dir: Path, ranks: list[_Rank], culprit: _Rank | None) -> int:
