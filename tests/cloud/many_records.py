@@ -109,9 +109,10 @@ def fill_ledger(path: Path, num_lines: int, num_open: int, server: FakeCloudServ
         lines.append(line)
     with sqlite3.connect(path / LEDGER) as connection:
         for table, made in (("runs", rows), ("lines", lines)):
-            columns = [field.name for field in dataclasses.fields(made[0])]
+            known = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            columns = [field.name for field in dataclasses.fields(made[0]) if field.name in known]
             sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-            connection.executemany(sql, [dataclasses.astuple(each) for each in made])
+            connection.executemany(sql, [[getattr(each, name) for name in columns] for each in made])
         bills = [(line.mark, line.spend_usd, now) for line in lines]
         connection.executemany("INSERT INTO bills (mark, usd, at) VALUES (?, ?, ?)", bills)
     connection.close()

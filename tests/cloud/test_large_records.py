@@ -39,7 +39,7 @@ def test_a_look_at_thousands_of_ledger_lines_takes_little_time(
     with FakeCloudServer() as server:
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
-        open_ = fill_ledger(homing_home, 4_000, 30, server, tmp_path / "store")
+        open_ = fill_ledger(homing_home, 2_000, 20, server, tmp_path / "store")
         timed("runs")  # loads what all of them need, and brings the ledger up to date
         said, cpu_s = timed(*verb)
     assert said.code == 0, said.err

@@ -26,7 +26,7 @@ from homing.cloud import meter
 from homing.cloud.ahead import Planned
 from homing.cloud.ask import ASK_S
 from homing.cloud.home import Home
-from homing.cloud.ledger import LedgerLine, RunRow
+from homing.cloud.ledger import LedgerLine, Receipts, RunRow
 from homing.cloud.lost import what_is_lost
 from homing.cloud.providers.base import Resource
 from homing.cloud.reconcile import refresh
@@ -47,7 +47,7 @@ _LOOK_S = 5.0  # at a run that lives
 _MONEY_S = 10.0  # while something lives or bills and somebody looks
 _IDLE_S = 60.0
 _STALE_S = 2 * (_IDLE_S + ASK_S)
-_MOST_ENDED = 100  # runs that have ended for good; all others are always shown
+_MOST_ENDED = 30  # runs that have ended for good; all others are always shown
 _MOST_AT_ONCE = 8  # looks; those that wait for longer than ASK_S do not count
 _log = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class Board:
         self._looks: dict[str, _Look] = {}
         self._plans: dict[str, Planned] = {}  # by mark
         self._money = _Money()
+        self._receipts: tuple[tuple[int, frozenset[str]], Receipts] | None = None
         self._is_busy = False  # something lives or bills
 
     # --- for the web ---
@@ -198,7 +199,7 @@ class Board:
                     *(_cells(thing_row(each, now)) for each in money.things),
                 ],
                 "problems": [*problems, *map(forgotten_words, forgotten)],
-                "total": self._total(billing, now),
+                "total": self._total(open_, now),
                 "left_out": max(0, len(known) - len(rows)),
                 "is_empty": not shown and not self._home.ledger.num_lines(),
                 "home": str(self._home.path),
@@ -215,9 +216,13 @@ class Board:
         """Every run that is not over, and the newest of the others: a page with thousands of rows helps nobody."""
         return self._home.ledger.unfinished_runs(_MOST_ENDED)
 
-    def _total(self, billing: list[LedgerLine], now: float) -> str:
+    def _total(self, open_: list[LedgerLine], now: float) -> str:
         """Of all lines ever."""
-        receipts = self._home.ledger.receipts()
+        # Receipts stay as they are: they are added up again only when a line was written, closed or reopened.
+        key = self._home.ledger.num_lines(), frozenset(line.mark for line in open_)
+        if self._receipts is None or self._receipts[0] != key:
+            self._receipts = key, self._home.ledger.receipts()
+        receipts, billing = self._receipts[1], billing_lines(open_)
         if not receipts.number and not billing:
             return ""
         total = receipts.total_usd + meter.total_spend(billing, now)
@@ -237,7 +242,9 @@ class Board:
                 return
             free -= 1
             self._looks[row.id] = current = _Look(now, status=last.status if last is not None else None)
-            threading.Thread(target=self._look, args=(row, current), name=f"homing-look {row.id}", daemon=True).start()
+            threading.Thread(
+                target=self._look, args=(row, own[row.id], current), name=f"homing-look {row.id}", daemon=True
+            ).start()
 
     def _is_due(self, row: RunRow, lines: list[LedgerLine], last: _Look, now: float) -> bool:
         """What lives, every few seconds while somebody looks; what has ended, once after its end, and again after a
@@ -248,9 +255,9 @@ class Board:
             return self._is_seen and last.ended is not None and now - last.ended >= _IDLE_S
         return last.status is None or last.status.run != row
 
-    def _look(self, row: RunRow, current: _Look) -> None:
+    def _look(self, row: RunRow, lines: list[LedgerLine], current: _Look) -> None:
         try:
-            current.status = look(Home(self._path, World()), row)
+            current.status = look(Home(self._path, World()), row, lines)
             current.problem = current.status.problem
         except (HomingError, WireError, OSError) as exc:
             current.problem = _first_line(exc)

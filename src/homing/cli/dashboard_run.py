@@ -31,8 +31,7 @@ from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.logs import PROGRAMS
 from homing.cloud.news import News
 from homing.cloud.signs import Tail
-from homing.cloud.status import BY_REWARD, billing_lines, look, progress_line
-from homing.cloud.watch import newest_beat
+from homing.cloud.status import BY_REWARD, billing_lines, look, newest_beat, progress_line
 from homing.errors import HomingError
 from homing.report import read_report
 from homing.store import Store, pace_of, run_key
@@ -151,7 +150,7 @@ class Following:
             store = cast(Store, remembering)
             programs = ("trainer",) if is_here else PROGRAMS
             logs = {each: Tail(store, run_key(self._id, names.LOGS, f"{each}.log")) for each in programs}
-            self._opened = remembering, News(store, self._id), logs
+            self._opened = remembering, News(store, self._id, is_curve=True), logs
         return self._opened
 
     def _add_points(self, metrics: Sequence[Metric], lines: Sequence[LedgerLine]) -> None:

@@ -23,9 +23,8 @@ from homing.cloud.ledger import ADOPTED, RunRow
 from homing.cloud.meter import at_most, line_spend
 from homing.cloud.news import News
 from homing.cloud.reconcile import refresh
-from homing.cloud.status import Status, figures_of, look, newest_pushed, progress_line
+from homing.cloud.status import Status, check_interval, figures_of, look, newest_pushed, progress_line
 from homing.cloud.stored import kept_by
-from homing.cloud.watch import check_interval
 from homing.errors import HomingError, UsageError
 from homing.units import format_duration, parse_duration
 from homing.wire import codec, names

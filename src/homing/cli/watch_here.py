@@ -17,8 +17,7 @@ from homing.cloud.home import Home
 from homing.cloud.logs import check_program, follow_tail
 from homing.cloud.news import News, Report
 from homing.cloud.signs import Tail
-from homing.cloud.status import how_far, newest_in
-from homing.cloud.watch import check_interval
+from homing.cloud.status import check_interval, how_far, newest_in
 from homing.errors import HomingError, UsageError
 from homing.store import run_key
 from homing.units import format_bytes, format_duration

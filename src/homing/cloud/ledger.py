@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,7 +198,7 @@ class Receipts:
     def number(self) -> int:
         return sum(self.amounts.values())
 
-    @property
+    @functools.cached_property
     def total_usd(self) -> Decimal:
         return sum((Decimal(amount) * number for amount, number in self.amounts.items()), Decimal(0))
 

@@ -1,7 +1,7 @@
 """metrics.jsonl of a run, however long: every line of a short file, and of a long one the lines that a curve needs.
 
-    metrics.jsonl --in blocks--> of each block the first line, the smallest and the largest loss (in rl: reward), every
-                                 validation (of many the best and the last) and each change of phase;
+    metrics.jsonl --in blocks--> of a thousand blocks the first line, the smallest and the largest loss (in rl: reward);
+                                 every validation (of many the best and the last) and each change of phase;
                                  of the file its first and its last lines                          --> [Metric]
 
 Each Metric is a line as it was written; nothing is averaged. A file of a million lines is read once, in one pass, and
@@ -22,8 +22,10 @@ from homing.wire.event import Metric
 __all__ = ["MetricLog"]
 
 _ALL_BYTES = 1 << 20  # a few thousand lines: all of them are given out
-_BLOCKS = 1000
+_BLOCKS = 1000  # from each of which lines are taken for the curve
 _EXAMINED = 24 << 20
+_PIECE = 1 << 17  # read at once: more than a processor's cache holds takes twice as long
+_TAIL_BYTES = 8 << 20
 _ENDS = 20  # lines at the beginning and at the end of what is read
 _MOST_VALIDATIONS = 4  # of one block
 
@@ -45,8 +47,10 @@ class MetricLog:
     holds what we read last where we read it, and we start over. A last line without its newline is still being written.
     """
 
-    def __init__(self, store: Store, key: str) -> None:
-        self._store, self._key = store, key
+    def __init__(self, store: Store, key: str, *, is_curve: bool = True) -> None:
+        """`is_curve` is False for who wants to know where a run stands: of a long file only the beginning, the first
+        lines of the last phase and the last _TAIL_BYTES are read then."""
+        self._store, self._key, self._is_curve = store, key, is_curve
         self._offset = 0
         self._last = b""  # the last line before the offset
 
@@ -61,16 +65,24 @@ class MetricLog:
         start, num_bytes = self._offset, max(0, size - self._offset)
         lines: list[bytes] = []
         block = b""
-        for block in _blocks(read, start, size):
-            if num_bytes <= _ALL_BYTES:
+        if not self._is_curve and num_bytes > _TAIL_BYTES:
+            lines, self._offset = _beginnings(read, start, size)
+            start, num_bytes = self._offset, size - self._offset
+        is_short = num_bytes <= _ALL_BYTES
+        step = _PIECE if is_short else min(_PIECE, num_bytes // _BLOCKS)
+        every = max(1, num_bytes // step // _BLOCKS)
+        for number, block in enumerate(_blocks(read, start, size, step)):
+            if is_short:
                 lines += block.splitlines()
             else:
-                lines += _picked(block, _EXAMINED * len(block) // num_bytes, is_first=self._offset == start)
+                share = _EXAMINED // _BLOCKS if number % every == 0 else 0
+                lines += _picked(block, share, is_first=number == 0)
             self._offset += len(block)
         if block:
             self._last = block[block.rfind(b"\n", 0, -1) + 1 :]
-            if num_bytes > _ALL_BYTES:
-                ends = block.splitlines()[-_ENDS:]
+            if not is_short:
+                data = read(max(start, self._offset - _PIECE), min(_PIECE, self._offset - start))
+                ends = data.splitlines()[-_ENDS:]
                 known = set(ends)
                 lines = [*(line for line in lines if line not in known), *ends]
         return [metric for line in lines if (metric := _metric(line)) is not None]
@@ -84,10 +96,40 @@ def _open(store: Store, key: str) -> tuple[int, _Read]:
     return len(data), lambda start, number: data[start : start + number]
 
 
-def _blocks(read: _Read, start: int, end: int) -> Iterator[bytes]:
-    """Whole lines, about a thousandth of the file at a time; what comes after the last newline is left out."""
-    at, step = start, max(_ALL_BYTES // 4, (end - start) // _BLOCKS)
-    longer = step
+def _beginnings(read: _Read, start: int, end: int) -> tuple[list[bytes], int]:
+    """The first lines of the file and of the phase at its end, and the offset of the line from which to read on."""
+    head = read(start, _ALL_BYTES // 4)
+    lines = head[: head.rfind(b"\n") + 1].splitlines()[:_ENDS]
+    after, tail = _line_after(read, end - _TAIL_BYTES, end)
+    last = _phase_of(read(max(tail, end - _ALL_BYTES // 4), _ALL_BYTES // 4))
+    if after and lines and _phase_of(after) == last != _phase_of(lines[0]):
+        # It began between here and there: halved until its first line is in the part that is left.
+        low, high = start, tail
+        while high - low > _ALL_BYTES // 4:
+            middle = (low + high) // 2
+            low, high = (low, middle) if _phase_of(_line_after(read, middle, end)[0]) == last else (middle, high)
+        around = read(low, high - low + _ALL_BYTES // 4).splitlines()[1:-1]
+        lines += [line for line in around if _phase_of(line) == last][:_ENDS]
+    return lines, tail
+
+
+def _line_after(read: _Read, place: int, end: int) -> tuple[bytes, int]:
+    """The first whole line that begins after this place, and where it begins."""
+    data = read(place, min(_ALL_BYTES // 4, end - place))
+    begin = data.find(b"\n") + 1
+    stop = data.find(b"\n", begin)
+    return data[begin : stop if stop >= 0 else len(data)], place + begin
+
+
+def _phase_of(text: bytes) -> bytes:
+    """Of the last line in it."""
+    found = _PHASE.findall(text)
+    return found[-1] if found else b""
+
+
+def _blocks(read: _Read, start: int, end: int, step: int) -> Iterator[bytes]:
+    """Whole lines, about `step` bytes at a time; what comes after the last newline is left out."""
+    at, longer = start, step
     while at < end:
         data = read(at, min(longer, end - at))
         cut = data.rfind(b"\n") + 1
@@ -101,8 +143,11 @@ def _blocks(read: _Read, start: int, end: int) -> Iterator[bytes]:
 
 
 def _picked(block: bytes, examined: int, *, is_first: bool) -> list[bytes]:
-    """Lines of a block, in their order. `examined`: bytes to search for the smallest and the largest figure."""
-    starts = {0, *_extremes(block, examined), *_validations(block), *_changes(block)}
+    """Lines of a block, in their order. `examined`: bytes to search for the smallest and the largest figure; of a block
+    where that is none only what must not be missed is taken."""
+    starts = {*_validations(block), *_changes(block)}
+    if examined:
+        starts |= {0, *_extremes(block, examined)}
     if is_first:
         at = 0
         for _ in range(_ENDS):

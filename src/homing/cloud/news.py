@@ -42,10 +42,11 @@ class Report:
 
 
 class News:
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run_id: str, *, is_curve: bool = False) -> None:
+        """`is_curve`: `fresh` gets what a curve of the whole run needs, not only what tells how it stands."""
         self._store, self._run_id = store, run_id
         self._events = Tail(store, run_key(run_id, names.EVENTS))
-        self._metrics = MetricLog(store, run_key(run_id, names.METRICS))
+        self._metrics = MetricLog(store, run_key(run_id, names.METRICS), is_curve=is_curve)
         self.fresh: list[Metric] = []  # the metrics of the last look
         self._samples: set[str] = set()
         self._told: set[tuple[float, str, str, str]] = set()  # events, by all that tells one from another

@@ -15,7 +15,7 @@ from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.metric_log import MetricLog
 from homing.cloud.signs import Signs, read_signs
-from homing.errors import HomingError
+from homing.errors import HomingError, UsageError
 from homing.store import Store, pace_of, run_key
 from homing.units import format_count, format_duration
 from homing.wire import codec, names
@@ -29,10 +29,12 @@ __all__ = [
     "STALE_S",
     "Status",
     "billing_lines",
+    "check_interval",
     "dump_line",
     "figures_of",
     "how_far",
     "look",
+    "newest_beat",
     "newest_figures",
     "newest_in",
     "newest_pushed",
@@ -98,6 +100,14 @@ class Status:
         }
 
 
+def check_interval(every_s: float) -> float:
+    if not 1 <= every_s <= 86400:
+        raise UsageError(
+            what=f"{every_s:g} s is no interval to watch at.", why="It may be 1 second to 1 day.", fix="--every 30"
+        )
+    return every_s
+
+
 def look(home: Home, run: RunRow, lines: list[LedgerLine] | None = None) -> Status:
     """Reads the ledger and the store. Blindness is a problem in the answer, not an empty answer. `lines`: its attempts,
     where the caller has just read them."""
@@ -129,6 +139,30 @@ def billing_lines(lines: list[LedgerLine]) -> list[LedgerLine]:
     return [line for line in lines if line.destroyed_at is None and line.created_at is not None]
 
 
+def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
+    """The heartbeat with the newest metric laid over it, which is newer by up to one beat."""
+    beat = status.signs.heartbeat if status.signs else None
+    if beat is None or metric is None:
+        return beat
+    # Steps of two phases say nothing about which came first; their times do.
+    is_older = metric.step < beat.step if beat.phase in ("", metric.phase) else metric.t < beat.t
+    if is_older:
+        return beat
+    return replace(
+        beat,
+        phase=metric.phase,
+        step=metric.step,
+        num_steps=metric.num_steps,
+        end_step=metric.end_step,
+        step_s=metric.step_s if metric.step_s is not None else beat.step_s,
+        loss=metric.loss,
+        tokens_per_s=metric.tokens_per_s or beat.tokens_per_s,
+        mfu=metric.mfu if metric.mfu is not None else beat.mfu,
+        eta_s=beat.eta_s if metric.eta_s is None and metric.phase == beat.phase else metric.eta_s,
+        plan_s=metric.plan_s,
+    )
+
+
 def newest_pushed(home: Home, run: RunRow) -> str:
     """The newest whole checkpoint in the store, `pretrain step 1,200`; "" where there is none. Raises when blind."""
     store = home.store_of(run)
@@ -153,7 +187,7 @@ def figures_of(home: Home, run: RunRow, beat: Heartbeat | None) -> dict[str, flo
     """What the phase alone has, such as the reward of rl, which no heartbeat carries. Raises when blind."""
     if beat is None or beat.phase != BY_REWARD:
         return {}
-    metrics = MetricLog(home.store_of(run), run_key(run.id, names.METRICS)).fresh()
+    metrics = MetricLog(home.store_of(run), run_key(run.id, names.METRICS), is_curve=False).fresh()
     return newest_figures(metric for metric in metrics if metric.phase == beat.phase)
 
 

@@ -26,15 +26,15 @@ from homing.cloud.news import News, Report
 from homing.cloud.reconcile import unread
 from homing.cloud.signs import Tail, read_document
 from homing.cloud.speed import remember
-from homing.cloud.status import Status, look, newest_pushed, progress_line, reached
+from homing.cloud.status import Status, check_interval, look, newest_beat, newest_pushed, progress_line, reached
 from homing.cloud.timing import measure_trip
-from homing.errors import HomingError, StillBilling, StoreError, UsageError
+from homing.errors import HomingError, StillBilling, StoreError
 from homing.store import Store, run_key
 from homing.units import format_duration
 from homing.wire import codec, names
 from homing.wire.codec import WireError
 from homing.wire.control import Heartbeat
-from homing.wire.event import Event, Metric, Outcome
+from homing.wire.event import Event, Outcome
 from homing.wire.run import Run
 
 __all__ = [
@@ -53,14 +53,6 @@ T = TypeVar("T")
 DEFAULT_EVERY_S = 10.0
 _POLL_S = 2.0  # signs of the end are looked for this often, whatever the interval of lines
 _REFRESH_S = 10.0  # the provider is asked this often
-
-
-def check_interval(every_s: float) -> float:
-    if not 1 <= every_s <= 86400:
-        raise UsageError(
-            what=f"{every_s:g} s is no interval to watch at.", why="It may be 1 second to 1 day.", fix="--every 30"
-        )
-    return every_s
 
 
 def watch(home: Home, run: RunRow, *, every_s: float = DEFAULT_EVERY_S) -> Iterator[Report]:
@@ -305,30 +297,6 @@ class _Watch:
         except (HomingError, WireError, OSError) as exc:
             yield Report("problem", f"The last lines could not be read: {str(exc).splitlines()[0]}")
         yield Report("end", f"{self.run.state}: {self.run.reason}", status.to_dict())
-
-
-def newest_beat(status: Status, metric: Metric | None) -> Heartbeat | None:
-    """The heartbeat with the newest metric laid over it, which is newer by up to one beat."""
-    beat = status.signs.heartbeat if status.signs else None
-    if beat is None or metric is None:
-        return beat
-    # Steps of two phases say nothing about which came first; their times do.
-    is_older = metric.step < beat.step if beat.phase in ("", metric.phase) else metric.t < beat.t
-    if is_older:
-        return beat
-    return dataclasses.replace(
-        beat,
-        phase=metric.phase,
-        step=metric.step,
-        num_steps=metric.num_steps,
-        end_step=metric.end_step,
-        step_s=metric.step_s if metric.step_s is not None else beat.step_s,
-        loss=metric.loss,
-        tokens_per_s=metric.tokens_per_s or beat.tokens_per_s,
-        mfu=metric.mfu if metric.mfu is not None else beat.mfu,
-        eta_s=beat.eta_s if metric.eta_s is None and metric.phase == beat.phase else metric.eta_s,
-        plan_s=metric.plan_s,
-    )
 
 
 def _where(status: Status, beat: Heartbeat | None) -> tuple[str, int] | None:

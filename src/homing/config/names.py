@@ -13,8 +13,6 @@ import re
 import unicodedata
 from itertools import pairwise
 
-from homing.config.keys import all_keys, sections
-
 __all__ = ["FOREIGN", "hide_secrets", "looks_like_secret_key", "looks_like_secret_value", "meant_keys", "nearest",
            "suggest_key", "tidy_name"]  # fmt: skip
 
@@ -295,6 +293,9 @@ def hide_secrets(text: str, hidden: str) -> str:
 
 def suggest_key(path: tuple[str | int, ...]) -> str:
     """`Did you mean ...?` for an unknown key at this path, or ""."""
+    # It loads the whole schema, which whoever only hides secrets does not need.
+    from homing.config.keys import all_keys
+
     name = str(path[-1])
     section = ".".join("N" if isinstance(part, int) else part for part in path[:-1])
     here = _names_in(section)
@@ -332,6 +333,8 @@ def tidy_name(name: str) -> str:
 
 def meant_keys(path: tuple[str | int, ...]) -> list[tuple[str | int, ...]]:
     """The keys and sections that `suggest_key` names: one of them has its value in the unknown key."""
+    from homing.config.keys import all_keys, sections
+
     suggestion = suggest_key(path)
     words = [] if suggestion.startswith(_ALL_OF_THEM) else re.findall(r"[\w.]*\w", suggestion)
     named = [tuple(int(part) if part.isdigit() else part for part in word.split(".")) for word in words]
@@ -349,6 +352,8 @@ def nearest(name: str, candidates: list[str], cutoff: float = 0.6) -> str | None
 
 def _names_in(section: str) -> list[str]:
     """Keys and sections that may stand in this section."""
+    from homing.config.keys import all_keys, sections
+
     names = [found.name for found in all_keys().values() if found.section == section]
     prefix = f"{section}." if section else ""
     inner = [found.removeprefix(prefix).split(".")[0] for found in sections() if found and found.startswith(prefix)]
