@@ -124,6 +124,7 @@ def case(homing_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     store.mkdir()
     keys = homing_home / "keys/login"
     keys.mkdir(parents=True)
+    homing_home.chmod(0o700)
     for name, mode in (("key", 0o600), ("key.pub", 0o644)):
         (keys / name).write_text("k")
         (keys / name).chmod(mode)
@@ -251,6 +252,11 @@ def a_key_was_copied_with_its_quotes(case: Case) -> None:
 def the_owner_is_damaged(case: Case) -> None:
     case.examined.facts  # noqa: B018
     (case.home.path / "owner").write_text("??")
+
+
+@seeds("home.private")
+def others_can_read_the_home(case: Case) -> None:
+    case.home.path.chmod(0o755)
 
 
 @seeds("ledger.sound")

@@ -164,7 +164,9 @@ def _run_dir(loaded: Loaded, name: str, again: str, *, must_exist: bool, is_fres
     talk.say(f"{'Going on in' if unfinished else 'Training in'} {run_dir}")
     talk.say(f"See it from another terminal: homing watch {run_dir.name}")
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        world = World()
+        world.keep_private(home())
+        world.mkdir(run_dir)
         if not hold(run_dir, f"homing train {name}{again}", World()):
             raise _busy(run_dir)
         (run_dir / names.RUN_FILE).write_text(loaded.text, encoding="utf-8")

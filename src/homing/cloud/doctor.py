@@ -26,7 +26,7 @@ from homing.cloud.doctor_here import (
     check_tools,
     check_torch,
 )
-from homing.cloud.doctor_home import check_guard, check_ledger, check_owner, check_unconfirmed
+from homing.cloud.doctor_home import check_guard, check_ledger, check_owner, check_privacy, check_unconfirmed
 from homing.cloud.doctor_providers import check_hub, check_providers
 from homing.cloud.doctor_run import check_data, check_limit, check_placeholders, check_run_file, check_store
 from homing.cloud.examined import Examined
@@ -48,6 +48,7 @@ CHECKS: list[tuple[str, Callable[[Examined], list[Check]]]] = [
     (".env", check_env_file),
     ("keys in the environment", check_env_values),
     ("our mark", check_owner),
+    ("the permissions of the home", check_privacy),
     ("the ledger", check_ledger),
     ("ends that nobody confirmed", check_unconfirmed),
     ("the guard", check_guard),

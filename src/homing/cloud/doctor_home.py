@@ -14,7 +14,7 @@ from homing.cloud.meter import line_spend, show_usd
 from homing.errors import HomingError
 from homing.units import counted, format_duration
 
-__all__ = ["check_guard", "check_ledger", "check_owner", "check_unconfirmed"]
+__all__ = ["check_guard", "check_ledger", "check_owner", "check_privacy", "check_unconfirmed"]
 
 
 def check_owner(examined: Examined) -> list[Check]:
@@ -38,6 +38,39 @@ def check_owner(examined: Examined) -> list[Check]:
     if not text:
         return [skipped("home.owner", f"None yet: nothing was ever launched from {home.path}.")]
     return [ok("home.owner", f"Marks begin with homing-{text}-.")]
+
+
+def check_privacy(examined: Examined) -> list[Check]:
+    """The home is its owner's alone: looser permissions are corrected here, and said."""
+    home, world = examined.home, examined.home.world
+    if not world.is_dir(home.path):
+        return [skipped("home.private", f"There is no {home.path} yet.")]
+    path = home.path / LEDGER
+    files = [
+        home.owner_path,
+        home.ledger.file.backup,
+        *(path.with_name(path.name + end) for end in ("", "-wal", "-shm")),
+    ]
+    loose, stuck = list[str](), list[str]()
+    for each, most in [(home.path, 0o700), *((file, 0o600) for file in files if world.exists(file))]:
+        if world.mode(each) & ~most:
+            loose.append(str(each))
+            try:
+                world.chmod(each, most)
+            except OSError as exc:
+                stuck.append(f"{each}: {exc.strerror or exc}")
+    if stuck:
+        fix = f"chmod 700 {shlex.quote(str(home.path))}"
+        return [fault("home.private", f"Others can read it, and that could not be changed: {', '.join(stuck)}", fix)]
+    if loose:
+        return [
+            warning(
+                "home.private",
+                f"Others could read {', '.join(loose)}; corrected: they cannot any more.",
+                "Nothing is left to do.",
+            )
+        ]
+    return [ok("home.private", "Only you can read it.")]
 
 
 def check_ledger(examined: Examined) -> list[Check]:

@@ -35,6 +35,7 @@ class Home:
     def __init__(self, path: Path, world: World) -> None:
         self.path = path
         self.world = world
+        world.keep_private(path)
         self.ledger = Ledger(path / LEDGER, world)
         self._providers: dict[str, Provider] = {}
         # Mark -> dollars when this process last looked, and when that was by its stop watch.

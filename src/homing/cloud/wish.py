@@ -21,6 +21,7 @@ from homing.store import Store, run_key
 from homing.wire import codec, names
 from homing.wire.codec import WireError
 from homing.wire.control import Request
+from homing.world import NetworkError
 
 __all__ = ["ask", "deliver", "last_asked"]
 
@@ -29,6 +30,20 @@ _FOLDER = "wishes"  # in the run's folder at home
 
 def ask(home: Home, run_id: str, store: Store, **wanted: Any) -> Request:
     """All that was asked for before stays, but for what `wanted` names. Returns it as it lies in the store now."""
+    try:
+        return _ask_in_turn(home, run_id, store, wanted)
+    except OSError as exc:
+        if isinstance(exc, NetworkError):
+            raise
+    # A full or read-only disk at home: the store alone has it. Two who ask at this moment may overtake each other.
+    last = last_asked(home, run_id, store) or Request(serial=0)
+    wish = dataclasses.replace(last, serial=last.serial + 1, t=home.world.now(), **wanted)
+    store.put_bytes(run_key(run_id, names.REQUEST), codec.dumps(wish).encode())
+    deliver(home, run_id)
+    return wish
+
+
+def _ask_in_turn(home: Home, run_id: str, store: Store, wanted: dict[str, Any]) -> Request:
     folder = home.run_dir(run_id) / _FOLDER
     home.world.mkdir(folder)
     while True:  # whoever is too late for a number finds the next one: somebody got on each time
