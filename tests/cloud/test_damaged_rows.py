@@ -57,6 +57,7 @@ def test_whatever_column_is_damaged_the_instance_is_ended(
 ) -> None:
     note_rented(home, rent(home, tmp_path).id)
     damage(home, "lines", column, value)
+    assert len(home.ledger.open_lines()) == 1, "what cannot be read as ended may bill"
     refresh(home)
     guard_pass(home)
     with contextlib.suppress(Exception):  # an account that nobody knows is not confirmed, and asked for all the same
