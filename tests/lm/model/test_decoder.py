@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from homing.errors import DataError
 from homing.lm.model import Decoder, config_json, count_params, fused, shape_from_config
@@ -459,3 +460,27 @@ def test_kernels_compute_what_plain_torch_does(shape: Model, monkeypatch: pytest
     floor = 1e-3 * max(float(g.norm()) for g in found[1])
     for mine, plain in zip(*found, strict=True):
         assert float((mine - plain).norm()) < 0.05 * (float(plain.norm()) + floor)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("shape", [SWIFT, dataclasses.replace(TINY, arch="qwen3"), TINY], ids=lambda s: s.arch)
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION], ids=lambda b: b.name)
+def test_kernels_have_the_right_gradients_of_one_row_whatever_attention_leaves(
+    shape: Model, backend: SDPBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain attention in bf16 leaves them head by head: q, k and v were off by more than their size."""
+    is_efficient = backend == SDPBackend.EFFICIENT_ATTENTION
+    shape = dataclasses.replace(shape, num_kv_heads=shape.num_heads) if is_efficient else shape
+    found = []
+    for has_triton in (True, False):
+        monkeypatch.setattr(fused, "HAS_TRITON", has_triton)
+        model = shaken(shape).to("cuda").set_precision("bf16")
+        ids, targets = (part[:1].to("cuda") for part in batch(shape))
+        with sdpa_kernel([backend]):
+            model.loss(ids, targets).backward()
+        found.append({name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None})
+    floor = 1e-3 * max(float(g.norm()) for g in found[1].values())
+    errors = {name: float((found[0][name] - g).norm()) / (float(g.norm()) + floor) for name, g in found[1].items()}
+    print(f"{shape.arch}, {backend.name}: largest error {max(errors.values()):.3f}")
+    assert max(errors.values()) < 0.05, errors

@@ -20,6 +20,7 @@ from homing.lm.model.loss import IGNORED, mean_loss
 
 T, H, G, K = 6, 4, 2, 16
 EPS = 1e-6
+MOST_ERROR = 1e-4  # in fp32, whose exponentials a card rounds more roughly; a kernel that misreads is off by 1
 NO_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_CARD])]
 
@@ -93,7 +94,7 @@ def test_gradients_of_queries_keys_and_values_in_any_order(
             parts = turned_plainly(qkv, cos, sin, weights)
         found.append([*parts, *torch.autograd.grad(parts, leaves, gradients)])
     for mine, right in zip(*found, strict=True):
-        assert error(mine, right) < 1e-5
+        assert error(mine, right) < MOST_ERROR
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.__name__)
@@ -102,7 +103,7 @@ def test_gradients_of_swiglu_in_any_order(device: str, order: Callable[[Tensor],
     dy = order(drawn(1, T, 20, device=device, seed=1))
     gate, up = x.chunk(2, dim=-1)
     found = [torch.autograd.grad(y, x, dy)[0] for y in (fused.swiglu(x), F.silu(gate) * up)]
-    assert error(*found) < 1e-5
+    assert error(*found) < MOST_ERROR
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.__name__)
@@ -116,7 +117,7 @@ def test_sums_and_norms_in_any_order(device: str, order: Callable[[Tensor], Tens
         for parts in (fused.sum_norm(x, y, weight, EPS), plain)
     ]
     for mine, right in zip(*found, strict=True):
-        assert error(mine, right) < 1e-5
+        assert error(mine, right) < MOST_ERROR
 
 
 def test_the_loss_of_targets_in_any_order(device: str) -> None:
@@ -129,7 +130,7 @@ def test_the_loss_of_targets_in_any_order(device: str) -> None:
     right = _differentiate(logits.clone(), every[::2], count, 60, 5.0)
     mine = _differentiate_by_kernel(logits.clone(), every[::2], count, 60, 5.0)
     for a, b in zip(mine, right, strict=True):
-        assert error(a, b) < 1e-5
+        assert error(a, b) < MOST_ERROR
 
 
 def test_nf4_comes_back_as_by_plain_torch(device: str) -> None:
@@ -252,8 +253,8 @@ def test_the_loss_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         loss = mean_loss(there, head, targets, 60)
     except ImportError as exc:
         pytest.fail(f"the loss imports Triton: {exc}")
-    assert error(loss, right) < 1e-5
-    assert error(torch.autograd.grad(loss, there)[0], dh) < 1e-5
+    assert error(loss, right) < MOST_ERROR
+    assert error(torch.autograd.grad(loss, there)[0], dh) < MOST_ERROR
 
 
 def test_kernels_are_launched_on_the_gpu_that_holds_the_tensors() -> None:
@@ -272,5 +273,5 @@ def test_kernels_compute_on_the_second_gpu_while_the_first_is_current() -> None:
     torch.cuda.set_device(0)
     x = drawn(4, 40, device="cuda:1")
     gate, up = x.chunk(2, dim=-1)
-    assert error(fused.swiglu(x), F.silu(gate) * up) < 1e-5
+    assert error(fused.swiglu(x), F.silu(gate) * up) < MOST_ERROR
     assert torch.cuda.current_device() == 0
