@@ -97,8 +97,8 @@ class LedgerLine:
 # What each look finds anew; a change of anything else is brought into the backup.
 _NOT_KEPT = {"billing", "spend_usd", "note", "reason", "exit_code", "ended_at", "fetched_step"}
 _LINE_COLUMNS = [field.name for field in dataclasses.fields(LedgerLine) if field.name != "damaged"]
-# Also where text or a blob stands in the place of the time: it may bill.
-_IS_OPEN = "(destroyed_at IS NULL OR typeof(destroyed_at) IN ('text', 'blob'))"
+# Also where no time stands in its place: it may bill. To SQLite text and blobs are larger than every number.
+_IS_OPEN = "(destroyed_at IS NULL OR destroyed_at >= 1e12)"
 _LINES = f"SELECT {', '.join(_LINE_COLUMNS)} FROM lines"
 _OLDEST_FIRST = "ORDER BY intent_at, rowid"
 # By number, not by time: after a clock was set back the attempt that runs would stand before ended ones. A twin comes
