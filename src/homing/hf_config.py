@@ -48,7 +48,7 @@ def model_of(config: Any) -> Model:
         # Nothing else: what such a config lacks by the measure of another architecture tells nobody anything.
         raise DataError(
             what=f"homing cannot build models of the architecture {arch!r}.",
-            why=f"Its model_type is none of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.",
+            why=f"Its model_type {arch!r} is none of {', '.join((*ARCHITECTURES, SWIFT_TYPE))}.",
             fix=f"Use plain Llama, Qwen2 or Qwen3 weights: {FAMILIES} work.",
         )
     problems = [*_refusals(config, arch), *_rope_refusals(rope, arch), *_theta_refusals(config, rope)]

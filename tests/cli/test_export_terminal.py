@@ -15,8 +15,7 @@ import pytest
 from tests.lm.export.folders import make_checkpoint
 
 
-@pytest.mark.regression("export-prompt")
-@pytest.mark.parametrize("kind", ["swift", "qwen3"])
+@pytest.mark.parametrize("kind", [pytest.param("swift", marks=pytest.mark.regression("export-prompt")), "qwen3"])
 def test_an_export_never_asks_a_question(tmp_path: Path, kind: str) -> None:
     make_checkpoint(tmp_path / "c", kind)
     ours, theirs = pty.openpty()
