@@ -205,5 +205,9 @@ class StoreError(HomingError):
     exit_code = 7
 
 
+class StoreRefused(StoreError):
+    """It says no, and trying again does not change that: no permission, no bucket, an expired token, another region."""
+
+
 class Interrupted(HomingError):
     exit_code = 130

@@ -89,6 +89,11 @@ class Day:
             self.kinds.append("guard at the second home")
         self._overtake(random.Random(f"overtaking {seed}"))
         self.clock_steps = self._clock_steps(random.Random(f"clock steps {seed}"))
+        r2 = random.Random(f"lost store {seed}")
+        self.store_refuses_at = r2.uniform(0, self.limit_s) if r2.random() < 0.06 else None
+        self.unsaved_s = r2.choice((20.0, 60.0, 1800.0))
+        if self.store_refuses_at is not None:
+            self.kinds.append("store refuses for good")
         self.is_guard_keyless = bool(self.guard_s) and random.Random(f"keys {seed}").random() < 0.15
         if self.is_guard_keyless:
             self.kinds.append("guard without keys")

@@ -149,6 +149,8 @@ class Host:
         self.cut: set[str] = set()  # names of hosts, or "cloud", that it cannot reach
         self.is_read_only = False  # its disk was mounted so: nothing below HOME can be written
         self.damaged: set[str] = set()  # databases whose pages were overwritten
+        self.is_refusing = False  # as a store: nobody may read or write there, for good
+        self.damages = ""  # as a store: reads of paths with this in them give other bytes
         self.ill_rate = 0.0  # as a store: the share of calls that fail
         self._frozen_at = 0.0
         self._slept_s = 0.0

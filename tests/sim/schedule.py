@@ -8,6 +8,7 @@ The day is drawn first (tests/sim/day.py); what then happens depends on the code
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import random
 import traceback
@@ -41,6 +42,7 @@ from homing.cloud.stop import ask_to_stop
 from homing.cloud.watch import watch
 from homing.errors import UsageError
 from homing.store import open_store
+from homing.wire.run import Limits
 
 __all__ = ["Verdict", "destroy_all", "play"]
 
@@ -124,9 +126,14 @@ class _Play:
                 self.stage.at(at, lambda kind=kind, begin=begin: self._weather(kind, begin))
                 self.stage.at(at + seconds, lambda kind=kind, end=end: self._weather(f"end of {kind}", end))
 
+        if self.day.store_refuses_at is not None:
+            self.stage.at(self.day.store_refuses_at, lambda: self._weather("store refuses for good", self._refuse))
         for whose, at, step_s in self.day.clock_steps:
             stage_at = functools.partial(self._set_clocks, whose, step_s)
             self.stage.at(at, lambda whose=whose, change=stage_at: self._weather(f"{whose} clock set by hours", change))
+
+    def _refuse(self) -> None:
+        self.stage.store.is_refusing = True
 
     def _set_clocks(self, whose: str, step_s: float) -> None:
         for host in [self.stage.home] if whose == "home" else self._machines():
@@ -312,7 +319,8 @@ class _Play:
         # Going on may cost as much again each time: `launch --resume --spend-limit MORE`.
         more = sum(run.startswith("resume") for run in self.verdict.counts) if is_resume else 0
         limit = self.day.limit_usd * (1 + more)
-        told = {"provider": self.stage.provider, "limit": str(limit), "resume": is_resume}
+        limits = dataclasses.replace(Limits(), unsaved_s=self.day.unsaved_s)
+        told = {"provider": self.stage.provider, "limit": str(limit), "resume": is_resume, "limits": limits}
         ready = self.stage.draft(home, **told)
         self.stage.truth.limits_usd[ready.run.id] = limit
         self.verdict.is_announced = any("it bills on at" in said for said in guards(ready, home))
@@ -343,6 +351,7 @@ class _Play:
         self._is_fair = True
         stage.home.thaw()
         stage.home.is_up = stage.store.is_up = True
+        stage.store.is_refusing = False
         stage.store.ill_rate = 0.0
         for host in stage.hosts.values():
             host.cut.clear()

@@ -10,7 +10,6 @@ Trainer and sync are processes of their own, found again by their mark after thi
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import logging
 import math
@@ -66,16 +65,15 @@ class Agent:
             outcome = self._outcome(names.EXIT_FAILED, f"The agent failed: {type(exc).__name__}: {exc}")
         # Written before the first heartbeat that says "pushing", from which on home believes what it reads; and again
         # after the children, for a trainer that this agent could not wait for may have written its own.
-        write, tell, keep = (
-            functools.partial(part, outcome) for part in (self._write_outcome, self._tell_outcome, self._keep)
-        )
-        for part in (write, self._end_children, write, tell, self._push, keep, self._say_goodbye):
+        self.outcome = outcome
+        write = self._write_outcome
+        for part in (write, self._end_children, write, self._tell_outcome, self._push, self._keep, self._say_goodbye):
             try:
                 part()
             except Exception:
                 log.exception("the end goes on without this part")
         self._end_billing()
-        return outcome.exit_code
+        return self.outcome.exit_code
 
     # --- training ---
 
@@ -103,6 +101,7 @@ class Agent:
         while True:
             reached, outcome = self.dog.furthest, self._run_trainer()
             is_hopeless = restarts == MAX_RESTARTS or outcome.is_final or self.dog.furthest <= reached
+            is_hopeless = is_hopeless or bool(self.dog.why_unsaved())
             is_ended = outcome.state != "failed" and not _is_open(outcome)
             if is_ended or self.stop_reason or is_hopeless:
                 return outcome
@@ -162,9 +161,13 @@ class Agent:
             self.preempt(self.dog.alarm)
         if not self.stop_reason and not self.stall:
             self.stop_reason = self.dog.why_stop()
-            self.stall = "" if self.stop_reason else self.dog.why_stalled()
+            unsaved = "" if self.stop_reason else self.dog.why_unsaved()
+            self.stall = "" if self.stop_reason else unsaved or self.dog.why_stalled()
+            if unsaved:  # also to where the provider looks: the store is the way that is closed
+                log.error("%s", unsaved)
             if self.stop_reason or self.stall:
-                kind, use = "stalled" if self.stall else "limit_reached", self.folder.read(names.USE, Use) or Use()
+                kind = "unsaved" if unsaved else "stalled" if self.stall else "limit_reached"
+                use = self.folder.read(names.USE, Use) or Use()
                 self._event(kind, self.stop_reason or self.stall, use=use.shares)
         return bool(self.stop_reason or self.stall)
 
@@ -196,11 +199,11 @@ class Agent:
             end.wait(self.world, pid, is_late, self._tick)
             del self.children[role]
 
-    def _write_outcome(self, outcome: Outcome) -> None:
-        self.folder.write(names.OUTCOME, self._amended(outcome))
+    def _write_outcome(self) -> None:
+        self.folder.write(names.OUTCOME, self._amended(self.outcome))
 
-    def _tell_outcome(self, outcome: Outcome) -> None:
-        told = self._amended(outcome)
+    def _tell_outcome(self) -> None:
+        told = self._amended(self.outcome)
         if told.is_preempted:
             self._event("preempted", f"{self.stop_reason or told.reason} The run can go on elsewhere.")
         elif _is_open(told):
@@ -218,14 +221,28 @@ class Agent:
 
     def _push(self) -> None:
         is_late, problem = self._after(self._push_limit_s, END), "The last push is not verified"
-        self.is_pushed = self._sync_until_done("--once", lambda: self.is_superseded or is_late(), problem)
+        is_tried = self._after(BROKEN_PUSH_S)  # a store that refuses for good is tried a last time, not to the limit
+
+        def is_over() -> bool:
+            return self.is_superseded or is_late() or (is_tried() and bool(self.dog.why_unsaved()))
+
+        self.is_pushed = self._sync_until_done("--once", is_over, problem)
         if self.is_pushed:
             self._event("pushed", "Everything worth keeping is in the store, verified by reading it back.")
-        else:
-            self._event("ended_unsaved", "No time is left to push: only what pushed.json names is in the store.")
+            return
+        unsaved = "No time is left to push: only what pushed.json names is in the store."
+        self._event("ended_unsaved", self.dog.why_unsaved() or unsaved)
+        if self.outcome.state == "done" and not self.is_superseded:
+            # Not done: nobody could fetch it. Another attempt goes on from the newest checkpoint in the store.
+            why = f"The final model could not be verified in the store: {self.dog.why_unsaved() or self.problem}"
+            log.error("%s", why)
+            self.outcome = self._outcome(names.EXIT_FAILED, why)
+            self._write_outcome()
+            self._tell_outcome()
 
-    def _keep(self, outcome: Outcome) -> None:
+    def _keep(self) -> None:
         """For a person to look at; log and outcome are in the store by now. Any wish to stop ends it."""
+        outcome = self.outcome
         if outcome.state != "failed" or self.boot.keep_on_failure_s <= 0 or self.stop_reason:
             return
         self.state, is_late = "kept", self._after(self.boot.keep_on_failure_s, KILL)

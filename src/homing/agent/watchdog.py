@@ -24,6 +24,8 @@ class Watchdog(Limits):
         self.metric: Optional[Metric] = None
         self.furthest: Tuple[int, int] = (0, 0)  # phase by order of appearance, step; never goes back
         self.alarm, self.is_taken = "", False  # why to stop, in the words of the lookout; the machine will be taken
+        self._refused_at: Optional[float] = None  # by the boot clock: since when the store has refused every push
+        self._refusal = ""
         self._push_s = self._boot.push_s  # of a checkpoint: as planned, until one was measured
         self.begin()
 
@@ -35,6 +37,14 @@ class Watchdog(Limits):
         if 0 < idle_s <= quiet_s:
             return f"Nothing new for {quiet_s:.0f} s; the idle limit is {idle_s:g} s."
         return self.alarm
+
+    def why_unsaved(self) -> str:
+        """Why training on is of no use, or "": what it learns could not be saved."""
+        limit_s = self._boot.unsaved_limit_s
+        refused_s = 0.0 if self._refused_at is None else self._world.boottime() - self._refused_at
+        if self._refused_at is None or not 0 < limit_s <= refused_s:
+            return ""
+        return f"{self._refusal} So it has been for {refused_s:.0f} s; limits.unsaved is {limit_s:g} s."
 
     def land_s(self) -> float:
         """Until all of the trainer's work must be on disk, so that there is time to push it before END. Twice: the
@@ -60,6 +70,11 @@ class Watchdog(Limits):
         for event in self._folder.new_lines(names.EVENTS, Event):
             if event.kind == "checkpoint_pushed" and event.data.get("seconds"):
                 self._push_s = float(event.data["seconds"])
+            if event.kind == names.STORE_REFUSES and event.data.get("refused") == self._boot.mark:
+                self._refused_at = self._world.boottime() if self._refused_at is None else self._refused_at
+                self._refusal = event.text
+            elif event.kind in (names.PUSH_RECOVERED, "checkpoint_pushed", "pushed"):
+                self._refused_at = None
             if event.data.get("stops") == self._boot.mark:
                 self.alarm, self.is_taken = event.text, event.kind == "preemption_notice"
             # A skipped step is no progress: a run of them must not hold the watchdog off.

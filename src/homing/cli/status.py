@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from homing.cloud.ahead import ahead, planned
 from homing.cloud.connect import find_login
 from homing.cloud.guards import out_of_reach
 from homing.cloud.home import Home
-from homing.cloud.ledger import ADOPTED, RunRow
+from homing.cloud.ledger import ADOPTED, LedgerLine, RunRow
 from homing.cloud.meter import at_most, line_spend
 from homing.cloud.news import News
 from homing.cloud.reconcile import refresh
@@ -141,11 +142,22 @@ def look_closely(home: Home, run: RunRow, problems: list[str]) -> Closely:
     }
     progress = progress_line(status, beat, figures, plan)
     rows = _rows(status, progress, ways, pushed, str(kept or ""), [event.text for event in told])
+    if status.is_billing and (status.problem or status.is_silent) and (said := _last_log_line(home, status.lines[-1])):
+        rows.append(("its log", said))
     if status.is_billing:
         away = " ".join(out_of_reach(home, name) for name in sorted({line.provider for line in status.lines[-1:]}))
         document["guard_at_home"] = {"is_armed": not away, "why": away}
         rows.append(("at home", away or "a guard, which made its round lately and reached the provider"))
     return Closely(status, document, rows)
+
+
+def _last_log_line(home: Home, line: LedgerLine) -> str:
+    """Of the provider's log, which needs no store: an agent that cannot push says there why."""
+    if line.instance_id is None:
+        return ""
+    with contextlib.suppress(HomingError, OSError):
+        return (home.provider_of(line).log(line.instance_id).strip().splitlines() or [""])[-1]
+    return ""
 
 
 def _ssh_line(home: Home, status: Status) -> str:

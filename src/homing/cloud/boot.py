@@ -113,6 +113,7 @@ def make_boot(
         spend_limit_usd=None if spend_limit_usd is None else str(spend_limit_usd),
         time_limit_s=run.limits.time_s,
         idle_limit_s=run.limits.idle_s,
+        unsaved_limit_s=run.limits.unsaved_s,
         stall_factor=run.limits.stall_factor,
         heartbeat_s=heartbeat_s,
         stop_grace_s=stop_grace_s,

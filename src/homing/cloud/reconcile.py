@@ -22,7 +22,7 @@ from homing.cloud.ask import ask_all, patience_s
 from homing.cloud.clock import follow_clock
 from homing.cloud.home import Home
 from homing.cloud.lease import describe, newest, other_owner
-from homing.cloud.ledger import ADOPTED, CUT_SHORT, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
+from homing.cloud.ledger import ADOPTED, CUT_SHORT, LOST, PREEMPTED, REFUSED, SILENT, LedgerLine, RunRow
 from homing.cloud.lost import remembered
 from homing.cloud.mark import owner_prefix, shown_mark, twin_mark
 from homing.cloud.providers.base import Instance, Provider, Resource
@@ -30,6 +30,7 @@ from homing.cloud.providers.registry import NEAR, configured
 from homing.cloud.receipt import at_its_rate, last_beat, note_bill, receipt, seen_spend, their_spend
 from homing.cloud.record import is_recorded, write_record
 from homing.cloud.signs import Signs, read_signs
+from homing.cloud.status import cause
 from homing.cloud.whose import check_account, note_account, say
 from homing.errors import HomingError, IntegrityError, LimitReached, OtherAccount, ProviderSilent, UsageError
 from homing.wire.codec import WireError
@@ -388,7 +389,7 @@ def _read_run(home: Home, run: RunRow, lines: list[LedgerLine]) -> Lease | Signs
         return read_signs(home.store_of(run), run.id, last)
     except (HomingError, WireError, OSError) as exc:
         is_over = last.destroyed_at is not None and last.instance_id is None
-        return None if is_over else f"{unread(run)} {_first_line(exc)}"
+        return None if is_over else f"{unread(run)} {cause(exc)}"
 
 
 def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | Signs | None) -> None:
@@ -399,6 +400,8 @@ def _note_run(home: Home, run: RunRow, lines: list[LedgerLine], found: Lease | S
         return  # another attempt has followed, while a store was waited for: it has signs of its own
     if isinstance(found, Lease):
         home.ledger.set_run(run.id, only_live=True, state=ADOPTED, reason=f"adopted {describe(found)}")
+    elif found is not None and found.outcome is not None and not found.is_saved:
+        _note_unsaved(home, run, last, found)
     elif found is not None and found.outcome is not None:
         outcome = found.outcome
         # What `homing watch` ends with: a stop that a person asked for is no failure, a limit is its own code.
@@ -427,6 +430,17 @@ def _is_as_noted(run: RunRow, found: Signs) -> bool:
 
 def _state_told(beat: Heartbeat) -> str:
     return "landing" if beat.end_step is not None else "running"
+
+
+def _note_unsaved(home: Home, run: RunRow, last: LedgerLine | None, found: Signs) -> None:
+    """Every step is trained, and nobody has seen the final model whole in the store: while its machine pushes it is not
+    done, and afterwards the work since the newest checkpoint is lost."""
+    is_gone = last is not None and last.destroyed_at is not None
+    has_given_up = found.heartbeat is not None and found.heartbeat.state in ("kept", "ending", "ended")
+    if not is_gone and not has_given_up:
+        return
+    now, why = home.world.now(), "its final model was never verified in the store"
+    home.ledger.set_run(run.id, only_live=True, state="failed", reason=f"{LOST}{why}", exit_code=1, ended_at=now)
 
 
 def _write_records(home: Home, problems: list[str], by: float) -> list[str]:

@@ -5,6 +5,7 @@ A sign that is not there yet is None. A store that cannot be read raises: silenc
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from homing.cloud.ledger import LedgerLine
 from homing.errors import IntegrityError
 from homing.store import NotInStore, Store, run_key
 from homing.wire import codec, names
+from homing.wire.checkpoint import CheckpointManifest
 from homing.wire.control import Heartbeat, Request
 from homing.wire.event import Event, Outcome
 
@@ -31,6 +33,7 @@ class Signs:
     heartbeat: Heartbeat | None
     outcome: Outcome | None
     is_limit: bool = False  # it ended because a limit was reached
+    is_saved: bool = True  # of a run that is done: its final model is in the store, verified
     is_unasked: bool = False  # it stopped, and neither a person nor a limit asked for that: an interruption
 
 
@@ -47,7 +50,10 @@ def read_signs(store: Store, run_id: str, line: LedgerLine | None) -> Signs:
     if outcome is None:
         return Signs(heartbeat, None)
     is_limit = _is_limit(store, run_id, outcome, line.intent_at if line is not None else 0.0)
-    return Signs(heartbeat, outcome, is_limit, not is_limit and _is_unasked(store, run_id, outcome))
+    is_saved = outcome.state != "done" or (heartbeat is not None and heartbeat.is_pushed)
+    is_saved = is_saved or _has_model(store, run_id, line.run_name if line is not None else "", outcome)
+    is_unasked = not is_limit and _is_unasked(store, run_id, outcome)
+    return Signs(heartbeat, outcome, is_limit, is_saved, is_unasked)
 
 
 def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool:
@@ -56,6 +62,18 @@ def _is_limit(store: Store, run_id: str, outcome: Outcome, since: float) -> bool
     events = Tail(store, run_key(run_id, names.EVENTS)).documents(Event)
     is_told = any(event.kind in _LIMIT_EVENTS and event.t >= since for event in events)
     return is_told or "limit" in outcome.reason
+
+
+def _has_model(store: Store, run_id: str, run_name: str, outcome: Outcome) -> bool:
+    """Whether models/ has the weights that this outcome tells of; their manifest is written last, when all of them were
+    read back. A machine may go between that and its last heartbeat."""
+    for name in filter(None, (run_name, run_id)):
+        key = f"{names.STORE_MODELS}/{name}/{names.MANIFEST}"
+        with contextlib.suppress(IntegrityError):
+            found = read_document(store, key, CheckpointManifest)
+            if found is not None and (found.run_id, found.phase, found.step) == (run_id, outcome.phase, outcome.step):
+                return True
+    return False
 
 
 def _is_unasked(store: Store, run_id: str, outcome: Outcome) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "STALE_S",
     "Status",
     "billing_lines",
+    "cause",
     "check_interval",
     "dump_line",
     "figures_of",
@@ -119,11 +120,17 @@ def look(home: Home, run: RunRow, lines: list[LedgerLine] | None = None) -> Stat
         signs = ask_store(run.store, lambda: read_signs(home.store_of(run), run.id, last), name, home.world)
     except (HomingError, WireError, OSError) as exc:
         if any(line.created_at is not None for line in lines):
-            problem = f"The store could not be read: {(str(exc) or type(exc).__name__).splitlines()[0]}"
+            problem = f"The store could not be read: {cause(exc)}"
     beat = signs.heartbeat if signs else None
     age_s = heard.age_s(home, run.id, beat) if beat else None
     steps = _steps(home, run)
     return Status(run, lines, signs, meter.total_spend(lines, now), age_s, problem, now, tuple(steps), steps)
+
+
+def cause(exc: Exception) -> str:
+    """What happened and why, in one line: that a store cannot be read is of no use without the reason."""
+    told = [exc.what, exc.why] if isinstance(exc, HomingError) else [str(exc) or type(exc).__name__]
+    return " ".join(text.splitlines()[0] for text in told if text)
 
 
 def _steps(home: Home, run: RunRow) -> dict[str, int]:

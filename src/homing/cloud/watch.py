@@ -52,6 +52,7 @@ __all__ = [
 T = TypeVar("T")
 DEFAULT_EVERY_S = 10.0
 _POLL_S = 2.0  # signs of the end are looked for this often, whatever the interval of lines
+_BLIND_S = 300.0  # a store that cannot be read is waited for so long once nothing of the run bills
 _REFRESH_S = 10.0  # the provider is asked this often
 
 
@@ -130,6 +131,7 @@ class _Watch:
         self.is_told_stale = self.is_told_waiting = False
         self.line_due = self.refresh_due = home.world.monotonic()
         self.ending_since: float | None = None
+        self.blind_since: float | None = None  # by the boot clock
 
     def reports(self) -> Iterator[Report]:
         while True:
@@ -146,6 +148,7 @@ class _Watch:
             if self._is_over():
                 yield from self._last_words()
                 return
+            self._check_blind()
             self.home.world.sleep(min(self.every_s, _POLL_S))
 
     def _poll(self) -> Iterator[Report]:
@@ -282,6 +285,22 @@ class _Watch:
         self.run = run
         return True
 
+    def _check_blind(self) -> None:
+        """Ends the watch when nothing of the run bills any more and its store has not been readable for a while: how it
+        ended stands there alone, and nobody knows when it can be read again."""
+        blind = next((text for text in [*self.refresh_problems, self.problem] if _is_unread(text, self.run)), "")
+        now = self.home.world.boottime()
+        if not blind or open_lines(self.home, self.run):
+            self.blind_since = None
+            return
+        self.blind_since = now if self.blind_since is None else self.blind_since
+        if now - self.blind_since >= _BLIND_S:
+            raise StoreError(
+                what=f"The instance of {self.run.id} is gone, and how the run ended is not known.",
+                why=blind,
+                fix=f"Mend the store, then: homing status {self.run.name}",
+            )
+
     def _last_words(self) -> Iterator[Report]:
         """What came in between the last look and the end, then how it ended."""
         status = look(self.home, self.run)
@@ -301,3 +320,7 @@ class _Watch:
 
 def _where(status: Status, beat: Heartbeat | None) -> tuple[str, int] | None:
     return None if beat is None else (reached(status, beat).phase, reached(status, beat).step)
+
+
+def _is_unread(problem: str, run: RunRow) -> bool:
+    return problem.startswith((unread(run), "The store could not be read:"))

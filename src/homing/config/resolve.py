@@ -408,6 +408,7 @@ def _limits(trace: Trace) -> Limits:
         spend_usd=None if spend is None else str(spend),
         time_s=trace.plain("limits.time_s", ("limits", "time")),
         idle_s=trace.plain("limits.idle_s", ("limits", "idle")),
+        unsaved_s=trace.plain("limits.unsaved_s", ("limits", "unsaved")),
         stall_factor=trace.plain("limits.stall_factor", ("limits", "stall_factor")),
         rate_usd_per_hour=None if rate is None else str(rate),
         on_divergence=trace.plain("limits.on_divergence", ("limits", "on_divergence")),

@@ -282,6 +282,14 @@ class Limits(Section):
     idle: Duration = key(
         "An instance that trains nothing for so long is ended.", default=1800.0, example="30m", ge=1.0, le=86400.0
     )
+    unsaved: Duration = key(
+        "Stop when the store has refused every push for so long: no permission, no bucket, an expired token. What was"
+        " trained since the last push would be lost. A store that does not answer is waited for; 0: train on.",
+        default=1800.0,
+        example="30m",
+        ge=0.0,
+        le=86400.0,
+    )
     stall_factor: Number = key(
         "No step for so many usual step times is a stall.", default=10.0, example="10", ge=2.0, le=10_000.0
     )

@@ -15,13 +15,14 @@ Knows nothing of runs, and no provider.
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from homing.errors import IntegrityError, StoreError
+from homing.errors import IntegrityError, StoreError, StoreRefused
 from homing.wire import names
 
 __all__ = [
@@ -128,7 +129,8 @@ def wrong_content(key: str, url: str, found: str, expected: str, *, kind: str = 
 
 
 def disk_failed(exc: OSError, done: str, key: str, url: str) -> StoreError:
-    return StoreError(
+    kind = StoreRefused if isinstance(exc, PermissionError) or exc.errno == errno.EROFS else StoreError
+    return kind(
         what=f"{key or 'The store'} could not be {done} in {url}.",
         why=f"{type(exc).__name__}: {exc}",
         fix="Check the disk's space and the folder's permissions here, then try again.",

@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 
-from homing.errors import StoreError
+from homing.errors import StoreRefused
 from homing.store.base import (
     Entries,
     Entry,
@@ -179,7 +179,7 @@ class FileStore:
         if self._world.is_dir(self.root):
             self._may_create = False
             return
-        raise StoreError(
+        raise StoreRefused(
             what=f"The store {self.url} cannot be reached.",
             why=f"The folder {self.root} is not there, or is no folder.",
             fix="Mount or move it back, or name another store in the run file: store: file:/path",

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from homing.api_address import api_address
-from homing.errors import MissingExtra, StoreError
+from homing.errors import MissingExtra, StoreError, StoreRefused
 from homing.hub_token import token_in
 from homing.store.address import HubAddress
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
@@ -86,7 +86,8 @@ class Door:
     def error(self, done: str, key: str, status: int, code: str = "", detail: str = "") -> StoreError:
         why, fix = self._meaning(status, code)
         said = f" The Hub says: {detail}" if detail else ""
-        return StoreError(f"{key or 'The store'} could not be {done} in {self.address.url}.", why + said, fix)
+        kind = StoreRefused if status in (401, 403, 404) else StoreError
+        return kind(f"{key or 'The store'} could not be {done} in {self.address.url}.", why + said, fix)
 
     def raised(self, exc: BaseException, done: str, key: str = "") -> StoreError:
         """An exception of the SDK or of the network."""

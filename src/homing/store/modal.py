@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import cached_property
 from typing import Any, TypeVar
 
-from homing.errors import StoreError
+from homing.errors import StoreError, StoreRefused
 from homing.store.address import parse_modal
 from homing.store.base import (
     Entries,
@@ -370,10 +370,11 @@ class VolumeStore:
             "refused": f"Check the account and the Volume: modal volume list   (asked with {self.door.who})",
             "busy": "Modal asks for patience: try again in a minute.",
         }
-        return StoreError(what, f"Modal: {text_of(exc)}", fixes.get(kind, "Modal does not answer: try again later."))
+        refused = StoreRefused if kind == "refused" else StoreError
+        return refused(what, f"Modal: {text_of(exc)}", fixes.get(kind, "Modal does not answer: try again later."))
 
 
-class _Gone(StoreError):
+class _Gone(StoreRefused):
     """Modal says that there is none: of the Volume, or of what was asked for in it."""
 
 

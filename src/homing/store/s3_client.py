@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from homing.api_address import check_address
-from homing.errors import MissingExtra, StoreError
+from homing.errors import MissingExtra, StoreError, StoreRefused
 from homing.store.address import S3Address
 
 __all__ = ["Door", "code_of", "is_absent", "open_door", "region_of", "s3_failures"]
@@ -59,6 +59,8 @@ _MEANINGS["403"] = _MEANINGS["Forbidden"] = _MEANINGS["AllAccessDisabled"] = _ME
 _MEANINGS["404"] = _MEANINGS["NoSuchBucket"]
 _MEANINGS["ExpiredTokenException"] = _MEANINGS["TokenRefreshRequired"] = _MEANINGS["ExpiredToken"]
 _MEANINGS["ServiceUnavailable"] = _MEANINGS["503"] = _MEANINGS["SlowDown"]
+# What somebody must change first; `_MEANINGS` also has what passes by itself.
+_REFUSALS = frozenset(_MEANINGS) - {"SlowDown", "ServiceUnavailable", "503"}
 _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301")
 
 
@@ -183,7 +185,8 @@ def s3_error(exc: BaseException, address: S3Address, done: str, key: str = "", d
     else:
         why, fix = _by_kind(exc, facts)
     what = f"{key or 'The store'} could not be {done} in {address.url}."
-    return StoreError(what=what, why=f"{why} ({code})" if code else why, fix=fix)
+    kind = StoreRefused if code in _WRONG_REGION or code in _REFUSALS else StoreError
+    return kind(what=what, why=f"{why} ({code})" if code else why, fix=fix)
 
 
 def _by_kind(exc: BaseException, facts: dict[str, str]) -> tuple[str, str]:

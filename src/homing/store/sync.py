@@ -22,7 +22,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from homing.errors import HomingError, IntegrityError, StoreError
+from homing.errors import HomingError, IntegrityError, StoreError, StoreRefused
 from homing.redact import RedactedFormatter, redact_crashes
 from homing.store import open_store
 from homing.store.base import NotInStore, Store, check_key, run_key
@@ -180,6 +180,8 @@ def push_once(boot: Boot, store: Store, world: World) -> None:
         pusher.push_everything(is_settled=_is_fetched(boot, world))
     except HomingError as exc:
         with contextlib.suppress(OSError):
+            if isinstance(exc, StoreRefused):
+                _tell_refusal(boot, pusher, exc)
             pusher.tell_problem(exc.what)
         raise
     log.info("all of %s is in %s, verified", boot.run_id, store.url)
@@ -204,10 +206,10 @@ def watch(boot: Boot, store: Store, world: World) -> None:
             raise
         except (HomingError, OSError) as exc:
             failures += 1
-            _tell_failure(pusher, exc, failures)
+            _tell_failure(boot, pusher, exc, failures)
         else:
             if failures:
-                pusher.event("push_recovered", f"The store answers again after {failures} failed tries.")
+                pusher.event(names.PUSH_RECOVERED, f"The store answers again after {failures} failed tries.")
             failures = 0
         world.sleep(min(boot.heartbeat_s * 2 ** min(failures, 10), max(_LONGEST_WAIT_S, boot.heartbeat_s)))
 
@@ -262,13 +264,20 @@ def _is_living(path: str) -> bool:
     return path.startswith("run/") and path not in (f"run/{names.RUN}", f"run/{names.RUN_FILE}")
 
 
-def _tell_failure(pusher: Pusher, exc: HomingError | OSError, failures: int) -> None:
+def _tell_failure(boot: Boot, pusher: Pusher, exc: HomingError | OSError, failures: int) -> None:
     problem = exc.what if isinstance(exc, HomingError) else f"{type(exc).__name__}: {exc}"
     log.warning("try %d failed: %s", failures, exc)
     with contextlib.suppress(OSError):  # a full disk must not end the one program that could still push
         if failures == 1:
             pusher.event("push_failing", f"Pushing fails and is tried again: {problem}")
+        if isinstance(exc, StoreRefused) and failures & (failures - 1) == 0:
+            # Told at the first try and now and then: the agent stops the run after limits.unsaved of this.
+            _tell_refusal(boot, pusher, exc)
         pusher.tell_problem(problem)
+
+
+def _tell_refusal(boot: Boot, pusher: Pusher, exc: StoreRefused) -> None:
+    pusher.event(names.STORE_REFUSES, f"The store refuses: {exc.what} {exc.why}", refused=boot.mark)
 
 
 def _pusher(boot: Boot, store: Store, world: World) -> Pusher:

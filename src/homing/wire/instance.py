@@ -20,6 +20,10 @@ METRICS = "metrics.jsonl"
 OUTCOME = "outcome.json"
 LOGS = "logs"
 
+# Kinds of events by which sync tells the agent how the store is.
+STORE_REFUSES = "store_refuses"  # for good, as it looks: no permission, no bucket, an expired token
+PUSH_RECOVERED = "push_recovered"
+
 # Trainer exit codes.
 EXIT_DONE = 0
 EXIT_FAILED = 1

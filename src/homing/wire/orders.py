@@ -46,6 +46,7 @@ class Orders:
     agent_argv: List[str] = field(default_factory=list)  # with which the dead-man starts an agent that died again
     furnish_argv: List[str] = field(default_factory=list)  # before training; empty: the machine has all it needs
     lookout_argv: List[str] = field(default_factory=list)  # beside it: alarms, notices, how busy the machine is
+    unsaved_limit_s: float = 0.0  # so long it may train while the store refuses every push; 0: to the other limits
     push_s: float = 0.0  # how long a checkpoint takes to the store, as planned; measured pushes replace it
     home_s: float = 0.0  # beside it, from the last save to the end of billing: processes that start, reading back
     keep_on_failure_s: float = 0.0  # how long a failed instance stays for a person to look at; inside the limit

@@ -224,6 +224,7 @@ class Limits:
     spend_usd: Optional[str] = None  # a decimal string: dollars are never floats
     time_s: float = 0.0  # 0: none
     idle_s: float = 1800.0
+    unsaved_s: float = 1800.0  # so long it may train while the store refuses every push; 0: to the other limits
     stall_factor: float = 10.0  # no step for this many usual step times is a stall
     rate_usd_per_hour: Optional[str] = None
     on_divergence: str = "alert"  # alert | stop
