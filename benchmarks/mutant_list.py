@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant(
         "no-undo",
         f"{_CLOUD}/launch.py",
-        "        _undo(draft, home, exc, tell)\n",
+        "        _undo(draft, home, exc, tell, line)\n",
         "",
         ("tests/cloud/test_launch.py::test_what_a_failed_create_call_made_is_in_the_ledger_by_its_id",),
     ),
@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "errors-mean-gone",
         f"{_CLOUD}/destroy.py",
-        '        problem = str(exc).replace("\\n", " ") or type(exc).__name__\n',
+        "        problem = _words(exc)\n",
         '        problem = ""\n',
         (
             "tests/cloud/test_reconcile.py::test_destroy_is_retried_until_the_provider_shows_it_absent",
@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "twins-cost-once",
         f"{_CLOUD}/reconcile.py",
-        "            note_twin(home, lines.get(shown_mark(mark)), instance)\n",
+        "            problems += note_twin(home, lines.get(shown_mark(mark)), instance)\n",
         "            pass\n",
         ("tests/cloud/test_receipt.py",),
     ),
@@ -179,8 +179,8 @@ MUTANTS = [
     Mutant(
         "attempts-by-time",
         f"{_CLOUD}/ledger.py",
-        "WHERE run_id = ? ORDER BY attempt, ",
-        "WHERE run_id = ? ORDER BY intent_at, ",
+        "\"ORDER BY attempt, ",
+        "\"ORDER BY intent_at, ",
         ("tests/cloud/test_ledger.py",),
     ),
     Mutant(
@@ -215,8 +215,8 @@ MUTANTS = [
     Mutant(
         "wall-clock-only",
         "src/homing/agent/limits.py",
-        "        return max(by_wall, self._before_s + self._world.monotonic() - self._began)\n",
-        "        return by_wall\n",
+        "        return self._before_s + self._world.boottime() - self._began\n",
+        "        return self._world.now() - self._boot.started_at\n",
         ("tests/agent/test_watchdog.py",),
     ),
     Mutant(
@@ -269,8 +269,8 @@ MUTANTS = [
     Mutant(
         "silence-by-their-clock",
         f"{_CLOUD}/heard.py",
-        '        return float(now - note["seen_at"])\n',
-        "        return max(0.0, now - beat.t)\n",
+        "            return seen_s\n",
+        "            return max(0.0, now - beat.t)\n",
         ("tests/cloud/test_heard.py",),
     ),
     Mutant(
@@ -283,8 +283,8 @@ MUTANTS = [
     Mutant(
         "ends-before-the-push",
         "src/homing/agent/supervise.py",
-        "record, self._push, keep, self._say_goodbye",
-        "record, keep, self._say_goodbye",
+        "write, tell, self._push, keep, self._say_goodbye",
+        "write, tell, keep, self._say_goodbye",
         ("tests/agent/test_supervise.py::test_a_run_that_is_done_is_pushed_and_then_ends_billing",),
     ),
     # --- checkpoints ---
