@@ -8,6 +8,7 @@ computed: a pass of training (`train.passes`), or a token of every row (`lm.deco
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -59,7 +60,10 @@ class Graphs:
     def forget(self) -> None:
         """Called when no graph is left."""
         self._pool = None  # a pool that nobody uses is gone, and its name must not be used again
-        free_memory()
+        if gc.isenabled():  # cycles go by themselves, and a server forgets after each answer
+            torch.cuda.empty_cache()
+        else:
+            free_memory()
 
 
 def _capture_nothing(stream: torch.cuda.Stream, one: torch.Tensor) -> None:
