@@ -27,7 +27,7 @@ from homing.wire.data import DataManifest, Shard, Split
 from homing.wire.run import Cloud, Data, Limits, Model, Run, Sampling, Sizes, Train
 from homing.world import World
 
-MAX_LINES = 1500
+MAX_LINES = 1700
 # Ends a machine as a provider does: everything on it, the dead-man too, which would otherwise try again for ever.
 FELL = """
 import glob, os, signal, sys
