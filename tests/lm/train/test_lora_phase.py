@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +109,38 @@ def test_adapters_learn_resume_bit_for_bit_and_the_next_phase_takes_them_in(
     go(straight, dataclasses.replace(run, phases=[run.phases[0], full]))
     # A base in four bits loses its rounding when the adapter is put into the weights themselves.
     assert losses(straight, "mid")[-1][3] == pytest.approx(figures[-1][3], abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [LORA, QLORA], ids=["lora", "qlora"])
+def test_adapters_killed_twice_end_with_the_bits_of_never_stopping(
+    method: dict[str, Any], base: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """By SIGKILL in the middle of a step or of a save, which asks nobody; with dropout, whose draws must go on too."""
+    data_dir, base_run = base
+    start = base_run / names.CHECKPOINTS / "pretrain" / names.step_dir(12)
+    changes = {"num_steps": 16, "save_every": 1, "eval_every": 0, "optimizer": ADAM, **method, "init_from": str(start)}
+    run = make_run(data_dir, **changes)
+    whole, killed = (make_run_dir(tmp_path / way, run) for way in ("whole", "killed"))
+    alone: dict[str, Any] = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "stdout": subprocess.DEVNULL}
+    for step in (2, 5):
+        argv = [sys.executable, "-m", "homing.lm.train", str(killed)]
+        reached = killed / names.CHECKPOINTS / "pretrain" / names.step_dir(step)
+        with subprocess.Popen(argv, **alone) as child:
+            deadline = time.monotonic() + 120
+            while not reached.exists() and child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            child.kill()
+        assert child.returncode == -signal.SIGKILL, "it had not ended by itself"
+        assert reached.exists()
+        assert not (killed / names.OUTCOME).exists()
+    for run_dir in (whole, killed):
+        subprocess.run([sys.executable, "-m", "homing.lm.train", str(run_dir)], check=True, **alone)
+    ends = [run_dir / names.CHECKPOINTS / "pretrain" / names.step_dir(16) for run_dir in (whole, killed)]
+    for name in (names.ADAPTER, names.OPTIMIZER):
+        one, other = (hashlib.sha256((end / name).read_bytes()).hexdigest() for end in ends)
+        assert one == other, name
+    assert losses(killed, "pretrain") == losses(whole, "pretrain")
 
 
 @pytest.mark.slow
