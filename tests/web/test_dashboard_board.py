@@ -33,7 +33,7 @@ from homing.cli.dashboard_store import Remembering
 from homing.cli.mask import Mask, MaskLines
 from homing.cloud.ahead import Planned
 from homing.cloud.home import Home
-from homing.cloud.ledger import RunRow
+from homing.cloud.ledger import LedgerLine, RunRow
 from homing.cloud.signs import Tail
 from homing.cloud.status import Status
 from homing.store import FileStore, NotInStore
@@ -132,10 +132,10 @@ def test_a_store_that_does_not_answer_holds_back_its_own_line_alone(
     rent(home, run_id="slow-20260101-120000-aaaa", mark="homing-abc123-slow-1")
     real, is_free = dashboard_board.look, threading.Event()
 
-    def look(home: Home, row: RunRow) -> Status:
+    def look(home: Home, row: RunRow, lines: list[LedgerLine]) -> Status:
         if row.name == "slow":
             is_free.wait()
-        return real(home, row)
+        return real(home, row, lines)
 
     monkeypatch.setattr(dashboard_board, "look", look)
     board._tick()
@@ -166,7 +166,7 @@ def test_silent_stores_do_not_use_up_the_looks_at_the_others(
     is_free = threading.Event()
     monkeypatch.setattr(dashboard_board, "_MOST_AT_ONCE", 2)
     real = dashboard_board.look
-    monkeypatch.setattr(dashboard_board, "look", lambda home, row: is_free.wait() and real(home, row))
+    monkeypatch.setattr(dashboard_board, "look", lambda *asked: is_free.wait() and real(*asked))
     board._tick()
     board._tick()
     assert len(looks) == 2
@@ -182,7 +182,7 @@ def test_a_mistake_in_a_look_is_told_on_its_line(
     board: Board, home: Home, looks: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rent(home)
-    monkeypatch.setattr(dashboard_board, "look", lambda home, row: 1 // 0)
+    monkeypatch.setattr(dashboard_board, "look", lambda *asked: 1 // 0)
     board._tick()
     looks[0].join()
     board._tick()
@@ -195,7 +195,7 @@ def test_an_ended_run_whose_look_failed_is_looked_at_again_after_a_while(
 ) -> None:
     fail(home)
     real = dashboard_board.look
-    monkeypatch.setattr(dashboard_board, "look", lambda home, row: 1 // 0)
+    monkeypatch.setattr(dashboard_board, "look", lambda *asked: 1 // 0)
 
     def tick() -> Any:
         board._tick()
