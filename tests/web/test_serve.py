@@ -14,6 +14,8 @@ import httpx
 import pytest
 from tests.web.rig import CONTEXT, TOKEN, Script, make_model, served
 
+from homing.lm.chat import template as templates
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -94,6 +96,31 @@ def test_turns_are_written_by_the_template_beside_the_weights(
         refused = client.post(CHAT, json={"messages": [{"role": "developer", "content": "x"}, *HELLO]})
     assert refused.status_code == 400
     assert "no system" in error(refused)["message"]
+
+
+def test_a_template_that_never_ends_is_the_requests_fault_each_time_and_the_next_one_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: Script
+) -> None:
+    monkeypatch.setattr(templates, "_RENDER_S", 0.5)
+    folder = make_model(tmp_path, "sft")
+    (folder / "chat_template.jinja").write_text(
+        "{% if messages[0].content == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endif %}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' + m.content + '<|pad|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant: ' }}{% endif %}"
+    )
+    script.says = "Yes."
+    loop = [{"role": "user", "content": "loop"}]
+    with served(folder, monkeypatch, script) as client:
+        refusals = [client.post(CHAT, json={"messages": loop, "stream": number == 3}) for number in range(4)]
+        client.post(CHAT, json={"messages": HELLO}).raise_for_status()
+    assert [refused.status_code for refused in refusals] == [400] * 4, "after 500 a client would ask again"
+    errors = [error(refused) for refused in refusals]
+    assert {each["type"] for each in errors} == {"invalid_request_error"}
+    assert {each["param"] for each in errors} == {"messages"}
+    assert all("template" in each["message"] and "longer than 0.5 s" in each["message"] for each in errors)
+    assert [each["code"] for each in errors[2:]] == ["chat_template_failed"] * 2
+    assert not any(str(tmp_path) in each["message"] for each in errors), "where it lies is nothing to a client"
 
 
 def test_a_stream_is_the_same_text_in_chunks(chat: httpx.Client, script: Script) -> None:

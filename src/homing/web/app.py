@@ -32,6 +32,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from homing.errors import DataError
 from homing.lm.chat.messages import Fault
 from homing.web import openai
 from homing.web.openai import Answer, Defaults, Refusal, Wanted, event
@@ -168,6 +169,11 @@ class _Routes:
                 raise self._refused_length(exc, wanted) from None
             except Fault as fault:
                 raise Refusal(f"The model cannot be asked this: {fault.text}.", param="messages") from fault
+            except DataError as exc:  # the template, which exceeded its bounds too often
+                # Not 500: clients ask again after that, and each time it would hold up everyone else's texts.
+                _log.warning("%s", exc)
+                message = f"The model cannot be asked this: its chat template cannot be used. {exc.why}"
+                raise Refusal(message, param="messages", code="chat_template_failed") from exc
             except GivenUp:
                 raise ClientDisconnect from None
             except Exception as exc:
