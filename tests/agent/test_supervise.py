@@ -267,7 +267,8 @@ def test_a_store_that_stays_away_does_not_hold_the_machine_past_its_limit(instan
     agent = instance.start()
     instance.trainer_pid()
     (tmp_path / "store").rename(tmp_path / "away")
-    assert agent.wait(60) in (names.EXIT_DONE, names.EXIT_STOPPED)
+    assert agent.wait(60) in (names.EXIT_FAILED, names.EXIT_STOPPED)
+    assert instance.outcome().state != "done", "nobody could fetch its model"
     assert (instance.root / "billing-ended").stat().st_mtime - instance.boot.started_at <= 50
     assert instance.has_ended_billing()
     assert "ended_unsaved" in instance.kinds()
