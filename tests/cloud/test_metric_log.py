@@ -90,6 +90,15 @@ def test_of_a_long_file_nothing_that_matters_is_left_out(store: FileStore) -> No
     assert set(range(4990, 5000)) <= kept, "the last lines"
 
 
+def test_only_a_figure_of_that_very_name_is_a_validation(store: FileStore) -> None:
+    metrics = [dataclasses.replace(metric, more={"my_val_loss": 1.0}) for metric in made(5000)]
+    metrics[2345] = dataclasses.replace(metrics[2345], val_loss=-0.5)
+    write(store, metrics)
+    found = MetricLog(store, KEY).fresh()
+    assert len(found) < 1000
+    assert [metric.step for metric in found if metric.val_loss is not None] == [2346]
+
+
 def test_of_many_validations_in_one_block_the_best_is_kept(store: FileStore) -> None:
     metrics = [dataclasses.replace(metric, val_loss=5.0 + metric.step % 3) for metric in made(5000)]
     metrics[2345] = dataclasses.replace(metrics[2345], val_loss=0.5)
