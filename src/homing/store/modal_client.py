@@ -9,7 +9,6 @@ The store and the provider share it. The SDK is loaded on first use and does its
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -57,6 +56,8 @@ class Door:
 
     def call(self, make: Callable[[], Awaitable[T]], timeout_s: float = TIMEOUT_S) -> T:
         """`make` gives the SDK's own coroutine (`.aio`): only that can be cancelled, and it tidies up when it is."""
+        import asyncio
+
         return asyncio.run(_within(make, timeout_s))
 
 
@@ -98,7 +99,7 @@ def failures() -> tuple[type[BaseException], ...]:
     import modal.exception
 
     theirs = (modal.exception.Error, grpclib.exceptions.GRPCError, grpclib.exceptions.StreamTerminatedError)
-    return (*theirs, aiohttp.ClientError, OSError, asyncio.TimeoutError)
+    return (*theirs, aiohttp.ClientError, OSError, TimeoutError)
 
 
 def kind_of(exc: BaseException) -> Kind:
@@ -129,10 +130,14 @@ def text_of(exc: BaseException) -> str:
 
 
 async def _within(make: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    import asyncio
+
     return await asyncio.wait_for(make(), timeout_s)
 
 
 def _knock(modal: Any, token_id: str, token_secret: str) -> Any:
+    import asyncio
+
     client = modal.Client
     by_token = token_id and token_secret
     make = (lambda: client.from_credentials.aio(token_id, token_secret)) if by_token else client.from_env.aio

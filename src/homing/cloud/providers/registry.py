@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +29,20 @@ PROVIDERS: dict[str, tuple[str, str | None]] = {
 HERE_ONLY = ("fake", "local", "ssh")
 # Those that are on this computer: they answer at once or not at all.
 NEAR = ("fake", "local")
+# What an account of it leaves here at the very least. Where that is missing its module, which takes long to load, is
+# not asked whether there is one.
+_TRACES: dict[str, Callable[[Path, World], bool]] = {
+    "aws": lambda home, world: world.exists(home / "aws"),
+    "modal": lambda home, world: (
+        any(world.environment().get(name) for name in ("MODAL_TOKEN_ID", "MODAL_CONFIG_PATH"))
+        or world.exists(os.path.expanduser("~/.modal.toml"))
+    ),
+    "runpod": lambda home, world: (
+        bool(world.environment().get("RUNPOD_API_KEY"))
+        or world.exists(Path(world.environment().get("HOME", "/")) / ".runpod" / "config.toml")
+    ),
+    "shadeform": lambda home, world: bool(world.environment().get("SHADEFORM_API_KEY")),
+}
 
 
 def configured(home: Path, world: World) -> list[str]:
@@ -36,6 +52,8 @@ def configured(home: Path, world: World) -> list[str]:
     """
     found = []
     for name, (where, _) in PROVIDERS.items():
+        if name in _TRACES and not _TRACES[name](home, world):
+            continue
         module_name, class_name = where.split(":")
         is_configured = getattr(getattr(importlib.import_module(module_name), class_name), "is_configured", None)
         if is_configured is None or is_configured(home, world):
