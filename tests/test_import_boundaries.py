@@ -90,6 +90,26 @@ def test_the_help_of_every_verb_loads_neither_torch_nor_the_sdk_of_a_cloud() -> 
     assert [each for each in asked if each["loaded"] or not each["is_help"]] == []
 
 
+def test_the_help_is_printed_without_the_parser() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['homing', '--help']\n"
+        "from homing.cli.main import main\n"
+        "main()\n"
+        "sys.exit('typer' in sys.modules or 'pydantic' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "homing VERB [RUN]" in done.stdout
+
+
+def test_the_help_on_a_full_disk_is_an_error_of_three_lines() -> None:
+    with open("/dev/full", "w") as full:
+        argv = [sys.executable, "-m", "homing.cli", "--help"]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: This computer refused: No space left on device.")
+
+
 def test_help_takes_at_most_three_tenths_of_a_second_of_cpu() -> None:
     code = (
         "import resource, subprocess, sys\n"

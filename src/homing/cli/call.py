@@ -25,9 +25,9 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from homing import __version__
+import homing
 from homing.cli import dotenv, misread, talk, terminal
-from homing.cli.main import STORIES, VERBS
+from homing.cli.main import HELP, STORIES, VERBS, verb_table
 from homing.cli.verb_help import Verb
 from homing.errors import HomingError, StillBilling
 
@@ -35,7 +35,6 @@ __all__ = ["LazyVerbs", "call"]
 
 # typer carries a click of its own under a private name; the parent of its public error is the way to it.
 _ClickError: Any = typer.BadParameter.__mro__[2]
-_HELP = ("--help", "-h")
 
 
 class LazyVerbs(TyperGroup):
@@ -65,13 +64,7 @@ class LazyVerbs(TyperGroup):
             return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(f"homing {__version__}: raw text out, a trained model home, inside a money limit.\n\n")
-        formatter.write("Usage: homing VERB [RUN] [OPTIONS]        homing VERB --help tells the options of a verb\n")
-        for story, verbs in STORIES.items():
-            formatter.write(f"\n{story}\n")
-            for verb, text in verbs.items():
-                formatter.write(f"  {verb:<11} {text}\n")
-        formatter.write("\nEverywhere: --json  -q, --quiet  -v, --verbose  -h, --help  -V, --version\n")
+        formatter.write(verb_table())
 
 
 @contextlib.contextmanager
@@ -93,13 +86,13 @@ app = typer.Typer(
     add_completion=True,
     rich_markup_mode=None,
     no_args_is_help=True,
-    context_settings={"help_option_names": list(_HELP)},
+    context_settings={"help_option_names": list(HELP)},
 )
 
 
 def _print_version(value: bool) -> None:
     if value:
-        print(f"homing {__version__}")
+        print(f"homing {homing.__version__}")
         raise typer.Exit
 
 
@@ -115,14 +108,14 @@ def _root(
 def call(typed: list[str]) -> int:
     arguments, loudness = _take_loudness(_fill_watch(misread.help_first(typed)))
     talk.configure(loudness=loudness, is_json="--json" in arguments)
-    if "--json" in arguments and set(arguments) <= {"--json", "--version", "-V", *_HELP}:
+    if "--json" in arguments and set(arguments) <= {"--json", "--version", "-V", *HELP}:
         return _print_verbs()
     arguments = _json_behind(arguments)
     with terminal.filtered():
         logging.basicConfig(level=logging.DEBUG if loudness > 0 else logging.WARNING, format="%(name)s: %(message)s")
         with _endings_as_interrupts():
             code, shown = _run_verb(arguments)
-        if arguments and arguments[0] in VERBS and not any(word in arguments for word in _HELP):
+        if arguments and arguments[0] in VERBS and not any(word in arguments for word in HELP):
             code = _check_billing(code, shown)
     return code
 
@@ -130,7 +123,7 @@ def call(typed: list[str]) -> int:
 def _print_verbs() -> int:
     """`homing --help --json`, and --json with nothing else or with --version: the table of verbs, as data."""
     with contextlib.suppress(BrokenPipeError):
-        print(json.dumps({"schema": "homing.verbs/1", "version": __version__, "verbs": STORIES}))
+        print(json.dumps({"schema": "homing.verbs/1", "version": homing.__version__, "verbs": STORIES}))
     return 0
 
 

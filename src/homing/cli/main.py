@@ -1,6 +1,7 @@
 """The command line begins here: the one list of verbs, and `main`, which loads what it needs to call one.
 
     main -> Ctrl-C is quiet from here on -> cli/call.py (typer) -> the verb's module -> exit code
+    main --help -> the table of verbs, by nothing but this module
 
 A verb is one module `homing/cli/VERB.py` with a function `command` (or a typer app `app` for a group such as `store`).
 It parses, calls the library and prints; the library never prompts, prints or exits.
@@ -13,7 +14,9 @@ import os
 import signal
 import sys
 
-__all__ = ["STORIES", "VERBS", "main"]
+__all__ = ["HELP", "STORIES", "VERBS", "main", "verb_table"]
+
+HELP = ("--help", "-h")
 
 # One list of verbs: story -> verb -> what it does. A verb is listed when it works, not before.
 STORIES: dict[str, dict[str, str]] = {
@@ -76,6 +79,8 @@ def main() -> None:
     is_ours = _may_interrupt()
     if is_ours:
         signal.signal(signal.SIGINT, _end_now)
+    if len(sys.argv) == 2 and sys.argv[1] in HELP and _is_help_printed():
+        return
     from homing.cli.call import call
 
     if is_ours:
@@ -83,6 +88,28 @@ def main() -> None:
         # Taking torch down may last longer than the verb did; all is said by then.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     sys.exit(call(sys.argv[1:]))
+
+
+def verb_table() -> str:
+    """What `homing --help` prints."""
+    import homing
+
+    lines = [
+        f"homing {homing.__version__}: raw text out, a trained model home, inside a money limit.\n",
+        "Usage: homing VERB [RUN] [OPTIONS]        homing VERB --help tells the options of a verb",
+    ]
+    for story, verbs in STORIES.items():
+        lines += ["", story, *(f"  {verb:<11} {text}" for verb, text in verbs.items())]
+    return "\n".join([*lines, "", "Everywhere: --json  -q, --quiet  -v, --verbose  -h, --help  -V, --version", ""])
+
+
+def _is_help_printed() -> bool:
+    """Without the parser: loading it takes longer than all the rest of this."""
+    try:
+        print(verb_table(), end="", flush=True)
+    except OSError:  # a reader that left, a full disk: `call` tells it, as after every verb
+        return False
+    return True
 
 
 def _open_closed() -> None:
