@@ -11,6 +11,7 @@ import threading
 import time
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -279,3 +280,30 @@ def test_a_ledger_that_lacks_a_table_gets_it(ledger: Ledger) -> None:
     again = Ledger(ledger._path, World())
     again.note_bill("m", Decimal(1), 2.0)
     assert again.bills() == {"m": Decimal(1)}
+
+
+def test_the_open_lines_are_found_by_their_index_and_not_among_all_receipts(ledger: Ledger, tmp_path: Path) -> None:
+    asked: list[str] = []
+    execute = ledger.file.execute
+
+    def listen(statements: Any, **how: bool) -> Any:
+        asked.extend(sql for sql, _ in statements)
+        return execute(statements, **how)
+
+    ledger.file.execute = listen  # type: ignore[method-assign]
+    ledger.open_lines()
+    ledger.billing_runs()
+    ledger.unconfirmed()
+    assert len(asked) == 3
+    with contextlib.closing(sqlite3.connect(tmp_path / "home" / "ledger.sqlite")) as connection:
+        plans = [str(connection.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()) for sql in asked]
+    assert all("USING INDEX lines_open" in plan for plan in plans), plans
+
+
+def test_a_line_whose_end_is_no_time_is_among_the_open_ones(ledger: Ledger, tmp_path: Path) -> None:
+    for number, end in enumerate((None, "tomorrow", b"\xff", 1e300, 2000.0)):
+        run = row(f"moss{number}")
+        ledger.intend(run, line(run))
+        with contextlib.closing(sqlite3.connect(tmp_path / "home" / "ledger.sqlite")) as connection, connection:
+            connection.execute("UPDATE lines SET destroyed_at = ? WHERE run_id = ?", [end, run.id])
+    assert {each.run_name for each in ledger.open_lines()} == {"moss0", "moss1", "moss2", "moss3"}

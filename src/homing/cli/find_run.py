@@ -21,8 +21,7 @@ from homing.cli.trained_here import Trained, trained_here
 from homing.cloud.check_lost import check_lost
 from homing.cloud.home import Home
 from homing.cloud.ledger import RunRow
-from homing.config import load_run, run_files, typed_name
-from homing.config.paths import RUN_SUFFIXES
+from homing.config.paths import RUN_SUFFIXES, run_files, typed_name
 from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
 from homing.errors import HomingError, UsageError
 
@@ -32,20 +31,20 @@ __all__ = ["find_any", "find_run", "is_stranger", "name_here"]
 def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Trained:
     """Also a run that `homing train` trained here: where it is at work, or newer than what was launched by its name. A
     launched one that lives, bills or may go on comes first, for it costs money."""
-    rows = home.ledger.runs()
     is_id = typed is not None and home.ledger.run(typed) is not None
-    trained = None if is_id else _trained_called(home, typed, _name(typed, _file(typed), rows), rows)
+    trained = None if is_id else _trained_called(home, typed, _name(home, typed, _file(typed)))
     if trained is None:
         return find_run(home, typed, changes=changes)
     if trained.run == typed:
         return trained
     theirs = begun_elsewhere(trained.run) if typed is not None else None
-    if theirs is not None and any(row.name == trained.name and begun_elsewhere(row.id) is None for row in rows):
+    rows = _named(home, trained.name)
+    if theirs is not None and any(begun_elsewhere(row.id) is None for row in rows):
         return find_run(home, typed, changes=changes)  # a name means a run of this folder
-    called = [row for row in rows if row.name == trained.name and (theirs or begun_elsewhere(row.id) is None)]
-    launched = rows[:1] if typed is None else called
+    called = [row for row in rows if theirs or begun_elsewhere(row.id) is None]
+    launched = _newest(home)[:1] if typed is None else called
     is_later = not trained.is_live and any(row.created_at >= trained.began_at for row in launched)
-    billing = {line.run_id for line in home.ledger.lines() if line.destroyed_at is None}
+    billing = {line.run_id for line in home.ledger.open_lines()}
     if is_later or any(row.is_live or row.may_go_on or row.id in billing for row in launched):
         row = find_run(home, typed, changes=changes)
         if trained.is_live:
@@ -61,16 +60,15 @@ def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Tr
 
 def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = "") -> RunRow:
     """`brings`, `changes`: what the caller does with it, as a command for a run: "fetch {}", "destroy {}"."""
-    rows = home.ledger.runs()
     if typed is not None and (named := home.ledger.run(typed)) is not None:
         return named
     file = _file(typed)
-    name = _name(typed, file, rows)
-    called = [row for row in rows if name is None or row.name == name]
+    name = _name(home, typed, file)
+    called = _newest(home) if name is None else _named(home, name)
     if not called:
         is_asked = _check_lost(home, typed, name, file)
-        rows = home.ledger.runs()  # with what was found again by its mark
-        called = [row for row in rows if name is None or name in (row.name, row.id)]
+        # With what was found again by its mark.
+        called = _newest(home) if name is None else home.ledger.runs_called(name)
     if not called:
         raise _unknown(home, typed, name, file, is_asked=is_asked)
     own = [row for row in called if begun_elsewhere(row.id) is None] if name is not None else []
@@ -101,11 +99,21 @@ def _file(typed: str | None) -> Path | None:
     return Path(typed) if typed.endswith(RUN_SUFFIXES) or "/" in typed else run_files().get(typed)
 
 
-def _name(typed: str | None, file: Path | None, rows: list[RunRow]) -> str | None:
+def _name(home: Home, typed: str | None, file: Path | None) -> str | None:
     """A name that a run has is that run's, whatever a file of that name says."""
-    if file is None or typed in {row.name for row in rows}:
+    if file is None or typed is None or _named(home, typed):
         return typed
     return name_meant(file)
+
+
+def _named(home: Home, name: str) -> list[RunRow]:
+    """Newest first."""
+    return [row for row in home.ledger.runs_called(name) if row.name == name]
+
+
+def _newest(home: Home) -> list[RunRow]:
+    """The newest run of all first, then those that are live, may be billing or may go on: not thousands that ended."""
+    return home.ledger.unfinished_runs(last=1)
 
 
 def _from_elsewhere(home: Home, called: list[RunRow], brings: str, changes: str) -> RunRow:
@@ -150,13 +158,15 @@ def _check_lost(home: Home, typed: str | None, name: str | None, file: Path | No
     store = ""
     if file is not None and file.is_file():
         with contextlib.suppress(HomingError):  # a file that cannot be read names no store
+            from homing.config import load_run  # the schema, which no other way through here needs
+
             store = load_run(str(file)).run.store
     words = dict.fromkeys([name or "", typed or name or ""])
     return any([check_lost(home, word, store) for word in words])
 
 
 def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None, *, is_asked: bool) -> UsageError:
-    trained = _trained_called(home, typed, name, home.ledger.runs())
+    trained = _trained_called(home, typed, name)
     if trained is not None:
         return _only_trained(home, trained)
     asked = "No provider that is set up here shows an instance of it. " if is_asked else ""
@@ -179,9 +189,9 @@ def _unknown(home: Home, typed: str | None, name: str | None, file: Path | None,
     raise AssertionError(name)
 
 
-def _trained_called(home: Home, typed: str | None, name: str | None, rows: list[RunRow]) -> Trained | None:
+def _trained_called(home: Home, typed: str | None, name: str | None) -> Trained | None:
     """Begun in this folder before others, at work before others, the newest before others."""
-    found = trained_here(home, {row.id for row in rows})
+    found = trained_here(home, home.ledger.run_ids())
     called = [each for each in found if name is None or {typed, name} & {each.name, each.run}]
     # Stable: the newest stays first.
     called.sort(key=lambda each: (name is not None and begun_elsewhere(each.run) is not None, not each.is_live))

@@ -319,9 +319,10 @@ class _Round:
                 self._lose(line, f"{line.provider} has taken its machine away")
             elif instance is not None and instance.billing != "no" and not instance.is_running:
                 self._note_dead(line, instance)
-        if not billing_lines(self.home.ledger.lines(self.run.id)):
+        lines = self.home.ledger.lines(self.run.id)
+        if not billing_lines(lines):
             return
-        status = self._status()
+        status = self._status(lines)
         if status.signs is None:
             self._alert(f"blind-{int(self.now // 3600)}", f"{status.problem} Its limit is still guarded from here.")
         else:
@@ -429,11 +430,12 @@ class _Round:
             self.made.problems.append(f"{self.run.id}: its diary cannot be written: {exc}")
             return True
 
-    def _status(self) -> Status:
-        """What its store tells. One that did not answer a moment ago is not waited for again in this round."""
+    def _status(self, lines: list[LedgerLine] | None = None) -> Status:
+        """What its store tells. One that did not answer a moment ago is not waited for again in this round. `lines`:
+        its attempts, where they were just read."""
         told = next((text for text in self.made.problems if text.startswith(unread(self.run))), "")
         if not told:
-            return look(self.home, self.run)
+            return look(self.home, self.run, lines)
         return Status(self.run, self.lines, None, meter.total_spend(self.lines, self.now), None, told, self.now)
 
     def _describe(self, line: LedgerLine) -> Instance | None:

@@ -124,7 +124,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS bills (mark TEXT PRIMARY KEY, usd TEXT NOT NULL, at REAL NOT NULL)",
     # Every look needs the few open lines and live runs among thousands of receipts.
     "CREATE INDEX IF NOT EXISTS lines_of_run ON lines (run_id)",
-    "CREATE INDEX IF NOT EXISTS lines_open ON lines (mark) WHERE destroyed_at IS NULL",
+    f"CREATE INDEX IF NOT EXISTS lines_open ON lines (mark) WHERE {_IS_OPEN}",  # the very words that ask for them
     "CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state)",
     """CREATE TRIGGER IF NOT EXISTS lines_stay BEFORE DELETE ON lines
         BEGIN SELECT RAISE(ABORT, 'ledger lines are never deleted'); END""",
@@ -425,16 +425,20 @@ class Ledger:
             self._note_damage(f"run {run.id or '?'}", run.damaged)
         return found
 
+    def runs_called(self, word: str) -> list[RunRow]:
+        """The runs with this id or name, newest first."""
+        return self._runs("WHERE id = ? OR name = ?", [word, word])
+
     def called(self, word: str) -> list[RunRow]:
         """The runs with this id or name: first those that are live or may be billing, then the newest first. An id
         comes before a run that has it as its name."""
-        found = self._runs("WHERE id = ? OR name = ?", [word, word])
+        found = self.runs_called(word)
         billing = self.billing_runs() if len(found) > 1 else set()
         return sorted(found, key=lambda run: (run.id != word, not run.is_live and run.id not in billing))
 
     def billing_runs(self) -> set[str]:
         """Ids of the runs with an instance that may be billing."""
-        sql = f"SELECT DISTINCT run_id FROM lines WHERE created_at IS NOT NULL AND {_IS_OPEN}"
+        sql = f"SELECT run_id FROM lines WHERE created_at IS NOT NULL AND {_IS_OPEN}"
         return {row["run_id"] for row in self._execute((sql, []))}
 
     def find(self, name: str | None) -> RunRow:

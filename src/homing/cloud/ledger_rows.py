@@ -7,6 +7,7 @@ open, a cost that nobody knows is not counted, and the mark and the id are kept,
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -80,7 +81,12 @@ def seconds_in(value: object, otherwise: float) -> float | None:
 
 def usd_in(value: object, most: int = int(MOST_USD) * 1000) -> str | None:
     """The dollars as they are written; None where they are no dollars. Only text is: the ledger writes no floats."""
-    return value if isinstance(value, str) and read_figure(value, most) is not None else None
+    return value if isinstance(value, str) and _is_usd(value, most) else None
+
+
+@functools.lru_cache(maxsize=4096)  # the same few rates and limits stand in very many rows
+def _is_usd(text: str, most: int) -> bool:
+    return read_figure(text, most) is not None
 
 
 def _text(row: Mapping[str, Any], name: str, bad: list[str]) -> str:
