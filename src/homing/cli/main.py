@@ -80,7 +80,7 @@ def main() -> None:
     if is_ours:
         signal.signal(signal.SIGINT, _end_now)
     if len(sys.argv) == 2 and sys.argv[1] in HELP and _is_help_printed():
-        return
+        sys.exit(0)
     from homing.cli.call import call
 
     if is_ours:
