@@ -283,8 +283,8 @@ MUTANTS = [
     Mutant(
         "ends-before-the-push",
         "src/homing/agent/supervise.py",
-        "write, tell, self._push, keep, self._say_goodbye",
-        "write, tell, keep, self._say_goodbye",
+        "self._tell_outcome, self._push, self._keep, self._say_goodbye",
+        "self._tell_outcome, self._keep, self._say_goodbye",
         ("tests/agent/test_supervise.py::test_a_run_that_is_done_is_pushed_and_then_ends_billing",),
     ),
     # --- checkpoints ---
@@ -351,5 +351,150 @@ MUTANTS = [
         "        hidden = [*self.boot.end_billing.header_env.values()]",
         "        hidden: List[str] = []",
         ("tests/agent/test_supervise.py::test_the_key_that_ends_billing_is_hidden_from_the_children",),
+    ),
+    # --- what others send: figures, files, code ---
+    Mutant(
+        "absurd-figures-believed",
+        f"{_CLOUD}/figures.py",
+        "    if not number.is_finite() or not least <= number <= most:\n",
+        "    if number.is_nan():\n",
+        ("tests/cloud/providers/test_fake.py",),
+    ),
+    Mutant(
+        "absurd-bill-believed",
+        f"{_CLOUD}/receipt.py",
+        "    if rate > 0 and usd > most:\n",
+        "    if False:\n",
+        ("tests/cloud/test_destroy.py::test_an_absurd_bill_is_told_and_not_written_down",),
+    ),
+    Mutant(
+        "unreadable-end-is-an-end",
+        f"{_CLOUD}/ledger.py",
+        '_IS_OPEN = "(destroyed_at IS NULL OR destroyed_at >= 1e12)"',
+        '_IS_OPEN = "(destroyed_at IS NULL)"',
+        ("tests/cloud/test_damaged_rows.py",),
+    ),
+    Mutant(
+        "dotenv-sets-anything",
+        "src/homing/cli/dotenv.py",
+        "if value and name in CREDENTIALS and name not in os.environ}",
+        "if value and name not in os.environ}",
+        ("tests/cli/test_dotenv.py::test_a_file_that_came_with_the_folder_sets_credentials_and_nothing_else",),
+    ),
+    Mutant(
+        "keys-over-plain-http",
+        "src/homing/api_address.py",
+        '    if parts.scheme == "http" and _is_loopback(host):\n',
+        '    if parts.scheme == "http":\n',
+        ("tests/security/test_plain_http.py",),
+    ),
+    Mutant(
+        "startup-runs-any-bytes",
+        f"{_CLOUD}/startup.sh",
+        '[ "${found%% *}" = "${FETCH[i + 2]}" ] && mv',
+        "mv",
+        ("tests/cloud/test_startup.py::test_a_file_with_another_hash_is_never_used_and_the_timer_ends_billing",),
+    ),
+    Mutant(
+        "wheel-imported-unhashed",
+        f"{_CLOUD}/furnish.py",
+        "'found == expected or sys.exit(",
+        "'True or sys.exit(",
+        (
+            "tests/security/test_hostile_code.py"
+            "::test_nothing_is_imported_from_a_wheel_that_is_not_the_one_that_left_home",
+        ),
+    ),
+    Mutant(
+        "planted-object-trusted",
+        f"{_CLOUD}/objects.py",
+        "    if not store.create_if_absent(key, data) and store.sha256(key) != digest:\n",
+        "    if store.create_if_absent(key, data):\n",
+        (
+            "tests/security/test_hostile_code.py"
+            "::test_what_another_writer_planted_under_the_hash_of_a_run_file_is_written_again",
+        ),
+    ),
+    Mutant(
+        "packages-without-hashes",
+        "src/homing/bootstrap.py",
+        'VERIFIED = ("--require-hashes", "--only-binary", ":all:")',
+        "VERIFIED = ()",
+        ("tests/test_bootstrap.py::test_packages_are_installed_only_with_their_hashes",),
+    ),
+    # --- a home that is lost, damaged or full ---
+    Mutant(
+        "lost-run-rented-again",
+        f"{_CLOUD}/draft.py",
+        "        check_lost(home, run.name, run.store)\n",
+        "        pass\n",
+        ("tests/cli/test_lost_ledger.py::test_launch_is_refused_where_the_provider_of_a_lost_run_cannot_be_asked",),
+    ),
+    Mutant(
+        "lost-ledger-not-restored",
+        f"{_CLOUD}/ledger_file.py",
+        '            self._restore(f"The ledger {self.path} was missing.")\n',
+        "            pass\n",
+        ("tests/cloud/test_ledger_file.py::test_a_lost_ledger_is_restored_from_its_backup_and_says_so",),
+    ),
+    Mutant(
+        "intent-only-in-memory",
+        f"{_CLOUD}/ledger_file.py",
+        "            if must_last and not is_read:\n",
+        "            if False:\n",
+        (
+            "tests/cloud/test_ledger_file.py"
+            "::test_where_it_cannot_be_written_it_is_read_and_what_is_learned_stays_in_memory",
+        ),
+    ),
+    Mutant(
+        "names-by-age-alone",
+        f"{_CLOUD}/ledger.py",
+        "(run.id != word, not run.is_live and run.id not in billing)",
+        "(run.id != word, False)",
+        ("tests/cli/test_clock_set_back.py",),
+    ),
+    Mutant(
+        "limit-of-a-lost-run-forgotten",
+        f"{_CLOUD}/reconcile.py",
+        "    found = remembered(home, instance)\n",
+        "    found = None\n",
+        ("tests/cli/test_lost_ledger.py::test_the_guard_ends_it_at_its_limit",),
+    ),
+    Mutant(
+        "unasked-stop-is-final",
+        f"{_CLOUD}/reconcile.py",
+        "        is_cut = outcome.is_preempted or found.is_unasked\n",
+        "        is_cut = outcome.is_preempted\n",
+        ("tests/cloud/test_reconcile.py",),
+    ),
+    # --- what a stranger's file or prompt may take ---
+    Mutant(
+        "slow-headers-have-no-deadline",
+        "src/homing/web/host.py",
+        "        elif self._deadline is None:",
+        "        elif False:",
+        ("tests/web/test_slow_clients.py::test_the_next_request_on_a_connection_has_a_deadline_too",),
+    ),
+    Mutant(
+        "bodies-of-any-size",
+        "src/homing/web/app.py",
+        "                    if len(raw) > most:\n",
+        "                    if False:\n",
+        ("tests/web/test_slow_clients.py::test_a_body_without_its_length_is_counted_as_it_comes",),
+    ),
+    Mutant(
+        "shards-of-other-text",
+        "src/homing/cli/stale_shards.py",
+        "    for folder, why in stale_shards(loaded):\n",
+        "    for folder, why in ():\n",
+        ("tests/cli/test_stale_shards.py::test_no_verb_uses_shards_of_other_text",),
+    ),
+    Mutant(
+        "kernel-layout-unchecked",
+        "src/homing/lm/model/kernels/launch.py",
+        "    if not is_right:\n",
+        "    if False:\n",
+        ("tests/lm/model/test_kernels.py::test_a_kernel_refuses_what_it_would_misread",),
     ),
 ]  # fmt: skip
