@@ -19,7 +19,7 @@ from pathlib import Path
 from homing.cloud import lease as leases
 from homing.cloud import meter
 from homing.cloud.home import LAUNCH_NOTE, Home
-from homing.cloud.ledger import ADOPTED, Adopted, LedgerLine, RunRow
+from homing.cloud.ledger import ADOPTED, RESTORED, Adopted, LedgerLine, RunRow
 from homing.cloud.mark import owner_in
 from homing.cloud.receipt import counted
 from homing.cloud.reconcile import refresh
@@ -101,7 +101,7 @@ def adopt(proposal: Proposal, store: Store, home: Home) -> tuple[RunRow, list[st
         leases.take(store, run_id, **who, after=after, world=home.world)
     # Read again under our lease: its last owner may have written it while the question was open.
     record = read_document(store, run_key(run_id, names.RECORD), RunRecord) or proposal.record
-    lines = _by_our_clock(lines_of(record), _last_word(store, run_id), home)
+    lines = [_restored(home, line) for line in _by_our_clock(lines_of(record), _last_word(store, run_id), home)]
     home.ledger.adopt_run(_row(record, store), lines, _foreign(record, home))
     problems = _bring_papers(store, record, home)
     write_record(home, run_id, store)
@@ -131,6 +131,12 @@ def _mark_to_keep(proposal: Proposal) -> str:
     if held in open_marks or held not in known:
         return held or (open_marks[-1] if open_marks else "")
     return open_marks[-1] if open_marks else ""
+
+
+def _restored(home: Home, line: LedgerLine) -> LedgerLine:
+    """An open line of this home itself, which its ledger has lost: what it had seen of the instance is lost too."""
+    is_lost = line.destroyed_at is None and home.is_ours(line.mark)
+    return dataclasses.replace(line, note=RESTORED + line.note) if is_lost else line
 
 
 def lines_of(record: RunRecord) -> list[LedgerLine]:

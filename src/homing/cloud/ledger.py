@@ -38,6 +38,7 @@ __all__ = [
     "LOST",
     "PREEMPTED",
     "REFUSED",
+    "RESTORED",
     "SILENT",
     "UNDONE",
     "Adopted",
@@ -55,6 +56,9 @@ UNDONE = "launch: "  # and why it failed: what it had begun was undone
 REFUSED = "refused"  # state of a line whose create call the provider answered with no: nothing was made
 # How the note of a receipt begins that is the most a machine can have cost: nobody knows when it ended, or that it was.
 AT_MOST = "at most: "
+# How the note of an open line begins that was written again from the store's record: until the provider shows its
+# instance, this home does not know how long it lived.
+RESTORED = "restored: "
 ADOPTED = "adopted"  # another home owns it by now; neither live nor ended here
 SCHEMA_VERSION = 1
 

@@ -18,7 +18,7 @@ from homing.cloud.ask import ask_store
 from homing.cloud.figures import MOST_USD, MOST_USD_PER_HOUR, read_figure
 from homing.cloud.guards import can_end_itself
 from homing.cloud.home import Home
-from homing.cloud.ledger import AT_MOST, REFUSED, LedgerLine
+from homing.cloud.ledger import AT_MOST, REFUSED, RESTORED, LedgerLine
 from homing.cloud.providers.base import Doubling, Instance, Remembering
 from homing.cloud.signs import read_document
 from homing.cloud.whose import is_elsewhere
@@ -92,7 +92,12 @@ def _close(home: Home, line: LedgerLine, instance: Instance | None, note: str) -
     spend = max(ours, seen, theirs)
     if ended_at is None:
         known = max(written, heard, theirs)  # for so much it is known to have lived
-        spend = max(known, min(spend, count * most_usd(home, line)))
+        most = count * most_usd(home, line)
+        if line.note.startswith(RESTORED):
+            most = min(most, Decimal(line.limit_usd or most))  # its guards held that, as far as anybody knows
+            if line.intent_at > now and most.is_finite():
+                spend = most  # this clock was set back since, and nothing else tells how long ago it began
+        spend = max(known, min(spend, most))
         if spend - known > meter.cost(rate, meter.MARGIN_S):
             note = AT_MOST + note
     home.ledger.close(line.mark, at=min(until, home.world.now()), spend_usd=spend, note=note)
@@ -244,6 +249,9 @@ def _goodbye(home: Home, line: LedgerLine, beat: Heartbeat | None, counted_usd: 
     Not every provider tells when one ended, or remembers it for long, and a laptop may have been closed for days.
     """
     if beat is None or beat.state != "ended" or not can_end_itself(home.provider_of(line)):
+        return None
+    if line.note.startswith(RESTORED):
+        # An accepted end may take several tries. Who lost the ledger lost with it how long the instance was shown.
         return None
     assert line.created_at is not None, line
     rate = Decimal(line.rate_usd_per_hour)

@@ -194,7 +194,11 @@ class Aws:
             self.things.attach_volume(region, request.mark, name, zone, _gb(settings.volume), left_s, by)
         if settings.ssh_from:
             connection = self.connection(instance_id)
-            assert connection is not None, instance_id
+            if connection is None:
+                raise StartTimeout(
+                    what=f"{instance_id} disappeared, or lost its address, before SSH came up.",
+                    fix=f"Try again: {request.order.words.to('launch')}",
+                )
             left_s = max(1.0, until - self._world.monotonic())
             startup.hand_over(connection, request, world=self._world, timeout_s=min(_HAND_OVER_S, left_s))
 
