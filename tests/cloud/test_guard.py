@@ -281,7 +281,7 @@ def test_a_run_that_ended_and_still_bills_is_destroyed_after_a_margin(
     kill_all(home)
     store = home.store_of(done.run)
     mark = home.ledger.lines()[-1].mark
-    beat = Heartbeat(time.time(), mark, 1, "ending", 0.0, "0.36", "0.1")
+    beat = Heartbeat(time.time(), mark, 1, "ending", 0.0, "0.36", "0.1", is_pushed=True)
     store.put_bytes(run_key(done.run.id, names.HEARTBEAT), codec.dumps(beat).encode())
     outcome = Outcome("done", "All steps are done.", 0, t=home.world.now(), is_final=True)
     store.put_bytes(run_key(done.run.id, names.OUTCOME), codec.dumps(outcome).encode())
@@ -394,7 +394,7 @@ def test_a_last_push_that_takes_long_is_not_cut_off(home: Home, tmp_path: Path) 
     store, mark = home.store_of(done.run), home.ledger.lines()[-1].mark
     beat = Heartbeat(home.world.now(), mark, 1, "pushing", 0.0, "0.36", "0.1")
     store.put_bytes(run_key(done.run.id, names.HEARTBEAT), codec.dumps(beat).encode())
-    outcome = Outcome("done", "All steps are done.", 0, t=home.world.now(), is_final=True)
+    outcome = Outcome("failed", "The trainer failed.", 1, t=home.world.now(), is_final=True)
     store.put_bytes(run_key(done.run.id, names.OUTCOME), codec.dumps(outcome).encode())
     ahead(home, 3 * meter.MARGIN_S)
     assert guard_pass(home).done == []
