@@ -57,6 +57,7 @@ from homing.errors import UsageError  # noqa: E402
 from homing.lm.tokenizer import load_tokenizer  # noqa: E402
 from homing.store import run_key  # noqa: E402
 from homing.wire import codec, names  # noqa: E402
+from homing.wire.clock import boot_clock_s  # noqa: E402
 from homing.wire.control import Control  # noqa: E402
 from homing.wire.event import Metric, Outcome  # noqa: E402
 from homing.wire.run import Run, Schedule, Sizes  # noqa: E402
@@ -331,7 +332,7 @@ def _set_deadline(run_dir: Path, seconds: float) -> float:
         time.sleep(0.1)
     land_by = time.time() + seconds
     aside = run_dir / ".control.aside"
-    aside.write_text(codec.dumps(Control(reason="The spend limit is near.", land_by=land_by)))
+    aside.write_text(codec.dumps(Control(reason="The spend limit is near.", land_by=boot_clock_s() + seconds)))
     aside.replace(run_dir / names.CONTROL)
     return land_by
 
