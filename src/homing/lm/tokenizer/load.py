@@ -97,12 +97,21 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 def specials_of(data: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, int]:
     """Name -> id of the special tokens; refuses a vocabulary that is not byte-level, or has no mark of a document."""
-    specials = {entry["content"]: int(entry["id"]) for entry in data.get("added_tokens", []) if entry.get("special")}
+    vocab, added = data["model"].get("vocab"), data.get("added_tokens", [])
+    if not isinstance(vocab, dict):
+        raise _unusable(path, "Its vocabulary is missing, or is no mapping of tokens to ids.")
+    if not isinstance(added, list) or not all(_is_added_token(entry) for entry in added):
+        raise _unusable(path, "Its added_tokens are not a list of tokens, each with a content and an id.")
+    specials = {entry["content"]: entry["id"] for entry in added if entry.get("special")}
     if not specials.keys() & set(DOCUMENT_MARKS):
         raise _unusable(path, f"It has no special token {END_OF_TEXT}, nor {' or '.join(DOCUMENT_MARKS[1:])}.")
-    if not set("".join(token for token in data["model"]["vocab"] if token not in specials)) <= set(CHAR_TO_BYTE):
+    if not set("".join(token for token in vocab if token not in specials)) <= set(CHAR_TO_BYTE):
         raise _unusable(path, "Its vocabulary is not byte-level.")
     return specials
+
+
+def _is_added_token(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("content"), str) and type(entry.get("id")) is int
 
 
 def read_tokenizer_json(path: str | os.PathLike[str]) -> dict[str, Any]:
