@@ -19,6 +19,7 @@
     ├── StillBilling            6   something may still cost money; wins over all others
     ├── IntegrityError          7   a hash does not match
     ├── StoreError              7   the store could not be read or written
+    │   └── StoreRefused        7   it says no, and will say no again: permission, bucket, token, region
     └── Interrupted           130
 
 The exit code sits on the class. Three fields, printed as three lines: what happened, why, and what to do,
@@ -53,6 +54,7 @@ __all__ = [
     "StartTimeout",
     "StillBilling",
     "StoreError",
+    "StoreRefused",
     "UsageError",
 ]
 

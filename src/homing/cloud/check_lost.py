@@ -80,8 +80,8 @@ def _refuse_stray(home: Home, word: str) -> None:
     for line in home.ledger.lines():
         if line.destroyed_at is None and not line.run_id and line.run_name == "?" and line.mark.startswith(begin):
             raise StillBilling(
-                what=f"{line.provider} {line.instance_id or line.mark} may be billing, and the ledger does not know"
-                " its run.",
+                what=f"{line.provider} {line.instance_id or line.mark} "
+                "may be billing, and the ledger does not know its run.",
                 why=f"Its mark is {line.mark}: it was launched from this home, with a ledger that was lost.",
                 fix=f"End it: homing destroy {line.instance_id or line.mark}"
                 "   or bring its run back from its store: homing adopt STORE",
