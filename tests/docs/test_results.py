@@ -70,6 +70,7 @@ def git(tmp_path: Path) -> Git:
         shutil.copyfile(BENCHMARKS / name, tmp_path / "benchmarks" / name)
     (tmp_path / "src/area/code.py").write_text("first\n")
     (tmp_path / "README.md").write_text("page\n")
+    (tmp_path / ".gitignore").write_text("__pycache__/\n")
     run("init", "-q")
     run("add", "-A")
     run("commit", "-qm", "first")

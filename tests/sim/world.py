@@ -298,6 +298,10 @@ class SimWorld(World):
         disk.get(full)
         return 0o600  # nobody else lives on a simulated machine
 
+    def chmod(self, path: PathLike, mode: int) -> None:
+        disk, full = self._at("chmod", path)
+        disk.get(full)
+
     def may_write(self, path: PathLike) -> bool:
         return self.exists(path)
 

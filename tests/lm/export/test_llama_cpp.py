@@ -1,4 +1,4 @@
-"""The comparison with llama.cpp is by hand; where llama.cpp is absent it says how to get it, and fails."""
+"""The comparison with llama.cpp is by hand; where llama.cpp is absent it says how to get it, and counts as skipped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gguf_in_llama_cpp.py"
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("llama_cpp") is not None, reason="llama-cpp-python is here: run the script itself")
-def test_without_llama_cpp_it_fails_with_what_to_install() -> None:
+def test_without_llama_cpp_it_says_what_to_install_and_is_skipped() -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "--quick"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("FAIL")
+    assert done.returncode == 77, done.stderr
     assert "pip install llama-cpp-python" in done.stdout
