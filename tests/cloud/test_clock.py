@@ -62,6 +62,18 @@ def test_open_lines_move_with_a_clock_that_is_set_and_once_only(home: Home, cloc
     assert age_s(home, "old") == HOUR
 
 
+@pytest.mark.parametrize("step_s", [5 * HOUR, -5 * HOUR])
+def test_so_does_the_time_at_which_its_end_was_requested(home: Home, clock: Clock, step_s: float) -> None:
+    """An instance whose create call was never answered may appear for a while after that time."""
+    home.ledger.ask_destroy("old", clock.now())
+    clock.t += 60
+    clock.set_s = step_s
+    follow_clock(home)
+    asked_at = home.ledger.destroy_asked_at("old")
+    assert asked_at is not None
+    assert clock.now() - asked_at == 60
+
+
 def test_a_line_that_was_made_after_the_clock_was_set_forward_does_not_move(home: Home, clock: Clock) -> None:
     clock.set_s = 5 * HOUR
     open_line(home, "new")

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.kernel import Broken
 from tests.sim.schedule import destroy_all, play
 from tests.sim.stage import Stage, pace
-from tests.sim.stories import LONG, Rig
+from tests.sim.stories import LONG, SHORT, Rig
 from tests.sim.world import STORE
 
 from homing.cloud import receipt
@@ -80,6 +80,24 @@ def test_a_home_whose_clock_is_behind_that_of_the_one_it_took_a_run_over_from_co
         assert stage.finish(stage.client("tidy", destroy_all, other)).answer == []
         stage.truth.check_receipts()
         stage.close()
+
+
+@pytest.mark.regression("clock-jumps")
+def test_destroy_after_the_clock_at_home_was_set_back_counts_no_less() -> None:
+    # Seed 6: destroy was the first command after the clock was set back, the store did not answer, and Modal does not
+    # say when a sandbox ended.
+    with pace():
+        rig = Rig(provider="modal")
+        assert rig.launch(trainer=SHORT).error is None
+        rig.stage.advance(90.0)
+        assert rig.cloud.cloud.live() == {}, "it has ended by itself"
+        rig.stage.home.skew_s -= 3 * 3600.0
+        rig.stage.home.cut.add("store")
+        rig.destroy()
+        (line,) = lines(rig.stage)
+        assert line.destroyed_at is not None
+        rig.stage.truth.check_receipts()
+        rig.stage.close()
 
 
 def test_a_receipt_of_nothing_for_what_nobody_saw_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from decimal import Decimal
 
 from homing.cloud import meter
 from homing.cloud.ask import HURRY_S, ask_store
+from homing.cloud.clock import follow_clock
 from homing.cloud.home import Home
 from homing.cloud.ledger import REFUSED, LedgerLine, RunRow
 from homing.cloud.providers.base import Instance, Provider
@@ -112,6 +113,8 @@ def destroy_lines(home: Home, lines: list[LedgerLine], *, deadline_s: float = DE
 def end_each(home: Home, lines: list[LedgerLine], *, deadline_s: float, by: float = math.inf) -> dict[str, Problem]:
     """What stands in the way of an end, by mark; nothing of those that are gone. `by`, in Unix seconds, is when whoever
     asks has something else to do: what has not answered until then goes on by itself, and counts as not confirmed."""
+    with _bookkeeping():  # before anything gets a time: after a clock was set back a receipt would be too small
+        follow_clock(home)
     for line in lines:
         # Written first: if we die now, every later verb says that this end is unconfirmed. A ledger that cannot be
         # written (a full disk) must not keep a machine billing: we go on, and the receipt fails loudly.

@@ -376,9 +376,9 @@ class Ledger:
         is_last = "COALESCE((SELECT value FROM meta WHERE key = 'clock'), '') = ?"
         self._execute(
             (
-                "UPDATE lines SET created_at = created_at + ? WHERE destroyed_at IS NULL AND created_at <= ? AND "
-                + is_last,
-                [step_s, until, before],
+                "UPDATE lines SET created_at = created_at + ?, destroy_asked_at = destroy_asked_at + ?"
+                f" WHERE destroyed_at IS NULL AND created_at <= ? AND {is_last}",
+                [step_s, step_s, until, before],
             ),
             (f"INSERT OR REPLACE INTO meta (key, value) SELECT 'clock', ? WHERE {is_last}", [now, before]),
         )
