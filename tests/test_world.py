@@ -143,6 +143,14 @@ def test_a_transaction_happens_whole_or_not_at_all(world: World, tmp_path: Path)
     assert world.database(tmp_path / "db.sqlite").execute(("SELECT x FROM t", ())) == [{"x": 7}]
 
 
+def test_only_a_create_makes_a_database(world: World, tmp_path: Path) -> None:
+    database = world.database(tmp_path / "db.sqlite")
+    for statement in ("SELECT 1", "INSERT INTO t VALUES (1)"):
+        with pytest.raises(FileNotFoundError):
+            database.execute((statement, ()))
+    assert not (tmp_path / "db.sqlite").exists()
+
+
 # --- processes ---
 
 

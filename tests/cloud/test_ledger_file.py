@@ -15,7 +15,7 @@ from tests.cloud.test_ledger import again, damage, line, row
 
 from homing.cloud.ledger import Ledger
 from homing.errors import IntegrityError
-from homing.world import World
+from homing.world import Database, World
 
 
 @pytest.fixture
@@ -49,6 +49,76 @@ def test_the_process_that_has_it_open_finds_it_again_too(ledger: Ledger) -> None
     assert ledger.lines() == before
     ledger.set_run("moss-1", state="running")
     assert again(ledger)[0].find("moss").state == "running"
+
+
+def test_an_emptied_ledger_is_restored_and_its_backup_stays(ledger: Ledger) -> None:
+    before = ledger.lines()
+    for path in ledger._path.parent.glob("ledger.sqlite-*"):
+        path.unlink()
+    ledger._path.write_bytes(b"")
+    later, said = again(ledger)
+    assert later.lines() == before
+    assert "was empty. It was restored from its backup of" in said[0]
+    ledger.file.look_again()
+    ledger.set_run("moss-1", spend_limit_usd="7")
+    assert again(ledger)[0].lines() == before
+
+
+class Removing(World):
+    """Somebody removes the ledger just before its `at`-th statement from now."""
+
+    at = 0
+
+    def database(self, path: object) -> Database:
+        self.at -= 1
+        if self.at == 0:
+            for each in Path(str(path)).parent.glob("ledger.sqlite*"):
+                each.unlink()
+        return super().database(path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_one_that_is_removed_between_two_statements_is_restored(ledger: Ledger, at: int) -> None:
+    before, world = ledger.lines(), Removing()
+    guard = Ledger(ledger._path, world)
+    guard.lines()
+    world.at = at
+    for _ in range(3):
+        guard.file.look_again()
+        guard.set_run("moss-1", state="running")
+        assert guard.lines() == before
+    assert again(ledger)[0].lines() == before
+    assert again(ledger)[0].find("moss").state == "running"
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_without_a_backup_a_new_one_is_made(ledger: Ledger, at: int) -> None:
+    world = Removing()
+    guard = Ledger(ledger._path, world)
+    guard.lines()
+    ledger.file.backup.unlink()
+    world.at = at
+    guard.file.look_again()
+    guard.lines()
+    assert guard.lines() == [] == guard.runs()
+    guard.intend(row(), line(row()))
+    assert again(ledger)[0].lines() == [line(row())]
+
+
+def test_a_write_after_a_backup_could_not_be_put_back_does_not_make_an_empty_ledger(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ledger.lines()
+    for path in ledger._path.parent.glob("ledger.sqlite*"):
+        path.unlink()
+    later = Ledger(ledger._path, World())
+    with monkeypatch.context() as patch:
+        fill(patch, ledger._path.parent)
+        assert later.lines() == before
+        later.set_run("moss-1", state="running")
+    later.set_run("moss-1", spend_limit_usd="7")  # the disk has room again
+    assert later.lines() == before
+    assert again(ledger)[0].lines() == before
 
 
 def test_a_log_without_its_ledger_is_not_played_into_the_restored_one(ledger: Ledger) -> None:

@@ -48,6 +48,14 @@ def test_a_lost_owner_is_restored_from_the_ledger_and_no_machine_becomes_a_stran
     assert what_is_lost(later) == []
 
 
+def test_a_lost_owner_is_also_known_by_the_backup_of_a_lost_ledger(home: Home) -> None:
+    home.ledger.intend(row("moss-1"), line(f"homing-{home.owner}-moss-1-1", "moss-1"))
+    home.owner_path.unlink()
+    for path in home.path.glob("ledger.sqlite*"):
+        path.unlink()
+    assert again(home).owner == home.owner
+
+
 def test_marks_of_adopted_runs_do_not_make_us_another_home(home: Home) -> None:
     home.ledger.adopt_run(row("fern-1", "fern"), [line("homing-abcdef-fern-1-1", "fern-1", at=9.0)],
                           [Adopted("homing-abcdef-fern-1-1", "abcdef", "desk", "/home/desk")])  # fmt: skip

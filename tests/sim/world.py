@@ -507,6 +507,8 @@ class _SimDatabase(Database):
             raise DatabaseDamaged(f"{self._path}: database disk image is malformed")
         if world.machine.is_read_only:  # in WAL mode also a reader needs files that it can write
             raise OSError(f"{self._path}: unable to open database file")
+        if self._path not in world.machine.databases and not any(sql.startswith("CREATE") for sql, _ in statements):
+            raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
         connection = world.machine.database(self._path)
         is_writing = any(not sql.lstrip().upper().startswith("SELECT") for sql, _ in statements)
         if is_writing and disk.used >= disk.num_bytes:

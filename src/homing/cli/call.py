@@ -239,7 +239,7 @@ def _show(error: HomingError) -> tuple[int, str]:
 def _has_ledger() -> bool:
     # Looked for by hand, because loading the control plane costs more than most verbs that do not need it.
     home = os.path.expanduser(os.environ.get("HOMING_HOME") or "~/.homing")
-    return os.path.exists(os.path.join(home, "ledger.sqlite"))
+    return any(os.path.exists(os.path.join(home, *path)) for path in (["ledger.sqlite"], ["backup", "ledger.sqlite"]))
 
 
 def _check_billing(code: int, shown: str) -> int:

@@ -59,7 +59,7 @@ class Home:
     @property
     def has_ledger(self) -> bool:
         """Whether anything was ever written down here; reading it would make an empty one."""
-        return self.world.exists(self.path / LEDGER)
+        return self.ledger.file.is_there
 
     def is_ours(self, mark: str) -> bool:
         """Whether this home made what carries the mark: not another home, nor somebody without homing."""

@@ -613,13 +613,15 @@ class Ledger:
                 " homing runs, homing destroy --all",
             ) from exc
 
-    def _run_on(self, database: Database, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[dict[str, Any]]:
-        """On the file, or on a copy in memory: the same tables."""
+    def _run_on(
+        self, database: Database, statements: Sequence[tuple[str, Sequence[Any]]], is_new: bool
+    ) -> list[dict[str, Any]]:
+        """On the file, or on a copy in memory: the same tables. `is_new`: there is no file, and it may be made."""
         is_copy = isinstance(database, MemoryDatabase)
-        if is_copy or not self._is_ready or not self._world.exists(self._path):
-            if not is_copy:
+        if is_new or not self._is_ready:
+            if is_new and not is_copy:
                 self._world.mkdir(self._path.parent)
-            rows = self._schema(database)
+            rows = self._schema(database, is_new)
             if int(rows[0]["value"]) > SCHEMA_VERSION:
                 raise UsageError(
                     what=f"{self._path} was written by a newer homing.",
@@ -629,11 +631,16 @@ class Ledger:
             self._is_ready = not is_copy
         return database.execute(*statements)
 
-    def _schema(self, database: Database) -> list[dict[str, Any]]:
+    def _schema(self, database: Database, is_new: bool) -> list[dict[str, Any]]:
         """Its version. What is there is only read; what is not is made."""
-        with contextlib.suppress(OSError):  # no such table, or worse, which the write tells
+        try:
             rows = database.execute((_SCHEMA, ()))
             if rows and rows[0]["num_tables"] == len(_TABLES):
                 return rows
+        except FileNotFoundError:
+            if not is_new:
+                raise  # removed a moment ago: an empty one in its place would hide its backup
+        except OSError:
+            pass  # no such table, or worse, which the write tells
         made = ("INSERT OR IGNORE INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
         return database.execute(*((sql, ()) for sql in _TABLES), made, (_SCHEMA, ()))

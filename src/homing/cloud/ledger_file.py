@@ -3,7 +3,7 @@
     $HOMING_HOME/ledger.sqlite          the ledger
     $HOMING_HOME/backup/ledger.sqlite   a copy, written after each change of what exists and what it may cost
 
-    missing                  the backup is put in its place
+    missing, or empty        the backup is put in its place
     damaged                  it is kept aside, and the backup is put in its place
     read-only, disk full     reading goes on; what a verb learns stays in the memory of its process and is learned
                              again by the next one. What must outlive the process (an intent, a receipt) fails.
@@ -25,20 +25,29 @@ __all__ = ["LedgerFile"]
 
 _FOLDER = "backup"  # outside of what `rm ledger.sqlite*` takes
 _SOUND = ("SELECT * FROM pragma_quick_check(1)", ())
+_TABLE = ("SELECT name FROM sqlite_master LIMIT 1", ())
 
 Statements = Sequence[tuple[str, Sequence[Any]]]
 
 
 class LedgerFile:
-    """`run` runs statements on a database whose tables it makes where they are missing."""
+    """`run` runs statements on a database and makes the tables that are missing; the file itself only where its last
+    argument is true."""
 
-    def __init__(self, path: Path, world: World, run: Callable[[Database, Statements], list[dict[str, Any]]]) -> None:
+    def __init__(
+        self, path: Path, world: World, run: Callable[[Database, Statements, bool], list[dict[str, Any]]]
+    ) -> None:
         self.path, self.backup = path, path.parent / _FOLDER / path.name
         self.tell: Callable[[str], None] = lambda text: None
         self._world, self._run = world, run
         self._is_checked = False
         self._copy: Database | None = None  # what is read while the file cannot be used, or not be written
         self.said: list[str] = []  # what had to be done to read it, a sentence each
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anything was ever written down: it, or its backup, from which the first who reads restores it."""
+        return self._world.exists(self.path) or self._world.exists(self.backup)
 
     @property
     def is_copy(self) -> bool:
@@ -51,12 +60,12 @@ class LedgerFile:
 
     def execute(self, statements: Statements, *, must_last: bool, is_kept: bool) -> list[dict[str, Any]]:
         """`must_last`: fails where it cannot be written to the file. `is_kept`: the backup is brought up to date."""
-        self._check()
         is_read = reads_only(statements)
+        is_new = self._check(is_read)
         if self._copy is not None and is_read:
-            return self._run(self._copy, statements)
+            return self._run(self._copy, statements, True)
         try:
-            rows = self._run_on_file(statements)
+            rows = self._run_on_file(statements, is_new)
         except OSError as exc:
             if must_last and not is_read:
                 raise
@@ -69,30 +78,41 @@ class LedgerFile:
 
     # --- the file ---
 
-    def _check(self) -> None:
-        """Whether it is there and sound: once, and again when somebody has removed it."""
-        is_there = self._world.exists(self.path)
-        if not is_there and self._copy is None and self._world.exists(self.backup):
-            self._restore(f"The ledger {self.path} was missing.")
+    def _check(self, is_read: bool) -> bool:
+        """Restores it where it is missing, and looks whether it is sound: once, and again when somebody has removed it.
+        True where a new one may be made: there is none, and no backup that could take its place."""
+        is_there, is_new = self._world.exists(self.path), False
+        if not is_there and (self._copy is None or not is_read):
+            is_new = not self._world.exists(self.backup) or self._restore(f"The ledger {self.path} was missing.")
         elif is_there and not self._is_checked:
             try:
                 said = [str(value) for row in self._database().execute(_SOUND) for value in row.values()]
                 if said != ["ok"]:
                     raise DatabaseDamaged(f"{self.path}: {said[0] if said else 'no answer'}")
+                # Whoever made it died at once, or somebody has emptied it: used as it is, it would replace the backup.
+                if not self._database().execute(_TABLE):
+                    is_new = not self._world.exists(self.backup) or self._restore(
+                        f"The ledger {self.path} was empty.", is_replacing=True
+                    )
             except DatabaseDamaged as exc:
-                self._mend(exc)
+                is_new = self._mend(exc)
             except OSError:
                 pass  # whoever reads or writes it says why
         self._is_checked = True
+        return is_new
 
-    def _run_on_file(self, statements: Statements) -> list[dict[str, Any]]:
+    def _run_on_file(self, statements: Statements, is_new: bool) -> list[dict[str, Any]]:
         try:
-            return self._run(self._database(), statements)
+            return self._run(self._database(), statements, is_new)
         except DatabaseDamaged as exc:
-            self._mend(exc)
+            is_new = self._mend(exc)
             if self._copy is not None:  # it could not be put in its place
                 raise
-            return self._run(self._database(), statements)
+        except FileNotFoundError:  # removed since it was checked, or not to be put back
+            is_new = self._check(is_read=False)
+            if self._copy is not None:
+                raise
+        return self._run(self._database(), statements, is_new)
 
     def _database(self) -> Database:
         return self._world.database(self.path)
@@ -101,7 +121,7 @@ class LedgerFile:
 
     def _run_on_copy(self, statements: Statements, exc: OSError) -> list[dict[str, Any]]:
         copy = self._copy or self._read_copy(exc)
-        rows = self._run(copy, statements)  # what the file refused for another reason fails here too
+        rows = self._run(copy, statements, True)  # what the file refused for another reason fails here too
         self._copy = copy
         self._say(
             f"The ledger {self.path} cannot be {'read directly' if reads_only(statements) else 'written'}: {exc}."
@@ -144,8 +164,8 @@ class LedgerFile:
             return None
         return image if [str(value) for row in said for value in row.values()] == ["ok"] else None
 
-    def _mend(self, exc: DatabaseDamaged) -> None:
-        """Keeps what is damaged aside and goes on with the backup; with an empty ledger where there is none."""
+    def _mend(self, exc: DatabaseDamaged) -> bool:
+        """Keeps what is damaged aside and goes on with the backup. True where there is none: with a new ledger."""
         aside = self.path.with_name(f"{self.path.stem}-damaged-{self._moment(self._world.now())}{self.path.suffix}")
         image = self._backup_image()
         try:
@@ -159,24 +179,27 @@ class LedgerFile:
             self._copy = self._world.memory_database(image or b"")
             with_what = f"Its backup {self.backup} is read instead" if image else "There is no backup of it"
             self._say(f"{exc}: the ledger is damaged. {with_what}; nothing could be repaired: {why}")
-            return
+            return False
         told = f"The ledger was damaged ({exc}); it is kept as {aside}."
         self._say(f"{told} {self._restored() if image else self._without_backup()}")
+        return image is None
 
-    def _restore(self, told: str) -> None:
+    def _restore(self, told: str, *, is_replacing: bool = False) -> bool:
+        """True where the backup is of no use: then a new ledger may be made."""
         image = self._backup_image()
         if image is None:
             self._say(f"{told} Its backup {self.backup} is damaged too. {self._without_backup()}")
-            return
+            return True
         try:
-            self._database().restore(image)
+            self._database().restore(image, is_replacing=is_replacing)
         except FileExistsError:
-            return  # another process was first
+            return False  # another process was first
         except OSError as exc:
-            self._copy = self._world.memory_database(image)
+            self._copy = self._copy or self._world.memory_database(image)
             self._say(f"{told} Its backup {self.backup} is read instead; it could not be put back: {exc}")
-            return
+            return False
         self._say(f"{told} {self._restored()}")
+        return False
 
     def _restored(self) -> str:
         at = self._moment(self._world.modified_at(self.backup))

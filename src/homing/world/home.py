@@ -261,7 +261,8 @@ class Database:
         self._path = os.fspath(path)
 
     def execute(self, *statements: tuple[str, Sequence[Any]]) -> list[dict[str, Any]]:
-        """Runs the statements in one transaction; returns the rows of the last. What SQLite refuses is an OSError."""
+        """Runs the statements in one transaction; returns the rows of the last. What SQLite refuses is an OSError. Only
+        a CREATE makes a database that is absent; for anything else that is a FileNotFoundError."""
         with self._errors():
             try:
                 return self._execute(statements)
@@ -308,10 +309,12 @@ class Database:
     def _execute(
         self, statements: Sequence[tuple[str, Sequence[Any]]], *, is_alone: bool = False
     ) -> list[dict[str, Any]]:
-        if not os.path.exists(self._path):  # SQLite makes its other files as readable as this one
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
+        if not os.path.exists(self._path):
+            if not any(sql.startswith("CREATE") for sql, _ in statements):
+                raise FileNotFoundError(errno.ENOENT, "no such database", self._path)
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite makes its other files like this one
         # Closing rolls back what was not committed.
-        with contextlib.closing(sqlite3.connect(self._path, timeout=30.0, isolation_level=None)) as connection:
+        with contextlib.closing(_connect(self._path)) as connection:
             connection.row_factory = sqlite3.Row
             connection.text_factory = _as_text
             if is_alone:
@@ -367,11 +370,15 @@ def reads_only(statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
 
 
 def _image(path: str) -> bytes:
-    # mode=rw: never make one that is not there.
-    uri = f"file:{urllib.parse.quote(os.path.abspath(path))}?mode=rw"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)) as connection:
+    with contextlib.closing(_connect(path)) as connection:
         connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchall()  # opens its log too, or fails to
         return connection.serialize()
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    # mode=rw: never make one that is not there.
+    uri = f"file:{urllib.parse.quote(os.path.abspath(path))}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)
 
 
 def _temporary_folder() -> str:
