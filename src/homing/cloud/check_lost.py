@@ -5,13 +5,14 @@
     an empty ledger                                          every provider that is set up here is asked for our mark
 
 Called by `draft`, before a launch rents a second instance, and by the verbs, before they say that a run was never
-launched.
+launched. `is_lost` is for those that follow a run until it ends.
 """
 
 from __future__ import annotations
 
 from homing.cloud.adopt import stored_runs
 from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.ledger import RunRow
 from homing.cloud.lost import LostRun, is_called, read_lost, unknown_ids
 from homing.cloud.mark import make_mark, owner_prefix, plain_name
 from homing.cloud.reconcile import is_absent, providers_in_use, refresh, unasked
@@ -19,7 +20,7 @@ from homing.errors import HomingError, StillBilling
 from homing.store import open_store
 from homing.wire.codec import WireError
 
-__all__ = ["check_lost"]
+__all__ = ["check_lost", "is_lost"]
 
 
 def check_lost(home: Home, word: str, store: str = "") -> bool:
@@ -52,6 +53,15 @@ def check_lost(home: Home, word: str, store: str = "") -> bool:
             fix="homing runs   as soon as they answer",
         )
     return True
+
+
+def is_lost(home: Home, run: RunRow) -> bool:
+    """True if the ledger no longer knows a run that it knew, and no provider shows an instance of it: then nothing here
+    will tell how it ended. Raises StillBilling while an instance may be billing."""
+    if home.ledger.run(run.id) is not None:
+        return False
+    check_lost(home, run.id, run.store)
+    return home.ledger.run(run.id) is None
 
 
 def _was_used(home: Home) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from homing.cloud.check_lost import is_lost
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, RunRow
 from homing.cloud.reconcile import refresh
@@ -38,7 +39,9 @@ def follow(
         nonlocal ended_at
         refresh(home)
         now = home.ledger.run(run.id)
-        if now is None or now.is_live:
+        if now is None:
+            return is_lost(home, run)
+        if now.is_live:
             ended_at = None
             return False
         ended_at = home.world.monotonic() if ended_at is None else ended_at

@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 from homing.cloud import meter
 from homing.cloud.ahead import Planned, ahead, planned
 from homing.cloud.ask import ask_store
+from homing.cloud.check_lost import is_lost
 from homing.cloud.destroy import open_lines, still_billing
 from homing.cloud.guard import guard_pass
-from homing.cloud.home import LAUNCH_NOTE, Home
+from homing.cloud.home import LAUNCH_NOTE, LEDGER, Home
 from homing.cloud.ledger import RunRow
+from homing.cloud.lost import read_lost
 from homing.cloud.metric_log import MetricLog
 from homing.cloud.news import News, Report
 from homing.cloud.reconcile import unread
@@ -28,7 +30,7 @@ from homing.cloud.signs import Tail, read_document
 from homing.cloud.speed import remember
 from homing.cloud.status import Status, check_interval, look, newest_beat, newest_pushed, progress_line, reached
 from homing.cloud.timing import measure_trip
-from homing.errors import HomingError, StillBilling, StoreError
+from homing.errors import HomingError, IntegrityError, StillBilling, StoreError
 from homing.store import Store, run_key
 from homing.units import format_duration
 from homing.wire import codec, names
@@ -126,10 +128,10 @@ class _Watch:
         self.plans: dict[str, Planned | None] = {}  # by mark
         self.last_line = ""
         self.last_told: tuple[str, int] | None = None  # phase and step of that line
-        self.problem = ""
+        self.problem = self.lost_problem = ""
         self.refresh_problems: list[str] = []
         self.is_told_stale = self.is_told_waiting = False
-        self.line_due = self.refresh_due = home.world.monotonic()
+        self.line_due = self.refresh_due = self.lost_due = home.world.monotonic()
         self.ending_since: float | None = None
         self.blind_since: float | None = None  # by the boot clock
 
@@ -148,6 +150,7 @@ class _Watch:
             if self._is_over():
                 yield from self._last_words()
                 return
+            yield from self._check_lost()
             self._check_blind()
             self.home.world.sleep(min(self.every_s, _POLL_S))
 
@@ -284,6 +287,28 @@ class _Watch:
             return False
         self.run = run
         return True
+
+    def _check_lost(self) -> Iterator[Report]:
+        """Ends the watch when the ledger has lost the run and nothing of it bills. An instance that its provider still
+        shows is written down again by the next round, with its limit; until the provider answers, it is asked again."""
+        now = self.home.world.monotonic()
+        if now < self.lost_due:
+            return
+        self.lost_due = now + _REFRESH_S
+        try:
+            if not is_lost(self.home, self.run):
+                return
+        except StillBilling as exc:
+            if exc.what != self.lost_problem:
+                yield Report("problem", f"{exc.what} {exc.why.splitlines()[0]} Trying again.")
+            self.lost_problem = exc.what
+            return
+        lost = dataclasses.replace(read_lost(self.home, self.run.id), store=self.run.store)
+        raise IntegrityError(
+            what=f"The ledger has lost {self.run.id}, and no provider shows an instance of it.",
+            why=f"{self.home.path / LEDGER} was removed or replaced while the run was watched.",
+            fix=f"Restore the run from its store: {lost.adopt}",
+        )
 
     def _check_blind(self) -> None:
         """Ends the watch when nothing of the run bills any more and its store has not been readable for a while: how it
