@@ -269,7 +269,9 @@ def test_the_volume_of_a_run_is_formatted_once_and_found_again(
     # Everything goes with one command, the machine that trains and what was made for it; the volume when that is said.
     said = homing(capsys, monkeypatch, "destroy", "--all", "--yes")
     assert said.code == 0, said.err
-    (volume,) = home.provider("aws").list_resources()
+    left = home.provider("aws").list_resources()
+    assert [resource.kind for resource in left] == ["volume"], [str(each) for each in left] + [said.err]
+    (volume,) = left
     assert f"Stays: aws volume {volume.id}, kept by wish, $" in said.err
     assert f"To end it: homing destroy {volume.id}" in said.err
     said = homing(capsys, monkeypatch, "destroy", "--all", "--kept", "--yes")

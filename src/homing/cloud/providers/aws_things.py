@@ -229,6 +229,8 @@ class Things:
         for operation, key in (("list_roles", "Role"), ("list_instance_profiles", "InstanceProfile")):
             for row in self._api.items("iam", operation, f"{key}s", GLOBAL, PathPrefix=_path(self._owner)):
                 name = str(row[f"{key}Name"])
+                if not name.startswith(self._prefix):
+                    continue  # an API that takes no notice of the path shows another home's roles too
                 at = read_moment(row.get("CreateDate"))
                 found.setdefault(name, Resource("role", f"iam/{name}", name, "aws", Decimal(0), at, "with its profile"))
         return list(found.values())
