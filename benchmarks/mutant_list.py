@@ -433,8 +433,8 @@ MUTANTS = [
     Mutant(
         "lost-ledger-not-restored",
         f"{_CLOUD}/ledger_file.py",
-        '            self._restore(f"The ledger {self.path} was missing.")\n',
-        "            pass\n",
+        'not self._world.exists(self.backup) or self._restore(f"The ledger {self.path} was missing.")',
+        "True",
         ("tests/cloud/test_ledger_file.py::test_a_lost_ledger_is_restored_from_its_backup_and_says_so",),
     ),
     Mutant(
