@@ -89,7 +89,7 @@ def _try(mutant: Mutant) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="homing-mutant-") as folder:
         copy = Path(folder)
         for name in ("src", "tests", "benchmarks", "docs"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "constraints.txt"):
             shutil.copy(ROOT / name, copy / name)
         healthy = _healthy(copy, mutant.tests)

@@ -19,7 +19,7 @@ from homing.cloud.ledger import REFUSED, LedgerLine
 from homing.cloud.mark import make_mark, shown_mark, twin_mark
 from homing.cloud.providers.fake_faults import Faults, Strike
 from homing.cloud.providers.fake_things import Settings
-from homing.cloud.receipt import counted, receipt
+from homing.cloud.receipt import counted, receipt, seen_spend
 from homing.cloud.reconcile import CREATE_GRACE_S, is_absent, note_twin, refresh
 from homing.store import open_store, run_key
 from homing.wire import codec, names
@@ -30,6 +30,17 @@ from homing.world import Database, HttpRequest, HttpResponse, NetworkError
 @pytest.fixture
 def world() -> FakeWorld:
     return FakeWorld()
+
+
+def test_a_process_that_looks_again_counts_by_its_stop_watch(home: Home, world: FakeWorld) -> None:
+    line = note_rented(home)
+    assert line.created_at is not None
+    seen_spend(home, line)
+    world.pass_time(3600)
+    ahead = dataclasses.replace(line, created_at=world.now() + 3600)  # as after a clock that was set back
+    assert seen_spend(home, ahead) == RATE
+    world.pass_time(3600)
+    assert seen_spend(home, ahead) == 2 * RATE
 
 
 @pytest.mark.parametrize("is_destroyed", [False, True])

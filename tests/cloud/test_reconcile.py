@@ -340,6 +340,20 @@ def test_a_destroy_that_is_not_confirmed_in_time_is_still_billing_and_remembered
     assert home.ledger.unconfirmed()
 
 
+def test_a_provider_that_refuses_to_end_it_leaves_it_billing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = launch(make_draft(home, tmp_path, steps=100_000), home)
+
+    def refuse(instance_id: str) -> None:
+        raise HomingError("500")
+
+    monkeypatch.setattr(home.provider("local"), "destroy", refuse)
+    with pytest.raises(StillBilling, match="500"):
+        destroy_run(home, done.run, deadline_s=0.1)
+    assert [line.mark for line in home.ledger.unconfirmed()] == [done.instance.mark]
+
+
 @pytest.mark.slow
 def test_all_are_destroyed_before_the_first_failure_is_told(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
