@@ -209,7 +209,9 @@ def test_activations_are_those_that_a_forward_keeps(method: str, settings: Lora 
 
 def test_what_does_not_fit_is_told_to_compute_again_first_and_then_to_take_four_bits() -> None:
     base = load_run(str(preset_dir() / "4b.yaml")).run
-    phase = dataclasses.replace(base.phases[0], method="lora", lora=ALL, micro_batch=0, batch_tokens=8 * 2048)
+    phase = dataclasses.replace(
+        base.phases[0], method="lora", lora=ALL, micro_batch=0, batch_tokens=8 * 2048, recompute="none"
+    )
     run = dataclasses.replace(
         base, model=QWEN_7B, phases=[phase], train=dataclasses.replace(base.train, precision="auto")
     )

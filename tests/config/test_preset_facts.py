@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from homing.config import load_run, preset_dir
+from homing.config.memory import fits
+from homing.gpus import GPUS
 from homing.wire.run import Run
 
 
@@ -53,6 +55,14 @@ def test_accumulation_reaches_the_token_batch(preset: str, rows: int, times: int
         assert run.train.precision == "bf16"
     else:
         assert phase.batch_tokens == 32 * run.model.context
+
+
+@pytest.mark.regression("preset-4b-memory")
+def test_the_largest_preset_fits_one_gpu_of_80_gb_as_shipped() -> None:
+    run = resolved("4b")
+    gpus = {name: gpu for name, gpu in GPUS.items() if gpu.memory_gib == 80}
+    assert set(gpus) == {"A100", "H100", "H100-PCIe"}
+    assert {fit.gpu.name: fit.is_fitting for fit in fits(run, gpus=gpus)} == dict.fromkeys(gpus, True)
 
 
 def test_the_long_cosine_is_long_and_can_be_shortened() -> None:
