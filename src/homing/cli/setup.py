@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +18,11 @@ from homing.cloud.checks import Check
 from homing.cloud.doctor_providers import check_providers
 from homing.cloud.examined import Examined
 from homing.cloud.home import Home
+from homing.cloud.providers.aws_policy import policy_document
 from homing.cloud.providers.registry import PROVIDERS, configured
 from homing.cloud.setup import Step, steps_for, write_key
 from homing.errors import ProviderRefused, UsageError
+from homing.store.address import parse_s3
 
 __all__ = ["command"]
 
@@ -31,6 +34,9 @@ def command(
     store: Annotated[
         str, typer.Option("--store", metavar="URL", help="Also make this store, if it is not there: s3://bucket/prefix")
     ] = "",
+    policy: Annotated[
+        bool, typer.Option("--policy", help="Only print the IAM policy that your AWS user needs, as JSON.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be made.")] = False,
     yes: Yes = False,
     json_: Json = False,
@@ -42,12 +48,17 @@ def command(
             why=f"Known: {', '.join(sorted(PROVIDERS))}.",
             fix="homing setup runpod",
         )
+    if policy:
+        _print_policy(provider, store)
+        return
     with open_home() as home:
         account = ACCOUNTS.get(provider)
         is_set = account is None or account.is_set(home.world.environment(), home.world)
         if account is not None and not is_set and provider not in configured(home.path, home.world):
             _take_key(account, home, dry_run=dry_run)
         steps = steps_for(provider, home, store)
+        if provider == "aws":
+            talk.say("The permissions that your AWS user needs: homing setup aws --policy")
         for step in steps:
             talk.say(f"{'there' if step.is_done else 'to make'}: {step.text}{_costs(step)}")
         todo = [step for step in steps if not step.is_done]
@@ -61,6 +72,17 @@ def command(
     if faults:
         raise ProviderRefused(what=f"{provider} is not ready: {faults[0].text}", fix=faults[0].fix)
     talk.say(f"Next: homing offers --provider {provider}")
+
+
+def _print_policy(provider: str, store: str) -> None:
+    if provider != "aws":
+        raise UsageError(
+            what="--policy is for aws.", why=f"{provider} has no policies of its own.", fix="homing setup aws --policy"
+        )
+    document = policy_document(parse_s3(store).bucket if store.startswith("s3:") else "")
+    talk.emit("policy/1", {"policy": json.loads(document)})
+    if not talk.is_json():
+        print(document)
 
 
 def _take_key(account: Account, home: Home, *, dry_run: bool) -> None:
