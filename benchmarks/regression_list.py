@@ -62,6 +62,12 @@ DEFECTS = {
     "gpu-probe": "The probe looked at GPU 0 only, and more ranks than GPUs ended in a raw CUDA error.",
     "peak-memory": "Peak-memory statistics were not reset between phases.",
     "empty-cache": "empty_cache ran with the garbage collector off and freed less than it could.",
+    # --- day one with a real account ---
+    "gpu-names": "GPUs that the providers sell were unknown by the names in their catalogues.",
+    "unknown-gpu-as-cpu": "plan rated an unknown GPU as a processor: 92 tok/s, 316 days.",
+    "old-gpus-offered": "GPUs older than our torch supports (V100) were offered on some providers.",
+    "aws-permissions": "The AWS permissions we listed lacked iam:TagRole and two more.",
+    "preset-4b-memory": "The preset 4b did not fit a GPU of 80 GB: 81.73 GB needed, 80.75 available.",
     # --- figures and claims ---
     "better-gpu-rated-slower": "plan rated an H100 above an H200, which is at least as good in every figure.",
     "linear-scaling-unsaid": "plan multiplied one GPU's speed by their number and did not say so of modelled rows.",

@@ -2,7 +2,8 @@
 
 `bf16_tflops` is the dense tensor-core peak from the vendor's data sheet; cards before Ampere have no bf16, and
 their fp16 peak stands there with `has_bf16` false. `fp32_tflops` is the peak of plain fp32, which those cards train in.
-Memory is what the vendor prints, in GiB.
+Memory is what the vendor prints, in GiB. Aliases are the names in the providers' catalogues and the driver's own: one
+of them must be in what the driver shows, or an instance is taken for another than was rented.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ import difflib
 import re
 from dataclasses import dataclass
 
-__all__ = ["GPUS", "Gpu", "find_gpu", "nearest_gpus"]
+__all__ = ["GPUS", "MIN_CAPABILITY", "Gpu", "find_gpu", "nearest_gpus"]
+
+# What the torch that we install has kernels for: CUDA 13 dropped everything before Turing. The open kernel modules in
+# the images of the clouds begin with Turing too.
+MIN_CAPABILITY = (7, 5)
 
 
 @dataclass(frozen=True)
@@ -52,31 +57,59 @@ class Gpu:
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        Gpu("T4", 16, 65.0, 8.1, 320, (7, 5), ("tesla t4",)),
+        # Volta and Turing
         Gpu("V100", 16, 125.0, 15.7, 900, (7, 0), ("tesla v100",)),
-        Gpu("V100-32GB", 32, 125.0, 15.7, 900, (7, 0), ("v100-sxm2-32gb",)),
-        Gpu("RTX3090", 24, 71.0, 35.6, 936, (8, 6), ("rtx 3090", "geforce rtx 3090")),
-        Gpu("RTX4090", 24, 165.2, 82.6, 1008, (8, 9), ("rtx 4090", "geforce rtx 4090")),
-        Gpu("RTX5090", 32, 209.5, 104.8, 1792, (12, 0), ("rtx 5090", "geforce rtx 5090")),
-        Gpu("A10", 24, 125.0, 31.2, 600, (8, 6), ("nvidia a10",)),
-        Gpu("A10G", 24, 70.0, 31.5, 600, (8, 6), ("nvidia a10g",)),
-        Gpu("L4", 24, 121.0, 30.3, 300, (8, 9), ("nvidia l4",)),
-        Gpu("A40", 48, 149.7, 37.4, 696, (8, 6), ("nvidia a40",)),
-        Gpu("RTXA4000", 16, 76.7, 19.2, 448, (8, 6), ("rtx a4000",)),
-        Gpu("RTXA5000", 24, 111.1, 27.8, 768, (8, 6), ("rtx a5000",)),
-        Gpu("RTXA6000", 48, 154.8, 38.7, 768, (8, 6), ("rtx a6000",)),
-        Gpu("L40", 48, 181.0, 90.5, 864, (8, 9), ("nvidia l40",)),
-        Gpu("L40S", 48, 362.0, 91.6, 864, (8, 9), ("nvidia l40s",)),
-        Gpu("RTX6000Ada", 48, 364.0, 91.1, 960, (8, 9), ("rtx 6000 ada",)),
-        Gpu("A100", 80, 312.0, 19.5, 2039, (8, 0), ("a100-80gb", "a100-sxm4-80gb", "a100 80gb pcie")),
-        Gpu("A100-40GB", 40, 312.0, 19.5, 1555, (8, 0), ("a100-sxm4-40gb", "a100-pcie-40gb")),
-        Gpu("H100", 80, 989.0, 66.9, 3350, (9, 0), ("h100 80gb hbm3", "h100-sxm5-80gb")),
+        Gpu("V100-32GB", 32, 125.0, 15.7, 900, (7, 0), ("v100-sxm2-32gb", "v100-pcie-32gb", "v100 32g")),
+        Gpu("T4", 16, 65.0, 8.1, 320, (7, 5), ("tesla t4",)),
+        Gpu("QuadroRTX4000", 8, 57.0, 7.1, 416, (7, 5), ("rtx 4000",)),
+        Gpu("QuadroRTX5000", 16, 89.2, 11.2, 448, (7, 5), ("rtx 5000",)),
+        Gpu("QuadroRTX6000", 24, 130.5, 16.3, 672, (7, 5), ("rtx 6000",)),
+        # Ampere
+        Gpu("RTX3070", 8, 40.6, 20.3, 448, (8, 6), ("geforce rtx 3070",)),
+        Gpu("RTX3080", 10, 59.5, 29.8, 760, (8, 6), ("geforce rtx 3080",)),
+        Gpu("RTX3080Ti", 12, 68.2, 34.1, 912, (8, 6), ("geforce rtx 3080 ti",)),
+        Gpu("RTX3090", 24, 71.0, 35.6, 936, (8, 6), ("geforce rtx 3090",)),
+        Gpu("RTX3090Ti", 24, 80.0, 40.0, 1008, (8, 6), ("geforce rtx 3090 ti",)),
+        Gpu("RTXA4000", 16, 76.7, 19.2, 448, (8, 6), ("a4000",)),
+        Gpu("RTXA4500", 20, 94.6, 23.7, 640, (8, 6), ("a4500",)),
+        Gpu("RTXA5000", 24, 111.1, 27.8, 768, (8, 6), ("a5000",)),
+        Gpu("RTXA6000", 48, 154.8, 38.7, 768, (8, 6), ("a6000",)),
+        Gpu("A10", 24, 125.0, 31.2, 600, (8, 6)),
+        Gpu("A10G", 24, 70.0, 31.5, 600, (8, 6)),
+        Gpu("A16", 16, 17.9, 4.5, 200, (8, 6)),  # one of the four on its board
+        Gpu("A30", 24, 165.0, 10.3, 933, (8, 0)),
+        Gpu("A40", 48, 149.7, 37.4, 696, (8, 6)),
+        Gpu("A100", 80, 312.0, 19.5, 2039, (8, 0), ("a100-80gb", "a100-sxm4-80gb", "a100 80gb pcie", "a100 80g")),
+        Gpu("A100-40GB", 40, 312.0, 19.5, 1555, (8, 0), ("a100-sxm4-40gb", "a100-pcie-40gb", "a100 40g")),
+        # Ada
+        Gpu("RTX4070Ti", 12, 80.2, 40.1, 504, (8, 9), ("geforce rtx 4070 ti",)),
+        Gpu("RTX4080", 16, 97.5, 48.7, 717, (8, 9), ("geforce rtx 4080",)),
+        Gpu("RTX4080Super", 16, 104.4, 52.2, 736, (8, 9), ("geforce rtx 4080 super",)),
+        Gpu("RTX4090", 24, 165.2, 82.6, 1008, (8, 9), ("geforce rtx 4090",)),
+        Gpu("RTX2000Ada", 16, 48.0, 12.0, 224, (8, 9), ("rtx 2000 ada generation",)),
+        Gpu("RTX4000Ada", 20, 106.9, 26.7, 360, (8, 9), ("rtx 4000 ada generation",)),
+        Gpu("RTX4000Ada-SFF", 20, 76.7, 19.2, 280, (8, 9), ("rtx 4000 sff ada",)),
+        Gpu("RTX5000Ada", 32, 261.1, 65.3, 576, (8, 9), ("rtx 5000 ada generation",)),
+        Gpu("RTX6000Ada", 48, 364.0, 91.1, 960, (8, 9), ("rtx 6000 ada generation", "6000ada")),
+        Gpu("L4", 24, 121.0, 30.3, 300, (8, 9)),
+        Gpu("L40", 48, 181.0, 90.5, 864, (8, 9)),
+        Gpu("L40S", 48, 362.0, 91.6, 864, (8, 9)),
+        # Hopper
+        Gpu("H100", 80, 989.0, 66.9, 3350, (9, 0), ("h100 80gb hbm3", "h100-sxm5-80gb", "h100 sxm")),
         Gpu("H100-PCIe", 80, 756.0, 51.2, 2000, (9, 0), ("h100 pcie",)),
         Gpu("H100-NVL", 94, 835.0, 60.0, 3938, (9, 0), ("h100 nvl",)),
-        Gpu("H200", 141, 989.0, 66.9, 4800, (9, 0), ("nvidia h200", "h200 sxm")),
+        Gpu("H200", 141, 989.0, 66.9, 4800, (9, 0), ("h200 sxm",)),
+        Gpu("H200-NVL", 141, 835.0, 60.0, 4800, (9, 0), ("h200 nvl",)),
         Gpu("GH200", 96, 989.0, 66.9, 4000, (9, 0), ("gh200 480gb",)),
-        Gpu("B200", 180, 2250.0, 75.0, 8000, (10, 0), ("nvidia b200",)),
-        Gpu("B300", 270, 2250.0, 75.0, 8000, (10, 3), ("nvidia b300",)),
+        # Blackwell
+        Gpu("RTX5080", 16, 112.6, 56.3, 960, (12, 0), ("geforce rtx 5080",)),
+        Gpu("RTX5090", 32, 209.5, 104.8, 1792, (12, 0), ("geforce rtx 5090",)),
+        Gpu("RTXPRO4500", 32, 210.9, 54.9, 896, (12, 0), ("rtx pro 4500", "pro 4500")),
+        Gpu("RTXPRO6000", 96, 480.0, 120.0, 1597, (12, 0), ("rtx pro server 6000", "pro 6000")),
+        Gpu("RTXPRO6000-MaxQ", 96, 438.9, 110.0, 1792, (12, 0), ("rtx pro 6000 blackwell max-q",)),
+        Gpu("RTXPRO6000-WK", 96, 503.8, 125.0, 1792, (12, 0), ("rtx pro 6000 blackwell workstation",)),
+        Gpu("B200", 180, 2250.0, 75.0, 8000, (10, 0)),
+        Gpu("B300", 270, 2250.0, 75.0, 8000, (10, 3), ("b300 sxm6",)),
     )
 }
 

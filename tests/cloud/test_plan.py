@@ -252,6 +252,35 @@ def test_one_that_is_taken_away_faster_than_it_gets_on_is_left_out_and_alone_it_
         planned(tmp_path, plain)
 
 
+@pytest.mark.regression("unknown-gpu-as-cpu")
+def test_an_unknown_gpu_is_unknown_and_never_planned_as_a_processor(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sell(monkeypatch, shop_offer("H100", 1, "2.49"), shop_offer("Voodoo 3", 1, "0.50"))
+    plan = planned(tmp_path, plain)
+    assert [row.offer.device for row in plan.offers] == ["H100"]
+    assert any("does not know (Voodoo 3)" in warning for warning in plan.warnings)
+    sell(monkeypatch, shop_offer("Voodoo 3", 1, "0.50"))
+    with pytest.raises(NoOffer, match="can be planned") as refused:
+        planned(tmp_path, plain)
+    assert "Voodoo 3" in str(refused.value.why)
+    own = dataclasses.replace(shop_offer("Voodoo 3", 1, "0.50"), provider="ssh")
+    speed = estimate(make_run(tmp_path), own, plain)
+    assert speed.source == "unknown"
+    assert "unknown GPU: Voodoo 3" in speed.text
+
+
+@pytest.mark.regression("old-gpus-offered")
+def test_a_gpu_older_than_our_torch_supports_is_no_offer_on_any_provider(
+    plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sell(monkeypatch, shop_offer("V100", 1, "0.50"), shop_offer("T4", 1, "0.60"))
+    plan = planned(tmp_path, plain)
+    assert [row.offer.device for row in plan.offers] == ["T4"]
+    (left_out,) = plan.left_out
+    assert "compute capability 7.0 (V100); the torch we install needs 7.5" in left_out.why
+
+
 def test_the_phases_and_the_way_there_and_home_add_up_to_the_whole(
     plain: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,8 +36,8 @@ _EC2_XML = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 # On demand in us-east-1, and by which part of that spot is sold in each zone.
 PRICES = {
     "g4dn.xlarge": "0.526", "g4dn.2xlarge": "0.752", "g5.xlarge": "1.006", "g5.12xlarge": "5.672",
-    "g6.xlarge": "0.8048", "g6e.xlarge": "1.861", "p3dn.24xlarge": "31.212", "p4d.24xlarge": "21.957642",
-    "p5.4xlarge": "6.88", "p5.48xlarge": "55.04", "m5.large": "0.096",
+    "g6.xlarge": "0.8048", "g6e.xlarge": "1.861", "g7e.2xlarge": "3.363", "p3dn.24xlarge": "31.212",
+    "p4d.24xlarge": "21.957642", "p5.4xlarge": "6.88", "p5.48xlarge": "55.04", "m5.large": "0.096",
 }  # fmt: skip
 SPOT_SHARE = {"a": 0.40, "b": 0.35, "c": 0.55, "d": 0.36}
 NO_ROOM = (
@@ -101,6 +101,7 @@ class Settings:
     has_price_list: bool = True
     may_see_quotas: bool = True
     key_pairs: set[str] = field(default_factory=lambda: {"my-laptop"})
+    allowed: set[str] | None = None  # IAM actions of the caller; None: an administrator
 
 
 QUOTA_CODES = ("L-DB2E81BA", "L-3819A6DF", "L-417A185B", "L-7212CCBC", "L-C4BD4855", "L-1216C47A", "L-34B43A08")
@@ -222,12 +223,36 @@ class AwsDouble:
             if way == "error_before":
                 text = "The service is unavailable. Please try again shortly."
                 return self.dated(_refusal(service, 503, "Unavailable", text))
+            missing = self._missing(service, action, form)
+            if missing:
+                code = "UnauthorizedOperation" if service == "ec2" else "AccessDenied"
+                text = f"You are not authorized to perform: {missing}"
+                return self.dated(_refusal(service, 403, code, text))
             response = self.dated(self._answer(service, action, form, request))
             if way == "lost_after":
                 raise NetworkError(f"{action}: connection reset after it was sent")
             if way == "error_after":
                 return self.dated(_refusal(service, 500, "InternalError", "An internal error has occurred"))
             return response
+
+    def _missing(self, service: str, action: str, form: dict[str, str]) -> str:
+        """An IAM action that this call takes and the caller may not do, as AWS's pages list them; "" for none."""
+        allowed = self.settings.allowed
+        if allowed is None or service in ("sts", "s3"):  # S3 has a double of its own; everybody may ask who they are
+            return ""
+        prefix = {"service-quotas": "servicequotas"}.get(service, service)
+        as_iam = {"CreateBudget": "ModifyBudget", "DeleteBudget": "ModifyBudget", "DescribeBudgets": "ViewBudget"}
+        needed = [f"{prefix}:{as_iam.get(action, action)}"]
+        is_tagged = any(name.startswith(("TagSpecification.", "Tags.")) for name in form)
+        if is_tagged and service == "ec2":
+            needed.append("ec2:CreateTags")
+        if is_tagged and service == "iam":
+            needed.append(action.replace("Create", "iam:Tag"))
+        if any(name.startswith("IamInstanceProfile.") for name in form) or action == "AddRoleToInstanceProfile":
+            needed.append("iam:PassRole")
+        if form.get("InstanceMarketOptions.MarketType") == "spot" and not self.living():  # the account's first
+            needed.append("iam:CreateServiceLinkedRole")
+        return next((each for each in needed if each not in allowed), "")
 
     def dated(self, response: HttpResponse) -> HttpResponse:
         """By the double's clock: moto dates what it answers by that of this computer."""

@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.doubles.aws import AwsDouble, Life, Settings, Strike
+from tests.doubles.drivers import driver_name
 from tests.doubles.machine import Machine
 
 from homing.cloud.startup import ROOT
 from homing.world import HttpRequest, HttpResponse, NetworkError
 
 IMDS = "/imds"
-_CARDS = {"g4dn": "Tesla T4", "g5": "NVIDIA A10G", "g6": "NVIDIA L4", "p5": "NVIDIA H100 80GB HBM3"}
+_CARDS = {"g4dn": "T4", "g5": "A10G", "g6": "L4", "g7e": "RTX PRO Server 6000", "p5": "H100"}  # as EC2 names them
 _START_S = 180.0
 _DISK_BYTES = 64 << 20
 
@@ -85,7 +86,8 @@ class RealMachines:
     def _programs(self, instance_id: str, machine: Machine, kind: str) -> dict[str, str]:
         here = f"s#{ROOT}#{machine.root}#g; s#{IMDS}/latest#{IMDS}/{instance_id}/latest#g"
         tell = f'exec /usr/bin/curl -fsS -X POST "{self._url}/double/$what/{instance_id}"\n'
-        card = _CARDS.get(kind.partition(".")[0], "")
+        family = kind.partition(".")[0]
+        card = driver_name(_CARDS[family]) if family in _CARDS else ""
         return {
             "shutdown": f'case "$2" in now) what=shutdown ;; +*) what="timer/${{2#+}}" ;; *) exit 1 ;; esac\n{tell}',
             # After the check of its hash: the place of its folders is this double's, not a part of what travelled.

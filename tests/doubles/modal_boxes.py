@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.doubles.drivers import driver_name
 from tests.doubles.modal_volumes import Mount
 
 from homing.cloud.providers.process_tree import MACHINE_ENV, ProcessTree
@@ -76,7 +77,7 @@ class Box:
         self._tool(tools / "sync", _SYNC.format(control=self.control))
         self._tool(tools / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')  # it has what the lock names
         if self.gpu[1]:
-            self._tool(tools / "nvidia-smi", _SMI.format(name=self.gpu[0], count=self.gpu[1]))
+            self._tool(tools / "nvidia-smi", _SMI.format(name=driver_name(self.gpu[0]), count=self.gpu[1]))
         env = {
             "PATH": f"{tools}:{os.environ['PATH']}",
             "HOME": str(self.folder),

@@ -13,6 +13,7 @@ import gzip
 import time
 from pathlib import Path
 
+from tests.doubles.drivers import driver_name
 from tests.doubles.machine import Machine
 from tests.doubles.rest_server import SERVER, RestServer, serve_as_process
 from tests.doubles.runpod import RunpodDouble
@@ -37,7 +38,8 @@ class RealPods:
 
     def start(self, instance_id: str, files: dict[str, bytes], argv: list[str], env: dict[str, str]) -> None:
         machine = Machine(self.folder / instance_id, _script(argv), env=env, kind="container")
-        cards = "".join(f"echo '{env['RUNPOD_GPU_NAME']}, 580.65.06'\n" for _ in range(int(env["RUNPOD_GPU_COUNT"])))
+        shown = driver_name(env["RUNPOD_GPU_NAME"])
+        cards = "".join(f"echo '{shown}, 580.65.06'\n" for _ in range(int(env["RUNPOD_GPU_COUNT"])))
         machine._program("nvidia-smi", cards)  # as the driver would show what was rented
         self.machines[instance_id] = machine
         machine.start()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from tests.doubles.drivers import driver_name
 from tests.doubles.machine import Machine
 from tests.doubles.rest_server import SERVER, RestServer, serve_as_process
 from tests.doubles.shadeform import KEY, Settings, ShadeformCloud
@@ -28,11 +29,11 @@ class RealMachines:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.machines: dict[str, Machine] = {}
-        self.card = "A6000"  # what the driver of each shows
+        self.card = "A6000"  # of each, as the catalogue names it
 
     def boot(self, instance_id: str, script: str) -> None:
         machine = Machine(self.folder / instance_id, script, kind="vm")
-        machine._program("nvidia-smi", f"echo 'NVIDIA {self.card}, 580.65.06'\n")
+        machine._program("nvidia-smi", f"echo '{driver_name(self.card)}, 580.65.06'\n")
         self.machines[instance_id] = machine
         machine.start()
 

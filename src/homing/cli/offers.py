@@ -18,7 +18,7 @@ from homing.cloud.offers import Found, check_gpu, list_offers
 from homing.cloud.providers.base import Needs, Offer
 from homing.cloud.providers.registry import PROVIDERS, configured
 from homing.errors import NoOffer, UsageError
-from homing.gpus import find_gpu
+from homing.gpus import MIN_CAPABILITY, find_gpu
 from homing.units import format_duration
 
 __all__ = ["HEADERS", "command", "rate_age", "row_of"]
@@ -41,7 +41,8 @@ def command(
     """What could be rented now, lowest rate first, from every provider that is set up here. Rents nothing."""
     if num_gpus < 1:
         raise UsageError(what="--num-gpus: a number from 1 on.", fix="--num-gpus 8   or any: --all-configs")
-    needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=0 if all_configs else num_gpus)
+    counted = 0 if all_configs else num_gpus
+    needs = Needs(gpu=check_gpu(gpu) if gpu else "", num_gpus=counted, capability=MIN_CAPABILITY)
     with open_home() as home:
         asked = set(configured(home.path, home.world))
         try:
@@ -119,6 +120,8 @@ def _gib(offer: Offer) -> int:
 
 def _notes(offer: Offer, now: float) -> str:
     said = ["spot"] if offer.is_spot else []
+    if offer.num_gpus and find_gpu(offer.device) is None:
+        said.append("unknown GPU: cannot be planned")
     if offer.interruptions_per_hour:
         said.append(f"taken away {offer.interruptions_per_hour:.1%} of hours")
     said += [f"stock {offer.stock}"] if offer.stock else []

@@ -22,7 +22,7 @@ from homing.cloud.timing import Timing, checkpoint_bytes, timing_of
 from homing.config.flops import flops_of_step
 from homing.config.memory import fits, training_memory
 from homing.errors import HomingError, NoOffer
-from homing.gpus import find_gpu
+from homing.gpus import MIN_CAPABILITY, find_gpu
 from homing.store.price import kept
 from homing.units import format_bytes, format_count, format_duration
 from homing.wire.limit import allowed_s
@@ -32,6 +32,7 @@ __all__ = ["Buys", "OfferPlan", "PhaseCost", "Plan", "make_plan", "needs_of", "r
 
 _BYTES_PER_TOKEN = 4  # of a shard, at most
 _MONTH_S = 730 * 3600.0
+_UNKNOWN = "has a GPU that homing does not know, so its hours and dollars cannot be planned"
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,17 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
             raise
         raise NoOffer(what=exc.what, why=exc.why, fix=f"{lever} Or: {exc.fix}") from exc
     reached, beyond = _reached(run, found.offers, home)
-    planned = [_plan_offer(run, offer, home) for offer in reached]
+    every = [_plan_offer(run, offer, home) for offer in reached]
+    unknown = [LeftOut(row.offer, f"{_UNKNOWN}: {row.offer.device}") for row in every if _is_unknown(row)]
+    planned = [row for row in every if not _is_unknown(row)]
+    if not planned:
+        raise _only_unknown(run, unknown)
     hopeless = [row for row in planned if math.isinf(row.seconds)]
     rows = sorted((row for row in planned if row not in hopeless), key=lambda row: _rank(run, row))
     if not rows:
         raise _taken_too_often(run, hopeless)
     lost = [LeftOut(row.offer, f"is taken away faster than it gets on: {_odds_text(row)}") for row in hopeless]
-    left_out = sorted([*found.left_out, *beyond, *lost], key=lambda each: each.offer.rate_usd_per_hour)
+    left_out = sorted([*found.left_out, *beyond, *unknown, *lost], key=lambda each: each.offer.rate_usd_per_hour)
     num_tokens = sum(phase.num_steps * phase.batch_tokens for phase in run.phases)
     return Plan(
         run=run,
@@ -123,7 +128,7 @@ def make_plan(run: Run, home: Home, *, explain: bool = False) -> Plan:
         flops=sum(phase.num_steps * flops_of_step(run, phase) for phase in run.phases),
         checkpoint_bytes=checkpoint_bytes(run),
         kept_bytes=_kept_bytes(run),
-        warnings=[*found.problems, *_warnings(run, rows[0])],
+        warnings=[*found.problems, *_unknown_text(unknown), *_warnings(run, rows[0])],
         left_out=left_out if explain else [],
     )
 
@@ -140,6 +145,7 @@ def needs_of(run: Run) -> Needs:
         disk_bytes=shards + _kept_bytes(run),
         max_rate_usd_per_hour=None if rate is None else Decimal(rate),
         precision=run.train.precision,
+        capability=MIN_CAPABILITY,
         host_bytes=max(memory.host_needed(run.cloud.num_gpus) for memory in memories),
     )
 
@@ -216,6 +222,24 @@ def _worst_usd(run: Run, rate: Decimal, slow_s: float) -> Decimal:
 
 def _odds_text(row: OfferPlan) -> str:
     return f"{row.odds.per_hour:g} times an hour, and each time costs {format_duration(row.odds.lost_s)}"
+
+
+def _is_unknown(row: OfferPlan) -> bool:
+    """Whether nobody knows how fast a rented GPU is. A person's own machine needs no plan to be used."""
+    return row.speed.source == "unknown" and row.offer.provider not in ("local", "ssh")
+
+
+def _unknown_text(rows: list[LeftOut]) -> list[str]:
+    names = sorted({row.offer.device for row in rows})
+    return [f"Left out: offers with a GPU that homing does not know ({', '.join(names)})."] if names else []
+
+
+def _only_unknown(run: Run, rows: list[LeftOut]) -> NoOffer:
+    return NoOffer(
+        what=f"No offer for {run.name} can be planned.",
+        why="\n".join(f"{row.offer.provider} {row.offer.name} {row.why}." for row in rows),
+        fix="Choose a GPU that homing knows: homing explain cloud.gpu",
+    )
 
 
 def _taken_too_often(run: Run, rows: list[OfferPlan]) -> NoOffer:

@@ -7,6 +7,8 @@
                what the same shape reached on another card, and never against the data sheets: a card that is at least
                as good in every figure is not rated slower
     assumed    a usual share of what such a machine can do, said as such
+    unknown    a GPU that is not in our table: as slow as the slowest that is, so that a person's own machine has a
+               figure at all; plan offers no rented one by it
 
 Several GPUs are modelled as that many times one, and the text says so. No figure is above the device's peak.
 """
@@ -37,7 +39,7 @@ PROBE_TIMEOUT_S = 60.0
 FORWARD_SHARE = 0.5  # an evaluated token costs the forward third of a trained one, in smaller batches
 SAMPLED_SHARE = 4.0  # without a card: a token of rl is first sampled, one after the other, and then trained on
 HOST_BYTES_PER_S = 20e9  # between a host and its card, each way: PCIe 4 with sixteen lanes
-SOURCES = ("measured", "probed", "modelled", "assumed")  # the surest first
+SOURCES = ("measured", "probed", "modelled", "assumed", "unknown")  # the surest first
 
 # Prints FLOP/s of fp32 products at a size that stays in cache, as a small decoder's do.
 _PROBE = """
@@ -117,6 +119,11 @@ def _pace(run: Run, phase: Phase, offer: Offer, home: Home, known: dict[str, Any
                 return _even_pace(phase, rate, "measured", f"measured on {offer.device} by {entry['run_id']}")
     if gpu is not None:
         return _pace_on_card(run, phase, gpu, offer.num_gpus, known)
+    if offer.num_gpus:
+        slowest = min(GPUS.values(), key=lambda gpu: gpu.peak_flops(run.train.precision))
+        pace = _modelled(run, phase, slowest, offer.num_gpus)
+        text = f"unknown GPU: {offer.device}; assumed as slow as {slowest.name}, the slowest GPU we know"
+        return replace(pace, source="unknown", text=text)
     is_here = may_probe and offer.provider == "local" and not offer.num_gpus
     probed = _probe(offer, home, known) if is_here else None
     if probed is not None:

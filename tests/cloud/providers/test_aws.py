@@ -24,6 +24,7 @@ from homing.cloud.providers.aws_api import AwsRefused
 from homing.cloud.providers.aws_machine import ends_in_s
 from homing.cloud.providers.base import Instance, Needs, Provider, Request
 from homing.errors import CreateFailed, NoOffer, ProviderRefused, ProviderSilent, StartTimeout, UsageError
+from homing.gpus import find_gpu
 from homing.world import Completed, HttpRequest, HttpResponse, World
 
 OWNER = owner_for(__name__)
@@ -205,6 +206,16 @@ def test_both_kinds_of_one_card_are_told_apart_by_their_memory(tmp_path: Path) -
     rig = Rig(tmp_path, instance_types=["p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"])
     cards = {offer.instance_type: (offer.device, offer.num_gpus) for offer in rig.provider.offers(Needs())}
     assert cards == {"p4d.24xlarge": ("A100-40GB", 8), "p3dn.24xlarge": ("V100-32GB", 8), "p5.48xlarge": ("H100", 8)}
+
+
+@pytest.mark.regression("old-gpus-offered")
+def test_every_family_that_is_offered_has_gpus_that_we_know_and_our_torch_supports(tmp_path: Path) -> None:
+    found = Rig(tmp_path, spot=False, instance_types=[]).provider.offers(Needs())
+    families = {offer.instance_type.partition(".")[0]: find_gpu(offer.device) for offer in found}
+    assert "p3dn" not in families
+    assert families["g7e"] is not None
+    assert families["g7e"].name == "RTXPRO6000"
+    assert all(gpu is not None and gpu.compute_capability >= (7, 5) for gpu in families.values())
 
 
 def test_where_the_price_list_may_not_be_asked_a_dated_rate_stands_in_and_says_so(tmp_path: Path) -> None:

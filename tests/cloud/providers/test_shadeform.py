@@ -209,7 +209,10 @@ def test_what_we_do_not_take_is_left_out_with_the_reason(tmp_path: Path) -> None
         ("A100_80G", 80, "sxm4", "A100"),
         ("A100", 40, "pcie", "A100-40GB"),
         ("B200", 192, "sxm6", "B200"),
-        ("A4000", 16, "pcie", "A4000"),  # holds the name of an A40
+        ("A4000", 16, "pcie", "RTXA4000"),  # holds the name of an A40
+        ("A6000", 48, "pcie", "RTXA6000"),
+        ("RTX PRO 6000", 96, "pcie", "RTXPRO6000"),
+        ("H200", 141, "pcie", "H200-NVL"),
         ("L40", 48, "pcie", "L40"),  # and this one that of an L4
         ("RTX4090", 24, "", "RTX4090"),
     ],

@@ -41,7 +41,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 # Cards of NVIDIA that training can use; g5g has an ARM processor, which our image has not.
-FAMILIES = ("g4dn", "g5", "g6", "g6e", "g7e", "p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
+# p3 is not among them: its V100 is older than what our torch and the image's open driver support.
+FAMILIES = ("g4dn", "g5", "g6", "gr6", "g6e", "g7", "g7e", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
 SYSTEM_GB, LEAST_GB = 75, 100  # what the image takes, and a root disk that leaves room for an environment
 FRESH_S = 300.0
 BOOT_S = 150.0  # an image of tens of GB is slow at its first reads
@@ -56,7 +57,7 @@ _QUOTAS = (
     (("p5", "p5e", "p5en"), "L-417A185B", "L-C4BD4855"),
     (("p6-b200", "p6-b300"), "L-417A185B", ""),
     (("p3", "p3dn", "p4d", "p4de"), "L-417A185B", "L-7212CCBC"),
-    (("g4dn", "g5", "g6", "g6e", "g7e"), "L-DB2E81BA", "L-3819A6DF"),
+    (("g4dn", "g5", "g6", "gr6", "g6e", "g7", "g7e"), "L-DB2E81BA", "L-3819A6DF"),
     (("c", "m", "r", "t"), "L-1216C47A", "L-34B43A08"),  # processors only: by their first letter
 )
 
@@ -317,9 +318,9 @@ def _kind(body: dict[str, Any], zones: list[str], types: tuple[str, ...]) -> Kin
         card = card_of(str(cards[0]["Name"]), mebibytes)
         num_gpus = int(cards[0].get("Count", 0))
         # A share of a card counts as none.
-        if card is None or len(cards) != 1 or cards[0].get("Manufacturer") != "NVIDIA" or not num_gpus:
+        if len(cards) != 1 or cards[0].get("Manufacturer") != "NVIDIA" or not num_gpus:
             return None
-        device = card.name
+        device = card.name if card else str(cards[0]["Name"])
     return Kind(
         name=name,
         device=device,

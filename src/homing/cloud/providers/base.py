@@ -71,6 +71,7 @@ class Needs:
     disk_bytes: int = 0
     max_rate_usd_per_hour: Decimal | None = None
     precision: str = ""  # that the card must be able to compute in
+    capability: tuple[int, int] = (0, 0)  # compute capability of the oldest GPU that will do
     host_bytes: int = 0  # of the machine itself, for state that does not live on its cards; then it must have one
 
 
@@ -307,6 +308,9 @@ def lack(offer: Offer, needs: Needs) -> str:
         return f"has no {needs.gpu}"
     if (needs.gpu or needs.num_gpus > 1) and offer.num_gpus < needs.num_gpus:
         return f"has {offer.num_gpus} of {needs.num_gpus} GPUs"
+    if has and has.compute_capability < needs.capability and offer.provider != "local":  # there its own torch decides
+        is_, least = (".".join(map(str, each)) for each in (has.compute_capability, needs.capability))
+        return f"has GPUs of compute capability {is_} ({has.name}); the torch we install needs {least}"
     if has and ((needs.precision == "bf16" and not has.has_bf16) or (needs.precision == "fp8" and not has.has_fp8)):
         works = "bf16" if has.has_bf16 else "fp32"
         return f"cannot compute in {needs.precision} (train.precision: {works} would work there, or auto)"

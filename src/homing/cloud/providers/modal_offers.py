@@ -45,6 +45,7 @@ _CARDS = (
     Card("L40S", "L40S", 8),
     Card("A100-40GB", "A100-40GB", 8),
     Card("A100-80GB", "A100", 8),
+    Card("RTX-PRO-6000", "RTXPRO6000", 8),
     Card("H100", "H100", 8, "H100!"),  # else Modal may give an H200, which is not the card that was planned with
     Card("H200", "H200", 8),
     Card("B200", "B200", 8),

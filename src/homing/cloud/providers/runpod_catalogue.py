@@ -32,7 +32,6 @@ _HOURS_PER_MONTH = Decimal(730)
 _ROUND = Decimal("0.0001")  # their numbers are 32-bit floats: 3.29 comes as 3.2899999618530273
 _BOOT_S = 240.0  # image pulled, environment made, inputs fetched
 _MOST_GB = 10**6
-_LEAST_CAPABILITY = (7, 5)  # the wheels for this CUDA have no kernels for older cards
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Ite
     card, rate = _card(str(body["id"]), memory_gb), dollars(rate)
     if not body[cloud] or stock == "NONE" or rate <= 0 or count > most:
         return
-    if body["manufacturer"] != "NVIDIA" or (card is not None and card.compute_capability < _LEAST_CAPABILITY):
+    if body["manufacturer"] != "NVIDIA":
         return
     levels = {str(place["id"]): str(place["availability"]) for place in body.get("dataCenters") or ()}
     places = {name: level for name, level in levels.items() if level != "NONE"}

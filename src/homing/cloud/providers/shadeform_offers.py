@@ -162,4 +162,4 @@ def _card(gpu_type: str, memory_gb: int, interconnect: str) -> Gpu | None:
     fitting = [gpu for gpu in family if abs(gpu.memory_gib - memory_gb) <= _MEMORY_OFF * memory_gb]
     is_pcie = "pcie" in interconnect.lower()
     # Two of one memory differ by how they are wired: an H100 on PCIe is a slower card than one on SXM.
-    return min(fitting, key=lambda gpu: ("pcie" in gpu.name.lower()) != is_pcie, default=None)
+    return min(fitting, key=lambda gpu: gpu.name.endswith(("-PCIe", "-NVL")) != is_pcie, default=None)
