@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["ENV", "SETTINGS", "SimAws", "pace"]
 
 _KIND = "p5.4xlarge"
+_CLOCK_S = 10.0  # how soon a clock that was set is noticed by what waits for a time of day
 _IMDS = f"http://{CLOUD_HOST}/imds"
 _KEYS = {"AWS_ACCESS_KEY_ID": "AKIASIM", "AWS_SECRET_ACCESS_KEY": "of-the-account"}
 ENV = {**_KEYS, "AWS_REGION": REGION}
@@ -62,7 +63,7 @@ class SimAws(SimRunpod):
         )
         aws_market.BOOT_S = settings.boot_s + 10.0  # until `pace` ends
         _Clients.stage = stage
-        self._timers: dict[str, float] = {}  # instance -> when its system shuts down, true time
+        self._timers: dict[str, tuple[float, float]] = {}  # instance -> when by its clock, and that clock's skew then
         self.num_timers_fired = 0
 
     def http(self, world: SimWorld, request: HttpRequest) -> HttpResponse:
@@ -88,19 +89,21 @@ class SimAws(SimRunpod):
         life.notice_at, life.taken_at = self.cloud.now(), self.cloud.now() + seconds
 
     def arm(self, host: Host, minutes: int) -> None:
-        """`shutdown -h +M`: process 1 keeps it, and of two the last counts."""
-        at = self._timers[host.name] = self._stage.t + 60.0 * minutes
+        """`shutdown -h +M`: the system keeps it, and of two the last counts. It waits for a time of day (systemd-logind
+        has it on CLOCK_REALTIME), so it moves when that is set."""
+        timer = self._timers[host.name] = (host.now() + 60.0 * minutes, host.skew_s)
         self._stage.say(f"{host.name} shuts down in {minutes} min at the latest")
-        self._stage.at(at, lambda: self._fire(host, at))
+        self._look_at_timer(host, timer)
 
     def is_armed(self, host: Host) -> bool:
-        return host.name in self._timers and host.is_up and not host.is_frozen
+        return host.is_up and not host.is_frozen and self._timers.get(host.name, (0.0, None))[1] == host.skew_s
 
-    def _fire(self, host: Host, at: float) -> None:
-        if self._timers[host.name] != at or not host.is_up:
+    def _look_at_timer(self, host: Host, timer: tuple[float, float]) -> None:
+        if self._timers[host.name] != timer or not host.is_up:
             return
-        if host.is_frozen:  # a machine that hangs does not obey; awake again, it does
-            self._stage.at(self._stage.t + 60.0, lambda: self._fire(host, at))
+        if host.now() < timer[0] or host.is_frozen:  # a machine that hangs does not obey; awake again, it does
+            wait_s = min(_CLOCK_S, max(1e-3, timer[0] - host.now())) if not host.is_frozen else _CLOCK_S
+            self._stage.at(self._stage.t + wait_s, lambda: self._look_at_timer(host, timer))
             return
         self.num_timers_fired += 1
         self.cloud.shut_down(host.name)
@@ -120,40 +123,41 @@ class _Startup(Startup):
         super().__init__(world, script.replace("BEGIN_BY=''", "BEGIN_BY='1e18'"))
         told = dict(re.findall(r"^([A-Z_]+)=(-?\d+)$", script, re.MULTILINE))
         self._cloud, self._follow_s = cloud, float(told["FOLLOW_S"])
-        self._armed, self._most_m = int(told["SYSTEM_TIMER_AT"]), int(told["SYSTEM_TIMER_MAX_M"])
-        self._ahead_s = int(told["CLOCK_AHEAD_S"])
-        self._looked_at = 0.0
+        self._at, self._most_s = int(told["SYSTEM_TIMER_AT"]), 60 * int(told["SYSTEM_TIMER_MAX_M"])
+        self._armed = self._offset = self._looked_at = 0.0
 
     def prepare(self) -> None:
         self._looked_at = self.world.monotonic()
-        if self._most_m:
-            self._arm()
+        if self._most_s:
+            self._arm(min(self._most_s, self._at - self.world.now()))
 
     def look_around(self) -> None:
         """Limits may be changed while it trains: the agent writes them down, and the timer follows."""
-        if not self._most_m or self.world.monotonic() - self._looked_at < self._follow_s:
+        if not self._most_s or self.world.monotonic() - self._looked_at < self._follow_s:
             return
         self._looked_at = self.world.monotonic()
         try:
             told = json.loads(self.world.read(f"{WORK_DIR}/{names.BOOT}"))
+            before, began = map(float, self.world.read(f"{WORK_DIR}/{names.CLOCK}").split(b" ")[:2])
         except OSError:
             return
         with contextlib.suppress(OSError):
             changed = json.loads(self.world.read(f"{WORK_DIR}/run/limits.json"))
             told.update({name: value for name, value in changed.items() if value is not None})
         spend = told["spend_limit_usd"] and Decimal(told["spend_limit_usd"])
-        rate, before = Decimal(told["rate_usd_per_hour"]), Decimal(told["spent_before_usd"])
-        allowed = allowed_s(rate, spend, before, told["time_limit_s"])
-        now = self.world.now()
-        began = told["started_at"] + self._ahead_s
-        left = int(began + allowed - reserve_s(PROVIDER, allowed, told["stop_grace_s"]) - now)
-        if abs(now + left - self._armed) > 60:
-            self._armed, self._most_m = int(now + left), left // 60 + 1
-            self._arm()
+        rate, spent = Decimal(told["rate_usd_per_hour"]), Decimal(told["spent_before_usd"])
+        allowed = allowed_s(rate, spend, spent, told["time_limit_s"])
+        now = self.world.boottime()
+        left = int(allowed - reserve_s(PROVIDER, allowed, told["stop_grace_s"]) - before - now + began)
+        is_late, is_early = self._armed - now - left > 5 and self._armed - now > 65, now + left - self._armed > 90
+        if is_late or is_early or abs(self.world.now() - now - self._offset) > 5:
+            self._arm(left)
 
-    def _arm(self) -> None:
-        minutes = int(self._armed - self.world.now()) // 60
-        self._cloud.arm(self.world.machine, max(1, min(self._most_m, minutes)))
+    def _arm(self, seconds: float) -> None:
+        minutes = max(1, int(seconds) // 60)
+        self._cloud.arm(self.world.machine, minutes)
+        self._armed = self.world.boottime() + 60 * minutes
+        self._offset = self.world.now() - self.world.boottime()
 
     def _end(self) -> None:
         self._keep("ended")

@@ -12,11 +12,17 @@ from pathlib import Path
 import pytest
 from tests.agent.test_watchdog import make_boot
 
+import homing.wire.limit
 from homing.cloud.providers.aws_machine import client_token, ends_in_s, prepare_text, user_data
 from homing.errors import CreateFailed
+from homing.wire import codec, names
 from homing.wire.boot import Boot
+from homing.wire.clock import boot_clock_s
+from homing.wire.control import Request
+from homing.world import World
 
 _PRELUDE = """
+now() { local up; read -r up _ </proc/uptime && NOW=${up%%.*}; }
 say() { echo "$*"; }
 stuck() { echo "stuck: $*"; exit 3; }
 ROOT=@ROOT@ WORK=@ROOT@/work
@@ -96,30 +102,77 @@ def test_a_clock_that_is_behind_gives_it_no_more_time_and_one_that_is_ahead_a_mi
     assert box.lines("shutdowns")[-1].split()[1] == "+1"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("skew_s", [0.0, -1000.0, 1000.0])
-def test_the_timer_follows_a_limit_that_was_raised_also_where_home_has_another_clock(box: Box, skew_s: float) -> None:
-    import homing.wire.limit
-    from homing.wire import codec, names
-    from homing.wire.control import Request
-
+def bring_agent(box: Box, boot: Boot, age_s: float) -> Path:
+    """The work folder, as an agent has left it that knows how long the machine has billed."""
     work = box.folder / "root/work"
     package = Path(homing.wire.limit.__file__).parents[2]
     (work / "agent.zip").symlink_to(package)  # a folder is imported from as the zip is
+    (work / names.BOOT).write_text(codec.dumps(boot))
+    (work / names.CLOCK).write_text(f"{age_s} {boot_clock_s()} {boot.started_at} {World().boot_id()}")
+    return work
+
+
+def minutes_until(box: Box, num_armed: int) -> list[int]:
+    """What the timer was set to, each time, when it has been set so often."""
+    deadline = time.monotonic() + 30
+    while len(box.lines("shutdowns")) < num_armed and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [int(words.split()[1].lstrip("+")) for words in box.lines("shutdowns")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skew_s", [0.0, -1000.0, 1000.0])
+def test_the_timer_follows_a_limit_that_was_raised_also_where_home_has_another_clock(box: Box, skew_s: float) -> None:
     boot = boot_of(started_at=time.time() - skew_s)
-    (work / "boot.json").write_text(codec.dumps(boot))
+    work = bring_agent(box, boot, age_s=0.0)
     box.run(boot, has_volume=False, skew_s=skew_s)
     time.sleep(1.0)
     assert len(box.lines("shutdowns")) == 1, "nothing was changed yet"
     told = Request(1, False, "", "4.00", 0.0)
     (work / "run" / names.LIMITS).write_text(codec.dumps(told))
-    deadline = time.monotonic() + 30
-    while len(box.lines("shutdowns")) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    first, second = (int(words.split()[1].lstrip("+")) for words in box.lines("shutdowns")[:2])
+    first, second = minutes_until(box, 2)
     assert ends_in_s(boot) / 60 - 2 <= first <= ends_in_s(boot) / 60
     raised = ends_in_s(dataclasses.replace(boot, spend_limit_usd="4.00"))
     assert raised / 60 - 2 <= second <= raised / 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("set_s", [18000.0, -18000.0])
+def test_the_timer_goes_by_the_boot_clock_once_the_agent_knows_how_long_it_has_billed(box: Box, set_s: float) -> None:
+    """A clock of the machine that was hours off at its start, and ten minutes of boot before the first script."""
+    boot = boot_of(started_at=time.time() - set_s)
+    bring_agent(box, boot, age_s=600.0)
+    box.run(boot, has_volume=False)
+    last = minutes_until(box, 2)[-1]
+    assert ends_in_s(boot) / 60 - 12 <= last <= ends_in_s(boot) / 60 - 10
+    time.sleep(1.0)
+    assert len(box.lines("shutdowns")) == 2
+
+
+@pytest.mark.slow
+def test_a_timer_that_moved_with_the_time_of_day_is_set_again(box: Box) -> None:
+    """`shutdown -h +N` waits for a time of day."""
+    boot = boot_of()
+    bring_agent(box, boot, age_s=0.0)
+    (box.folder / "set_s").write_text("0")
+    box._program("date", f'echo $(($(/bin/date "$@") - $(cat {box.folder}/set_s)))\n')
+    box.run(boot, has_volume=False)
+    time.sleep(1.0)
+    assert len(box.lines("shutdowns")) == 1
+    (box.folder / "set_s").write_text("3600")
+    first, second = minutes_until(box, 2)
+    assert first - 1 <= second <= first
+    time.sleep(1.0)
+    assert len(box.lines("shutdowns")) == 2, "once"
+
+
+@pytest.mark.slow
+def test_in_its_last_minute_it_is_not_put_off(box: Box) -> None:
+    boot = boot_of(started_at=time.time() - 86400)
+    bring_agent(box, boot, age_s=ends_in_s(boot) - 20.0)
+    box.run(boot, has_volume=False)
+    time.sleep(2.0)
+    assert minutes_until(box, 1) == [1]
 
 
 def test_what_a_date_cannot_tell_is_no_difference_between_clocks() -> None:

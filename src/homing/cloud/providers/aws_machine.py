@@ -76,7 +76,6 @@ def prepare_text(boot: Boot, *, has_volume: bool, skew_s: float = 0.0) -> str:
     is_limited = math.isfinite(seconds)
     ahead_s = int(skew_s) if abs(skew_s) > _SAME_CLOCK_S else 0
     settings = {
-        "CLOCK_AHEAD_S": ahead_s,
         "SYSTEM_TIMER_AT": int(boot.started_at + ahead_s + seconds) if is_limited else 0,
         # By its own clock, but never later than a clock that is right would allow.
         "SYSTEM_TIMER_MAX_M": max(1, int(seconds // 60)) if is_limited else 0,

@@ -1,23 +1,28 @@
 # --- AWS: the system's own timer, and the persistent volume (src/homing/cloud/providers/aws_machine.py) ---
 # SETTINGS
 
-# Process 1 keeps this timer, whatever becomes of our programs; an instance that shuts down is terminated.
+# The system keeps this timer, whatever becomes of our programs; an instance that shuts down is terminated. It waits for
+# a time of day: OFFSET tells later whether that was set. $1: seconds.
 arm() {
-  local minutes=$((($1 - $(date +%s)) / 60))
-  minutes=$((minutes < 1 ? 1 : minutes > SYSTEM_TIMER_MAX_M ? SYSTEM_TIMER_MAX_M : minutes))
-  shutdown -h "+$minutes" "homing: the limit" && say "the system shuts down in $minutes min at the latest"
+  local minutes=$(($1 < 60 ? 1 : $1 / 60))
+  shutdown -h "+$minutes" "homing: the limit" || return
+  say "the system shuts down in $minutes min at the latest"
+  now
+  ARMED=$((NOW + 60 * minutes)) OFFSET=$(($(date +%s) - NOW))
 }
 
-# Limits may be changed while it trains: the agent writes them down, and the timer follows. Dead, it leaves the last one.
+# The limits may change while it trains, and only the first start trusts the time of day: agent and dead-man write down
+# both, and how long it has billed by the boot clock. The timer follows. If they die, it stays as it is.
 follow_limits() {
   trap '' HUP INT TERM
-  local armed=$SYSTEM_TIMER_AT left now
+  local left moved
   while sleep "$FOLLOW_S"; do
     left=$(python3 -I -c '
-import json, sys, time
+import json, sys
 from decimal import Decimal
 work = sys.argv[1]
 sys.path.insert(0, work + "/agent.zip")
+from homing.wire.clock import boot_clock_s
 from homing.wire.limit import PROVIDER, allowed_s, reserve_s
 told = json.load(open(work + "/boot.json"))
 try:
@@ -26,20 +31,23 @@ except OSError:
     pass
 spend = told["spend_limit_usd"] and Decimal(told["spend_limit_usd"])
 allowed = allowed_s(Decimal(told["rate_usd_per_hour"]), spend, Decimal(told["spent_before_usd"]), told["time_limit_s"])
-began = told["started_at"] + int(sys.argv[2])
-print(int(began + allowed - reserve_s(PROVIDER, allowed, told["stop_grace_s"]) - time.time()))
-' "$WORK" "$CLOCK_AHEAD_S" 2>/dev/null) || continue
-    now=$(date +%s)
-    if [ $((now + left - armed)) -gt 60 ] || [ $((armed - now - left)) -gt 60 ]; then
-      armed=$((now + left))
-      SYSTEM_TIMER_MAX_M=$((left / 60 + 1))
-      arm "$armed"
+before, began = map(float, open(work + "/clock").read().split(" ")[:2])
+print(int(allowed - reserve_s(PROVIDER, allowed, told["stop_grace_s"]) - before - boot_clock_s() + began))
+' "$WORK" 2>/dev/null) || continue
+    now
+    moved=$(($(date +%s) - NOW - OFFSET))
+    # Too late, and it can be set earlier (its least is a minute); too early by more than it is rounded down; or moved.
+    if [ $((ARMED - NOW - left)) -gt 5 ] && [ $((ARMED - NOW)) -gt 65 ] || [ $((NOW + left - ARMED)) -gt 90 ] \
+      || [ "${moved#-}" -gt 5 ]; then
+      arm "$left"
     fi
   done
 }
 
 if [ "$SYSTEM_TIMER_MAX_M" -gt 0 ]; then
-  arm "$SYSTEM_TIMER_AT" || say "the system's own timer could not be set; ours is"
+  left=$((SYSTEM_TIMER_AT - $(date +%s)))
+  arm $((left < 60 * SYSTEM_TIMER_MAX_M ? left : 60 * SYSTEM_TIMER_MAX_M)) \
+    || say "the system's own timer could not be set; ours is"
   follow_limits &
 fi
 
