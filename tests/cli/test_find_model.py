@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.report.kept_run import two_phases
 
 from homing.cli.find_model import find_model
 from homing.config.projects import PROJECT_NOTE, project_note
 from homing.errors import DataError, UsageError
 from homing.wire import codec, names
 from homing.wire.checkpoint import CheckpointManifest, Pointer
+from homing.wire.event import Outcome
 
 
 def weights(folder: Path) -> Path:
@@ -317,7 +319,7 @@ def test_without_a_name_the_newest_of_this_folder_is_taken_and_told(
     os.utime(own, (1, 1))
     os.utime(theirs, (9, 9))
     assert own in find_model(None).parents, "older than the other folder's, and this one's"
-    assert f"{own}: the newest model of this folder." in capsys.readouterr().err
+    assert f"{own}: the newest finished model of this folder." in capsys.readouterr().err
     fetched = weights(Path("models/moss"))
     os.utime(fetched, (2, 2))
     assert find_model(None) == fetched
@@ -334,3 +336,81 @@ def test_without_a_name_a_folder_without_a_model_is_told_of_those_elsewhere(tmp_
     assert caught.value.why.count("moss-") == 5
     assert caught.value.fix.endswith(": moss-20260106-120000-aaaa")
     assert run in find_model(run.name).parents, "by its id from anywhere"
+
+
+def trained(homing_home: Path, run_id: str, step: int, *, is_final: bool, phase: str = "pretrain") -> Path:
+    """A run directory of `homing train`, with one checkpoint in it."""
+    name = run_id.rsplit("-", 3)[0]
+    folder = weights(homing_home / "runs" / run_id / names.CHECKPOINTS / phase / names.step_dir(step))
+    manifest = CheckpointManifest(name, run_id, phase, step, 1, is_final, "", 7, [])
+    (folder / names.MANIFEST).write_text(codec.dumps(manifest))
+    return folder
+
+
+@pytest.mark.regression("name-means-newest-finished")
+def test_a_later_run_that_was_stopped_does_not_replace_the_finished_model(
+    homing_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = trained(homing_home, "goethe-20260101-120000-aaaa", 200, is_final=True)
+    stopped = trained(homing_home, "goethe-20260102-120000-bbbb", 1, is_final=False)
+    assert find_model("goethe") == finished
+    said = capsys.readouterr().err
+    assert "goethe-20260101-120000-aaaa is the newest finished run of goethe." in said
+    assert "goethe@goethe-20260102-120000-bbbb" in said, "how to open the other one"
+    for typed in ("goethe@goethe-20260102-120000-bbbb", "goethe@20260102-120000-bbbb", "goethe@bbbb"):
+        assert find_model(typed) == stopped
+        assert "goethe-20260102-120000-bbbb is not finished" in capsys.readouterr().err
+    os.utime(homing_home / "runs" / "goethe-20260102-120000-bbbb", (2**31, 2**31))
+    assert find_model(None) == finished, "without a name it is the same rule"
+
+
+@pytest.mark.regression("name-means-newest-finished")
+def test_where_no_run_has_finished_it_is_the_newest_checkpoint_and_that_is_said(
+    homing_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(homing_home, "goethe-20260101-120000-aaaa", 60, is_final=False)
+    newest = trained(homing_home, "goethe-20260102-120000-bbbb", 7, is_final=False)
+    assert find_model("goethe") == newest
+    said = capsys.readouterr().err
+    assert "No run of goethe has finished: this is the newest checkpoint." in said
+    assert "its last checkpoint is pretrain step 7" in said
+
+
+@pytest.mark.regression("name-means-newest-finished")
+def test_a_second_run_that_was_fetched_is_the_one_that_the_name_means(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = "goethe-20260101-120000-aaaa", "goethe-20260102-120000-bbbb"
+    fetched("models/goethe", "goethe", "pretrain", 200, first)
+    newer = fetched(f"models/{second}", "goethe", "pretrain", 200, second)  # where fetch puts it
+    assert find_model("goethe") == newer
+    assert find_model("goethe@aaaa") == Path("models/goethe")
+    assert find_model("goethe", phase="pretrain") == newer
+    assert find_model("goethe", checkpoint="200") == newer, "the step that is there may be named"
+    capsys.readouterr()
+    with pytest.raises(UsageError, match="none to choose") as caught:
+        find_model("goethe", checkpoint="100")
+    assert f"homing fetch {second} --checkpoint 100" in caught.value.fix
+
+
+def test_a_run_that_is_not_here_or_not_one_run_is_refused_with_those_that_are(homing_home: Path) -> None:
+    trained(homing_home, "goethe-20260101-120000-aaaa", 60, is_final=True)
+    trained(homing_home, "goethe-20260102-120000-aaaa", 60, is_final=True)
+    with pytest.raises(UsageError, match="goethe has no run ffff here") as caught:
+        find_model("goethe@ffff")
+    assert "goethe-20260102-120000-aaaa, goethe-20260101-120000-aaaa" in caught.value.why
+    with pytest.raises(UsageError, match="goethe@aaaa means several runs"):
+        find_model("goethe@aaaa")
+    with pytest.raises(DataError, match="no trained model called 'faust'"):
+        find_model("faust@aaaa")
+
+
+def test_a_run_that_ended_before_its_last_phase_is_not_finished(homing_home: Path, tmp_path: Path) -> None:
+    finished = trained(homing_home, "moss-20260101-120000-aaaa", 10, is_final=True, phase="mid")
+    between = trained(homing_home, "moss-20260102-120000-bbbb", 20, is_final=True)
+    for folder in (finished, between):
+        (folder / names.RUN).write_text(codec.dumps(two_phases(tmp_path)))
+    assert find_model("moss") == finished, "the later one has trained the first of its two phases"
+    assert find_model("moss", phase="pretrain") == between, "and that phase it has finished"
+    (homing_home / "runs" / "moss-20260102-120000-bbbb" / names.OUTCOME).write_text(
+        codec.dumps(Outcome("done", "Every phase is trained.", 0))
+    )
+    assert find_model("moss") == between, "what the run says of itself counts"

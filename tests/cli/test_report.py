@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from tests.cli.control_rig import Homing, cli_with
 from tests.lm.tiny import make_data
 from tests.report.kept_run import RUN_ID, WEIGHTS_SHA256, two_phases, write_run_dir
 
-from homing.wire import names
+from homing.cli.find_model import find_model
+from homing.wire import codec, names
+from homing.wire.event import Outcome
 
 TINY = """
 name: tiny
@@ -53,6 +56,39 @@ def test_a_page_about_a_run_that_was_trained_here_is_on_stdout(cli: Homing, kept
     assert "![" not in said.out, "a picture that lies nowhere"
     assert f"homing report {RUN_ID} --out moss.html" in said.err
     assert cli("report").out == said.out, "the newest where none is named"
+
+
+@pytest.mark.regression("name-means-newest-finished")
+def test_a_later_run_that_was_stopped_is_not_the_one_that_a_name_means(cli: Homing, kept: Path, tmp_path: Path) -> None:
+    later = "moss-20260102-120000-beef"
+    folder = kept.with_name(later)
+    write_run_dir(folder, dataclasses.replace(two_phases(tmp_path), id=later))
+    (folder / names.TRAINER_LOCK).touch()
+    (folder / names.OUTCOME).write_text(codec.dumps(Outcome("stopped", "Stopped by a person.", 75, "pretrain", 1)))
+    said = cli("report", "moss", "--json")
+    assert said.json["run"] == RUN_ID, "the newest that is finished"
+    assert f"moss@{later}" in said.err, "how to ask for the other one"
+    assert cli("report", "moss@beef", "--json").json["run"] == later
+    assert cli("report", later, "--json").json["run"] == later
+
+
+@pytest.mark.regression("name-means-newest-finished")
+def test_the_newest_finished_run_is_meant_also_before_its_model_is_here(cli: Homing, homing_home: Path) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    cli("watch", "moss")
+    cli("fetch", "moss")
+    first = json.loads(Path("models/moss/manifest.json").read_bytes())["run_id"]
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    cli("watch", "moss")
+    second = cli("report", "moss", "--json").json["run"]
+    assert second > first
+    refused = cli("export", "moss")
+    assert refused.code != 0
+    assert f"moss means its newest finished run, {second}" in refused.err, "and no older model in its place"
+    assert "homing fetch moss" in refused.err
+    assert f"moss@{first}" in refused.err
+    assert cli("fetch", "moss", "--json").json["model_dir"] == f"models/{second}"
+    assert find_model("moss") == Path("models") / second
 
 
 def test_it_is_written_as_html_or_as_markdown_with_its_picture(cli: Homing, kept: Path) -> None:

@@ -1,11 +1,15 @@
-"""RUN, as a person types it, to one checkpoint folder.
+"""RUN, as a person types it, to one checkpoint folder. `generate chat eval serve export publish` share this rule,
+and `report` (find_run.find_finished) follows it too.
 
     with a slash    a folder: a checkpoint, an export, anybody's model, or a run directory with checkpoints/ in it
-    NAME            of models/NAME and models/NAME-PHASE, which `homing fetch NAME` brought home, and of the newest run
-                    of that name under $HOMING_HOME/runs the one of the last phase; else the run that runs/NAME.yaml
-                    gives another name; else a folder of that name here. Where it is a run and a folder, that is said
-    (left out)      the newest in models/ and of the runs that were begun in this folder; which one, is said
+    NAME            the newest finished run of that name: what `homing fetch` brought to models/, or the run directory
+                    under $HOMING_HOME/runs. If none has finished, the newest checkpoint, and that is said. Else the run
+                    that runs/NAME.yaml gives another name; else a folder of that name here
+    NAME@RUN        that run of NAME: its id, or the end of it
+    (left out)      the newest finished model of this folder, in models/ or of the runs that were begun here
 
+A newer run that has not finished is named with the way to choose it. A newer finished run whose model is only in the
+store is an error that names `homing fetch`: no verb opens an older model in its place.
 In a run directory the last phase counts, and in it the best checkpoint, or the latest where none was evaluated; the
 person may ask for others. A phase that is asked for is looked for in every run of the name, the newest first, and in
 what was fetched. Of a best one that is not the last it is said why it is taken. Runs of another folder whose name a
@@ -19,16 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homing.cli import talk
+from homing.cli.run_at import pick_run, split_run
+from homing.cloud.home import Home
 from homing.config import home, run_files
 from homing.config.models import MODELS, manifest_in
 from homing.config.names import nearest
 from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
-from homing.errors import DataError, UsageError
+from homing.errors import DataError, HomingError, UsageError
 from homing.wire import codec, names
-from homing.wire.checkpoint import CheckpointManifest, Pointer, figure_of
+from homing.wire.checkpoint import Pointer, figure_of
+from homing.wire.event import Outcome
 from homing.wire.run import Run
+from homing.world import World
 
-__all__ = ["MODELS", "Chosen", "choose_in_run", "find_model"]
+__all__ = ["MODELS", "Chosen", "choose_in_run", "find_model", "finished_here"]
 
 PHASES = ("pretrain", "mid", "sft", "rl")  # in the order in which a model goes through them
 _SHOWN = 5
@@ -39,6 +47,25 @@ _RUN_ID = r"{name}-\d{{8}}-\d{{6}}(-\w+)?"
 class Chosen:
     folder: Path
     why: str = ""  # where it is not the last one, and nobody asked for it by name
+
+
+@dataclass(frozen=True)
+class _Models:
+    """What is on this computer of one run."""
+
+    run: str  # its id; "" for weights in models/NAME that no run of ours made
+    fetched: tuple[Path, ...] = ()
+    run_dir: Path | None = None  # with checkpoints in it
+
+    @property
+    def folders(self) -> list[Path]:
+        return [*self.fetched, *([self.run_dir] if self.run_dir is not None else [])]
+
+    def has_finished(self, phase: str | None) -> bool:
+        """Whether it ended with a finished model; of one phase, whether that did."""
+        if phase is None and self.run and _outcome_of(self.run) == "done":
+            return True
+        return any(_is_finished(folder, phase) for folder in self.folders if _has_phase(folder, phase))
 
 
 def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | None = None) -> Path:
@@ -57,21 +84,7 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
         )
     folder = _find_folder(run, checkpoint, phase)
     if _is_checkpoint(folder):
-        if (
-            run is not None
-            and "/" not in run
-            and phase is not None
-            and checkpoint is None
-            and phase != _phase_of(folder)
-        ):
-            raise _nothing_of(run, phase)
-        if checkpoint is not None or (phase is not None and phase != _phase_of(folder)):
-            raise UsageError(
-                what=f"{folder} is one checkpoint, so there is none to choose.",
-                why="--checkpoint and --phase choose in a run directory, which holds several.",
-                fix="Leave them out; homing fetch NAME --checkpoint STEP brings another one home.",
-            )
-        return folder
+        return _only(run, folder, checkpoint, phase)
     chosen = choose_in_run(folder, checkpoint, phase)
     if chosen.why:
         talk.say(chosen.why)
@@ -80,29 +93,97 @@ def find_model(run: str | None, *, checkpoint: str | None = None, phase: str | N
     return chosen.folder
 
 
+def finished_here(name: str) -> set[str]:
+    """Ids of the runs of this name that left a finished model on this computer."""
+    return {each.run for each in _models_called(name) if each.has_finished(None)}
+
+
+def _only(run: str | None, folder: Path, checkpoint: str | None, phase: str | None) -> Path:
+    """One checkpoint, where it is the one that is asked for."""
+    manifest = manifest_in(folder)
+    at = manifest.phase if manifest is not None else ""
+    if run is not None and "/" not in run and phase is not None and checkpoint is None and phase != at:
+        raise _nothing_of(run, phase)
+    is_that_step = manifest is not None and checkpoint == str(manifest.step)
+    if phase not in (None, at) or (checkpoint is not None and not is_that_step):
+        again = (
+            f"homing fetch {manifest.run_id} --checkpoint" if manifest is not None else "homing fetch NAME --checkpoint"
+        )
+        raise UsageError(
+            what=f"{folder} is one checkpoint, so there is none to choose.",
+            why="--checkpoint and --phase choose in a run directory, which holds several.",
+            fix=f"Leave them out; {again} {checkpoint or 'STEP'} --to FOLDER brings another one home.",
+        )
+    if (
+        manifest is not None
+        and checkpoint is None
+        and not _is_finished(folder)
+        and _outcome_of(manifest.run_id) != "done"
+    ):
+        talk.say(
+            f"{manifest.run_id} is not finished: this is {manifest.phase} step {manifest.step:,}{_planned(folder)}."
+        )
+    return folder
+
+
 def _nothing_of(run: str, phase: str) -> UsageError:
-    there = ", ".join(f"{_phase_of(each) or 'weights'} in {each}" for each in _fetched(run))
+    name = split_run(run)[0]
+    folders = [folder for each in _models_called(name) for folder in each.fetched]
+    there = ", ".join(f"{_phase_of(each) or 'weights'} in {each}" for each in sorted(folders))
     return UsageError(
         what=f"{run} has nothing of the phase {phase} here.",
         why=f"At home of it: {there or 'nothing'}.",
-        fix=f"Bring it home: homing fetch {run} --checkpoint {phase}:STEP   Or leave --phase out.",
+        fix=f"Bring it home: homing fetch {name} --checkpoint {phase}:STEP   Or leave --phase out.",
     )
 
 
 def _say_unfinished(run_dir: Path, phase_dir: Path) -> None:
-    """An interrupted run is the newest of its name all the same: nobody should export it and take it for the whole."""
-    last = manifest_in(phase_dir / names.step_dir(_steps(phase_dir)[-1]))
+    """Nobody should export a run that was stopped early and take it for the whole."""
+    folder = phase_dir / names.step_dir(_steps(phase_dir)[-1])
+    last = manifest_in(folder)
     if last is not None and not last.is_final:
-        at = f"{last.phase} step {last.step:,}{_of(phase_dir, last)}"
+        at = f"{last.phase} step {last.step:,}{_planned(folder)}"
         talk.say(f"{run_dir.name} is not finished: its last checkpoint is {at}.")
 
 
-def _of(phase_dir: Path, last: CheckpointManifest) -> str:
+def _planned(folder: Path) -> str:
+    """ " of 200": the steps of the phase that this checkpoint is of; "" where nothing says it."""
+    run, phase = _run_in(folder), _phase_of(folder)
+    return next((f" of {each.num_steps:,}" for each in run.phases if each.kind == phase), "") if run is not None else ""
+
+
+def _run_in(folder: Path) -> Run | None:
     try:
-        run = codec.loads(Run, (phase_dir / names.step_dir(last.step) / names.RUN).read_bytes())
+        return codec.loads(Run, (folder / names.RUN).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _outcome_of(run_id: str) -> str:
+    """done, stopped or failed, as the run's outcome at home says it; "" without one."""
+    try:
+        return codec.loads(Outcome, (home() / "runs" / run_id / names.OUTCOME).read_bytes()).state
     except (OSError, ValueError):
         return ""
-    return next((f" of {phase.num_steps:,}" for phase in run.phases if phase.kind == last.phase), "")
+
+
+def _is_finished(model: Path, phase: str | None = None) -> bool:
+    """Whether the weights are the last of their run, or of the phase. Weights that no run of ours made are whole."""
+    if not _is_checkpoint(model):
+        phase_dir = model / names.CHECKPOINTS / (phase or _last_phase(model))
+        model = phase_dir / names.step_dir(_steps(phase_dir)[-1])
+    manifest = manifest_in(model)
+    if manifest is None or not manifest.is_final:
+        return manifest is None
+    run = _run_in(model)
+    planned = [each.kind for each in run.phases] if run is not None and phase is None else []
+    return manifest.phase not in planned[:-1]
+
+
+def _has_phase(model: Path, phase: str | None) -> bool:
+    if phase is None:
+        return True
+    return _phase_of(model) == phase if _is_checkpoint(model) else bool(_steps(model / names.CHECKPOINTS / phase))
 
 
 def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> Path:
@@ -111,26 +192,26 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
     path = Path(run).expanduser()
     if "/" in run or run.startswith((".", "~")):
         return _need_folder(path)
-    called = _runs_called(run)
-    strangers = {each: theirs for each in called if (theirs := _stranger(run, each.name)) is not None}
-    runs, fetched = [each for each in called if each not in strangers and _is_model(each)], _fetched(run)
-    runs.sort(key=lambda each: is_still_theirs(each.name))  # stable: the newest stays first
-    # A fetched folder holds one set of weights; a person who names a step or a phase means the run behind it.
-    if phase is not None:
-        found = _of_phase(runs, fetched, checkpoint, phase)
-    else:
-        found = None if checkpoint is not None else max([*fetched, *runs[:1]], key=_how_far, default=None)
-    if taken := found or next(iter([*runs, *fetched]), None):
+    name, wanted = split_run(run)
+    found = _models_called(name)
+    if wanted:
+        found = _that_run(name, wanted, found)
+    elif checkpoint is not None or phase is not None:
+        # Weights that somebody put there have neither steps nor phases to choose.
+        found = [each for each in found if each.run] or found
+    if found:
+        taken = _choose(name, found, checkpoint, phase, is_chosen=bool(wanted))
         if _is_model(path) and path.absolute() != taken.absolute():
             talk.say(f"{run} is a run and a folder here: {taken} is taken. The folder is ./{run}")
-        _say_taken(run, taken, [*fetched, *runs[:1]])
         return taken
     if _is_model(path):
         return path
     file = run_files().get(run)
-    if file is not None and (name := name_meant(file)) != run:
-        talk.say(f"{file} is the run {name}.")
-        return _find_folder(name, checkpoint, phase)
+    if file is not None and (meant := name_meant(file)) != run:
+        talk.say(f"{file} is the run {meant}.")
+        return _find_folder(meant, checkpoint, phase)
+    called = _runs_called(run)
+    strangers = {each: theirs for each in called if (theirs := _stranger(run, each.name)) is not None}
     if strangers and len(strangers) == len(called):
         each, theirs = next(iter(strangers.items()))
         raise DataError(
@@ -146,6 +227,88 @@ def _find_folder(run: str | None, checkpoint: str | None, phase: str | None) -> 
     )
 
 
+def _choose(name: str, found: list[_Models], checkpoint: str | None, phase: str | None, *, is_chosen: bool) -> Path:
+    """By the rule of this module's first lines, among what is on this computer."""
+    having = [each for each in found if any(_has_phase(folder, phase) for folder in each.folders)]
+    of_phase = having or found  # with none, whoever opens it says which phases there are
+    finished = [each for each in of_phase if each.has_finished(phase)]
+    taken = (finished or of_phase)[0]
+    if phase is None and not is_chosen and taken.run:
+        _need_newest(name, taken, found)
+    folders = [folder for folder in taken.folders if not having or _has_phase(folder, phase)]
+    if checkpoint is not None and taken.run_dir is not None:
+        folder = taken.run_dir  # a fetched folder holds one set of weights; a person who names a step means the run
+    else:
+        folder = max(folders, key=_how_far) if phase is None else folders[-1]
+    if having and having[0] is not found[0]:
+        talk.say(f"{found[0].run} has nothing of {phase}: taken from {folder}")
+    if not is_chosen:
+        _say_passed_over(name, of_phase, finished)
+    _say_taken(name, folder, [other for each in found for other in each.folders])
+    return folder
+
+
+def _say_passed_over(name: str, runs: list[_Models], finished: list[_Models]) -> None:
+    if not finished:
+        if len(runs) > 1:
+            talk.say(f"No run of {name} has finished: this is the newest checkpoint. Choose another: {name}@RUN")
+    elif runs[0] is not finished[0]:
+        talk.say(
+            f"{finished[0].run} is the newest finished run of {name}."
+            f" {runs[0].run} is newer and has not finished: {name}@{runs[0].run}"
+        )
+
+
+def _need_newest(name: str, taken: _Models, found: list[_Models]) -> None:
+    """DataError where a newer run of the name is done and its model was not fetched yet."""
+    if taken.run == name:
+        return  # an id means that very run
+    home_ = Home(home(), World())
+    try:
+        rows = home_.ledger.runs_called(name) if home_.has_ledger else []
+    except HomingError as exc:
+        talk.say(f"warning: whether a newer run of {name} is done is not known: {exc.what}")
+        return
+    here = {each.run for each in found}
+    newer = [
+        row
+        for row in rows
+        if row.state == "done" and row.id not in here and row.id > taken.run and begun_elsewhere(row.id) is None
+    ]
+    if newer:
+        raise DataError(
+            what=f"{name} means its newest finished run, {newer[0].id}, and the model of that is not here yet.",
+            why=f"It is in {newer[0].store}. The newest one here is of {taken.run}.",
+            fix=f"Bring it home: homing fetch {name}   Or use the one that is here: {name}@{taken.run}",
+        )
+
+
+def _that_run(name: str, wanted: str, found: list[_Models]) -> list[_Models]:
+    by_id = {each.run: each for each in found if each.run}
+    if not by_id:
+        raise DataError(
+            what=f"There is no trained model called {name!r} here.",
+            why=f"Looked for {MODELS / name} and {home() / 'runs' / name}-*.",
+            fix="homing runs lists what there is; homing fetch RUN brings one home.",
+        )
+    return [by_id[pick_run(name, wanted, list(by_id), fix=f"homing fetch {wanted} brings one home that is not here.")]]
+
+
+def _models_called(name: str) -> list[_Models]:
+    """What is here of each run of that name, or with that id: weights of nobody's run, then the newest run first."""
+    runs = [each for each in _runs_called(name) if _is_model(each) and _stranger(name, each.name) is None]
+    run_dirs = {each.name: each for each in runs}
+    by_run: dict[str, list[Path]] = {run_id: [] for run_id in run_dirs}
+    for folder in _fetched(name):
+        manifest = manifest_in(folder)
+        by_run.setdefault(manifest.run_id if manifest is not None else "", []).append(folder)
+    found = [_Models(run_id, tuple(folders), run_dirs.get(run_id)) for run_id, folders in by_run.items()]
+    found.sort(key=lambda each: each.run, reverse=True)  # ids carry the time
+    # Stable: the newest stays first.
+    found.sort(key=lambda each: (bool(each.run), not each.fetched and is_still_theirs(each.run)))
+    return found
+
+
 def _stranger(name: str, run_id: str) -> Path | None:
     """Where a run was begun that only shares its name with a run file here."""
     theirs = begun_elsewhere(run_id) if run_id != name else None
@@ -153,15 +316,20 @@ def _stranger(name: str, run_id: str) -> Path | None:
 
 
 def _fetched(name: str) -> list[Path]:
-    """What lies in models/: NAME, and later phases of it, which fetch puts beside it as NAME-PHASE."""
-    manifests = {MODELS / f"{name}-{phase}": (name, phase) for phase in PHASES}
-    beside = [folder for folder, wanted in manifests.items() if _is_checkpoint(folder) and _names_in(folder) == wanted]
-    return [folder for folder in (MODELS / name, *beside) if _is_model(folder)]
+    """What lies in models/: NAME, and other runs and phases of it, which fetch puts beside it as NAME-PHASE or ID."""
+    beside = [MODELS / f"{name}-{phase}" for phase in PHASES]
+    beside += sorted(path for path in MODELS.glob(f"{name}-*") if path not in beside) if MODELS.is_dir() else []
+    ours = [folder for folder in beside if _is_checkpoint(folder) and _is_of(name, folder)]
+    return [folder for folder in (MODELS / name, *ours) if _is_model(folder)]
 
 
-def _names_in(folder: Path) -> tuple[str, str]:
+def _is_of(name: str, folder: Path) -> bool:
     manifest = manifest_in(folder)
-    return (manifest.run_name, manifest.phase) if manifest is not None else ("", "")
+    return (
+        manifest is not None
+        and manifest.run_name == name
+        and folder.name in (f"{name}-{manifest.phase}", manifest.run_id)
+    )
 
 
 def _how_far(model: Path) -> int:
@@ -187,16 +355,6 @@ def _say_taken(name: str, taken: Path, candidates: list[Path]) -> None:
     talk.say(f"{taken}, {what}{begun}" + (f"   ({'; '.join(told)})" if told else ""))
 
 
-def _of_phase(runs: list[Path], fetched: list[Path], checkpoint: str | None, phase: str) -> Path | None:
-    """The newest run that has the phase, else what was fetched of it. Told where a newer run is passed over."""
-    found = next((run for run in runs if _steps(run / names.CHECKPOINTS / phase)), None)
-    if found is None and checkpoint is None:
-        found = next((folder for folder in fetched if _is_checkpoint(folder) and _phase_of(folder) == phase), None)
-    if found is not None and runs and found != runs[0]:
-        talk.say(f"{runs[0].name} has nothing of {phase}: taken from {found}")
-    return found
-
-
 def _phase_of(folder: Path) -> str:
     """Of one checkpoint, by its manifest; "" of weights that no run of ours made."""
     manifest = manifest_in(folder)
@@ -209,8 +367,12 @@ def _newest() -> Path:
     found = sorted((path for path in found if _is_model(path)), key=lambda path: (path.stat().st_mtime, path.name))
     elsewhere = {path: theirs for path in found if path.parent == runs and (theirs := begun_elsewhere(path.name))}
     own = [path for path in found if path not in elsewhere]
+    finished = [path for path in own if _is_finished(path)]
+    if finished:
+        talk.say(f"{finished[-1]}: the newest finished model of this folder.")
+        return finished[-1]
     if own:
-        talk.say(f"{own[-1]}: the newest model of this folder.")
+        talk.say(f"{own[-1]}: the newest model of this folder, where none is finished.")
         return own[-1]
     if elsewhere:
         newest = list(reversed(elsewhere.items()))[:_SHOWN]

@@ -3,6 +3,7 @@
     id              that very run
     NAME            of the runs of that name begun in this folder one that is live or may be billing, else the newest;
                     where there is none, and only to look at, the newest of that name
+    NAME@RUN        that run of NAME: its id, or the end of it
     NAME of a file  the run that ./runs/NAME.yaml describes, which may give it another name; a path likewise
     (left out)      the newest of all
 
@@ -17,6 +18,8 @@ import contextlib
 from pathlib import Path
 
 from homing.cli import talk
+from homing.cli.find_model import finished_here
+from homing.cli.run_at import pick_run, split_run
 from homing.cli.trained_here import Trained, trained_here
 from homing.cloud.check_lost import check_lost
 from homing.cloud.home import Home
@@ -25,12 +28,39 @@ from homing.config.paths import RUN_SUFFIXES, run_files, typed_name
 from homing.config.projects import begun_elsewhere, file_called, is_still_theirs, name_meant
 from homing.errors import HomingError, UsageError
 
-__all__ = ["find_any", "find_run", "is_stranger", "name_here"]
+__all__ = ["find_any", "find_finished", "find_run", "is_stranger", "name_here"]
+
+
+def find_finished(home: Home, typed: str | None) -> RunRow | Trained:
+    """The newest finished run of a name, by the rule that find_model has for models; without one, as `find_any`."""
+    typed = _by_id(home, typed)
+    name = _name(home, typed, _file(typed))
+    if typed is None or name is None or home.ledger.run(typed) is not None:
+        return find_any(home, typed)
+    trained = [each for each in trained_here(home, home.ledger.run_ids()) if {typed, name} & {each.name, each.run}]
+    if any(each.run == typed for each in trained):
+        return find_any(home, typed)
+    found = [(row.created_at, row.id, row.state, row) for row in _named(home, name)]
+    called: list[tuple[float, str, str, RunRow | Trained]] = [*found]
+    called += [(each.began_at, each.run, each.state, each) for each in trained]
+    called = sorted((each for each in called if begun_elsewhere(each[1]) is None), key=lambda each: each[:2])
+    with_model = finished_here(name)
+    finished = [each for each in called if each[2] == "done" or each[1] in with_model]
+    if not finished:
+        return find_any(home, typed)
+    if called[-1] is not finished[-1]:
+        newer = called[-1][1]
+        talk.say(
+            f"{finished[-1][1]} is the newest finished run of {name}."
+            f" {newer} is newer and has not finished: {name}@{newer}"
+        )
+    return finished[-1][3]
 
 
 def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Trained:
     """Also a run that `homing train` trained here: where it is at work, or newer than what was launched by its name. A
     launched one that lives, bills or may go on comes first, for it costs money."""
+    typed = _by_id(home, typed)
     is_id = typed is not None and home.ledger.run(typed) is not None
     trained = None if is_id else _trained_called(home, typed, _name(home, typed, _file(typed)))
     if trained is None:
@@ -60,6 +90,7 @@ def find_any(home: Home, typed: str | None, *, changes: str = "") -> RunRow | Tr
 
 def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = "") -> RunRow:
     """`brings`, `changes`: what the caller does with it, as a command for a run: "fetch {}", "destroy {}"."""
+    typed = _by_id(home, typed)
     if typed is not None and (named := home.ledger.run(typed)) is not None:
         return named
     file = _file(typed)
@@ -81,6 +112,17 @@ def find_run(home: Home, typed: str | None, *, brings: str = "", changes: str = 
     if live is not None and not own[0].is_live:
         talk.say(f"{own[0].id} is meant. {live.id}, begun in {begun_elsewhere(live.id)}, is live: its id names it.")
     return own[0]
+
+
+def _by_id(home: Home, typed: str | None) -> str | None:
+    """The id that NAME@RUN means; anything else as it was typed."""
+    name, run = split_run(typed or "")
+    if not run:
+        return typed
+    known = home.ledger.run_ids()
+    trained = [each.run for each in trained_here(home, known) if each.name == name]
+    ids = [*trained, *(row.id for row in _named(home, name))]
+    return pick_run(name, run, sorted(ids, reverse=True), fix="All runs: homing runs")
 
 
 def name_here(row: RunRow) -> str:

@@ -22,13 +22,18 @@ __all__ = ["command"]
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="Run, or folder of a checkpoint, a run or any model; the newest when left out."),
+    typer.Argument(
+        metavar="RUN",
+        help="NAME: its newest finished run. NAME@RUN: that one. Or a folder. The newest when left out.",
+    ),
 ]
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Stop after so many tokens.")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=100.0, help="0 always takes the likeliest token.")]
 TopK = Annotated[int, typer.Option("--top-k", min=0, help="Choose among so many likeliest tokens; 0 for all.")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same text.")]
-Checkpoint = Annotated[str | None, typer.Option(metavar="best|latest|STEP", help="Which one; best, else latest.")]
+Checkpoint = Annotated[
+    str | None, typer.Option("--checkpoint", "--step", metavar="best|latest|STEP", help="Which one; best, else latest.")
+]
 Phase = Annotated[str | None, typer.Option(metavar="PHASE", help="pretrain, mid, sft or rl; the last there is.")]
 Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")]
 

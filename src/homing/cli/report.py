@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from homing.cli import talk
-from homing.cli.control import find_any, open_home, say_problems
-from homing.cli.find_run import name_here
+from homing.cli.control import open_home, say_problems
+from homing.cli.find_run import find_finished, name_here
 from homing.cli.options import Json, RunName
 from homing.cli.trained_here import Trained
 from homing.cloud.home import Home
@@ -42,7 +42,8 @@ def command(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """One page about a run, finished or not: what was trained, on what, how it went, samples, where, for how much."""
+    """One page about a run: what was trained, on what, how it went, samples, where, for how much. NAME is its newest
+    finished run, as it is for chat and the others; NAME@RUN is another one, finished or not."""
     _check(out)
     with open_home() as home:
         found = _look_up(home, run)
@@ -62,7 +63,7 @@ def command(
 
 
 def _look_up(home: Home, typed: str | None) -> RunRow | Trained:
-    found = find_any(home, typed)
+    found = find_finished(home, typed)
     if isinstance(found, Trained) or not _may_have_changed(home, found):
         return found
     say_problems(refresh(home))
