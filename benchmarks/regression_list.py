@@ -75,4 +75,5 @@ DEFECTS = {
     "help-json": "homing --help --json was refused, and the error suggested the same option.",
     # --- the first hour ---
     "name-means-newest-finished": "A run stopped at step 1 replaced the finished model; a second launched one did not.",
+    "refused-fixes": "The fix of a usage error kept refused options or named something else: --step 5 became --set 5.",
 }

@@ -6,6 +6,7 @@ import importlib.util
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cloud.rig import Said, homing
@@ -120,7 +121,7 @@ def test_a_run_without_a_verb_is_told_from_a_typing_error(say: Say) -> None:
             "launch moss --gpu H100 --num-gpus 8 --spend-limit 100 --no-spt",
             "homing launch moss --set cloud.gpu=H100 --set cloud.num_gpus=8 --spend-limit 100 --no-spot",
         ),
-        ("prep moss --val-ratio 0.01 --gzip", "homing prep moss --val-fraction 0.01 --gzip"),  # nothing is left out
+        ("prep moss --val-ratio 0.01 --gzip", "homing prep moss --val-fraction 0.01"),  # and the line before it says so
         ("launch moss --train-shard-lines 250000", "homing launch moss --set data.shard_tokens=VALUE"),
         ("train --config runs/moss.yaml", "homing train runs/moss.yaml"),
         ("launch --config-path=runs/moss.yaml --yes", "homing launch runs/moss.yaml --yes"),
@@ -135,6 +136,90 @@ def test_a_run_without_a_verb_is_told_from_a_typing_error(say: Say) -> None:
 )
 def test_an_option_that_is_not_there_is_answered_with_the_one_that_was_meant(say: Say, line: str, fix: str) -> None:
     assert fix_of(say(line)) == fix
+
+
+# Lines of other tools as people paste them behind one of our verbs.
+_PASTED = [
+    "prep moss --mode cloud --input /workspace/raw_corpus.txt --experiment runpod-2b --train-shard-lines 250000",
+    "prep moss --mode smoke --split train --lines-per-shard 50000 --take 100000",
+    "prep moss --train-path a.txt --val-path b.txt --vocab-size 10000 --output-dir data --tokenizer-dir tokenizer",
+    "store put --action upload --local-path data/train.bin --remote-name train.bin --data-type data",
+    "store get --action download --remote-name final.pt --local-path checkpoints/final.pt --data-type checkpoint",
+    "store get runs/moss --to here",
+    "store ls --action list --data-type data",
+    "store rm --action delete --remote-name checkpoint_iter_5000.pt",
+    "launch moss --config-path config.yaml --wandb --run-name my-experiment",
+    "launch moss --bucket B --instance-type g4dn.xlarge --region us-east-1 --key-name K",
+    "launch moss --bucket B --destroy",
+    "launch moss --learning-rate 1e-4 --frobnicate 7",
+    "train moss --batch-size 8 --wibble --gpu H100",
+    "train moss --step 5",
+    "fetch moss --include logs/*.log --local-dir ./logs",
+    "offers runpod",
+    "offers H100",
+    "plan moss runpod",
+    "logs moss --number 5",
+]
+
+
+def _takes(line: str) -> str:
+    """Why the verb would refuse this line as it is typed; "" where it takes it."""
+    words = shlex.split(line)[1:]
+    command: Any = LazyVerbs().get_command(None, words[0])
+    rest = words[1:]
+    if "--help" in rest:
+        return ""
+    if inner := getattr(command, "commands", None):
+        command, rest = inner[rest[0]], rest[1:]
+    try:
+        command.make_context(line, rest).close()
+    except Exception as exc:
+        return "" if type(exc).__name__ == "BadParameter" else f"{type(exc).__name__}: {exc}"
+    return ""
+
+
+@pytest.mark.regression("refused-fixes")
+@pytest.mark.parametrize("line", _PASTED)
+def test_a_line_that_is_offered_as_the_fix_is_one_that_its_verb_takes(say: Say, line: str) -> None:
+    fix = fix_of(say(line)).partition("   ")[0]
+    assert fix.startswith("homing "), fix
+    assert _takes(fix) == "", fix
+
+
+@pytest.mark.parametrize("name", sorted(VERBS))
+def test_no_option_of_another_tool_leads_to_a_line_that_the_verb_refuses(say: Say, name: str) -> None:
+    for options in ("--output o --step 5 --nope x --learning-rate 1", "--mode smoke --split train --local-path p"):
+        said = say(f"{name} moss {options}")
+        assert said.code == 2
+        fix = fix_of(said).partition("   ")[0]
+        assert not fix.startswith("homing ") or _takes(fix) == "", f"{name} moss {options} -> {fix}"
+
+
+@pytest.mark.regression("refused-fixes")
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("offers runpod", "homing offers --provider runpod"),
+        ("offers H100 --json", "homing offers --gpu H100 --json"),
+        ("plan moss shadeform", "homing plan moss --set cloud.provider=shadeform"),
+        ("store get runs/moss --to here", "homing store get runs/moss here"),
+        ("store put --remote-name t.bin --local-path data/t.bin", "homing store put data/t.bin t.bin"),
+        ("prep moss --mode smoke --split train", "homing prep moss --smoke"),
+        ("train moss --step 5", "homing generate --help"),
+        ("launch moss --bucket B --destroy", "homing destroy moss"),
+        ("status --watch 0", "--watch 30"),
+        ("guard --every 0", "--every 60"),
+    ],
+)
+def test_a_mistake_that_was_answered_wrongly_is_answered_with_what_was_meant(say: Say, line: str, fix: str) -> None:
+    assert fix_of(say(line)) == fix
+
+
+@pytest.mark.regression("refused-fixes")
+def test_what_is_left_out_of_a_fix_is_said(say: Say) -> None:
+    said = say("prep moss --val-ratio 0.01 --gzip fast")
+    assert "Left out, for nothing here is called so: --gzip fast." in said.err
+    assert fix_of(said) == "homing prep moss --val-fraction 0.01"
 
 
 @pytest.mark.parametrize(

@@ -219,3 +219,14 @@ def test_text_in_a_store_is_not_looked_for_here(
     loaded = load_run("far")
     assert (loaded.prep.text, loaded.prep.validation) == ([address], [address])
     assert [warning for warning in loaded.warnings if "data.text" in warning] == []
+
+
+@pytest.mark.regression("refused-fixes")
+def test_a_folder_of_the_system_is_not_offered_as_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for named in ("/hom", "/op", "/nope"):
+        assert homing(monkeypatch, "new", "x", "--from", "tiny", "--text", named) == 2
+        said = capsys.readouterr().err
+        assert "Did you mean" not in said
+        assert "--text YOUR_TEXT.txt" in said

@@ -37,7 +37,9 @@ def command(
     except ValueError as exc:
         raise UsageError(what=f"--every: {exc}.", fix="--every 60") from exc
     if not 1 <= every_s <= 3600:
-        raise UsageError(what=f"--every: {every_s:g} s is no interval to guard at.", fix="--every 60")
+        raise UsageError(
+            what=f"--every: invalid interval: {every_s:g} s.", why="It may be 1 second to 1 hour.", fix="--every 60"
+        )
     with open_home() as home:
         if once:
             _once(home, every_s)

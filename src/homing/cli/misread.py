@@ -3,6 +3,7 @@
 verb    a word that is no verb: another tool's word for it, a typing error, the verb behind the run, a provider
 usage   an option or a value that a verb does not take: misspelled, before its verb, another verb's, a run file's key
 
+A line that is offered as the fix is one that its verb takes: what nobody knows is left out of it, and that is said.
 Only questions are obeyed as meant: `homing help VERB`, `homing version`, `homing --help VERB`.
 """
 
@@ -13,10 +14,12 @@ import glob
 import itertools
 import shlex
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from homing.errors import UsageError
+from homing.gpus import find_gpu
 
 __all__ = ["help_first", "usage", "verb"]
 
@@ -86,6 +89,15 @@ _OPTIONS = {
     "--follow": "--tail --watch",
     "--every": "--interval --poll",
 }
+# Other tools' options -> a word of ours that needs no option, by the name that the help gives it.
+_WORDS_OF = {
+    "KEY": "--key --remote-name --remote-path --name",
+    "PATH": "--path --file --local-path --local-dir --to --out --output -o --dest",
+}
+# Verbs that other tools have as options: deploy.py --destroy.
+_AS_OPTION = ("destroy", "fetch", "logs", "status", "stop")
+# An option with this value -> ours.
+_BY_VALUE = {("--mode", "smoke"): "--smoke"}
 # Other tools name the run file by an option; here it is the word behind the verb.
 _RUN_FILE = ("--config", "--config-path", "--config-file", "--run-file")
 _EVERYWHERE = ("--help", "--quiet", "--verbose", "--version")
@@ -169,7 +181,21 @@ def _extra(error: Any, path: str, typed: list[str]) -> UsageError:
         is_plain = bool(others) and not others[0].startswith("-")
         both = _line([typed[0], "--compare", others[0], extra, *others[1:]]) if is_plain else f"{path} --compare A B"
         return UsageError(what, "It takes one RUN; two are measured by --compare A B.", both)
+    if extra in _PROVIDERS and (named := _by_option(("--provider", "--cloud"), "cloud.provider", extra, own, typed)):
+        return UsageError(what, f"{extra} is a provider.", named)
+    if find_gpu(extra) is not None and (named := _by_option(("--gpu",), "cloud.gpu", extra, own, typed)):
+        return UsageError(what, f"{extra} is a GPU.", named)
     return UsageError(what, f"It takes {taken}." if taken else "It takes options only.", f"{path} --help")
+
+
+def _by_option(flags: Iterable[str], key: str, word: str, own: Collection[str], typed: list[str]) -> str:
+    """The line again, with this word behind the option, or the --set, that it belongs to; "" where there is none."""
+    flag = next((each for each in flags if each in own), "")
+    if word not in typed or not (flag or "--set" in own):
+        return ""
+    place = typed.index(word)
+    named = [flag, word] if flag else ["--set", f"{key}={word}"]
+    return _line([*typed[:place], *named, *typed[place + 1 :]])
 
 
 def _is_chat(file: str, typed: list[str]) -> bool:
@@ -220,24 +246,34 @@ def _option(
     wrong = error.option_name
     if error.ctx.parent is None:
         return _in_front(wrong, name, typed, load)
-    own = _options(error.ctx.command)
-    what = f"`{path}` has no option {wrong}."
-    again = _line(_mended(typed, error.ctx.command))
-    if wrong in _RUN_FILE and _takes_run(error.ctx.command):
-        return UsageError(what, "The run file, or its name, stands behind the verb.", again)
-    near = _elsewhere(wrong, own)
-    if near is None and "--set" in own and (found := _key(wrong))[0]:
+    command = error.ctx.command
+    own, what = _options(command), f"`{path}` has no option {wrong}."
+    again = _mended(typed, path, command)
+    fix = _line(again.words) if again.words else f"{path} --help"
+    left_out = f" Left out, for nothing here is called so: {', '.join(again.left_out)}." if again.left_out else ""
+    if wrong in _RUN_FILE and _takes_run(command):
+        return UsageError(what, f"The run file, or its name, stands behind the verb.{left_out}", fix)
+    if other := next((each for each in _unknown(typed, own) if each.lstrip("-") in _AS_OPTION), None):
+        names_run = [word for word in again.words[len(path.split()) - 1 :] if not word.startswith("-")][:1]
+        return UsageError(what, f"{other.lstrip('-')} is a verb.", _line([other.lstrip("-"), *names_run]))
+    near = _elsewhere(wrong, own) or _by_value(wrong, typed, own)
+    if near is None and (word := _word_of(wrong, command)):
+        return UsageError(what, f"{word} stands behind the verb, without an option.{left_out}", fix)
+    if near is None and "--set" in own and (found := _key(wrong, _value_of(wrong, typed)))[0]:
         if name == "train" and found[0].startswith(("cloud.", "limits.")):
             return UsageError(what, "`train` works on this computer and rents nothing.", "homing launch --help")
-        key = " ".join(part for part in found if part)
-        return UsageError(
-            what, f"It is a key of the run file: {key}. Every key of it can be set for one command.", again
+        keys = again.keys or [" ".join(part for part in found if part)]
+        told = (
+            f"It is a key of the run file: {keys[0]}."
+            if len(keys) == 1
+            else f"Keys of the run file: {'; '.join(keys)}."
         )
+        return UsageError(what, f"{told} Every key of it can be set for one command.{left_out}", fix)
     # What is spelled like --set (--list, --seed) is never what was meant by it.
     if near := near or (None if wrong == "--set" else _spelled_like(wrong, own)):
-        is_flag = wrong in ("--format", "--output-format")  # ours takes no value, theirs did
-        fix = f"{path} {near}" if is_flag else again
-        return UsageError(what, f"Did you mean {near}? {_about(own[near])}".rstrip(), fix)
+        return UsageError(what, f"Did you mean {near}? {_about(own[near])}".rstrip() + left_out, fix)
+    if again.words and again.has_ours:
+        return UsageError(what, left_out.strip(), fix)
     if others := _verbs_with(wrong, verbs, load):
         return UsageError(what, f"It is an option of: {', '.join(others)}.", f"homing {others[0]} --help")
     return UsageError(what, f"It has: {', '.join(own)}.", f"{path} --help")
@@ -249,7 +285,40 @@ def _elsewhere(wrong: str, own: Collection[str]) -> str | None:
 
 
 def _spelled_like(wrong: str, own: Collection[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(wrong, list(own), n=1, cutoff=0.7)), None)
+    # Without the dashes, which all of them share: --step is not --set, nor --mode --smoke.
+    bare = {each.lstrip("-"): each for each in own}
+    return bare.get(next(iter(difflib.get_close_matches(wrong.lstrip("-"), list(bare), n=1, cutoff=0.75)), ""))
+
+
+def _by_value(wrong: str, typed: list[str], own: Collection[str]) -> str | None:
+    ours = _BY_VALUE.get((wrong, _value_of(wrong, typed)))
+    return ours if ours in own else None
+
+
+def _value_of(option: str, typed: list[str]) -> str:
+    """What stands behind the option, or "": `--mode smoke`, `--mode=smoke`."""
+    for place, word in enumerate(typed):
+        name, equals, value = word.partition("=")
+        if name == option:
+            behind = typed[place + 1] if place + 1 < len(typed) else ""
+            return value if equals else "" if behind.startswith("-") else behind
+    return ""
+
+
+def _word_of(wrong: str, command: Any) -> str:
+    """KEY or PATH, where the verb takes one and other tools have an option for it."""
+    taken = [_shown(each) for each in command.params if not each.opts[0].startswith("-")]
+    return next((word for word, others in _WORDS_OF.items() if word in taken and wrong in others.split()), "")
+
+
+def _unknown(typed: list[str], own: Collection[str]) -> list[str]:
+    options = [word.partition("=")[0] for word in typed if word.startswith("--") and not _is_ours(word, own)]
+    return [each for each in options if not _elsewhere(each, own)]
+
+
+def _is_ours(word: str, own: Collection[str]) -> bool:
+    name = word.partition("=")[0]
+    return name in own or name in _EVERYWHERE
 
 
 def _in_front(wrong: str, name: str, typed: list[str], load: Callable[[str], Any]) -> UsageError:
@@ -268,26 +337,64 @@ def _in_front(wrong: str, name: str, typed: list[str], load: Callable[[str], Any
     )
 
 
-def _mended(typed: list[str], command: Any) -> list[str]:
-    """The line again, with each option that the verb does not take in its own words. What nobody knows stays."""
+@dataclass(frozen=True)
+class _Mended:
+    words: list[str]  # a line that its verb takes; none where no such line was found
+    left_out: list[str]
+    keys: list[str]  # of the run file, that options became, with what is to be known of them
+    has_ours: bool  # whether some option was found again in words of the verb
+
+
+def _mended(typed: list[str], path: str, command: Any) -> _Mended:
+    """The line again, with each option that the verb does not take in its own words. What nobody knows is left out."""
     own, said, rest = _options(command), list[str](), list(typed)
+    left_out, keys, by_word = list[str](), list[str](), dict[str, str]()
     while rest:
         word = rest.pop(0)
         wrong, equals, value = word.partition("=")
-        if not wrong.startswith("--") or wrong in own or wrong in _EVERYWHERE:
+        if not wrong.startswith("--") or _is_ours(word, own):
             said.append(word)
-        elif wrong in _RUN_FILE and _takes_run(command):
-            said += [value] if equals else []
-        elif near := _elsewhere(wrong, own):
-            said.append(near + equals + value)
-        elif "--set" in own and (found := _key(wrong))[0]:
-            if not equals and rest and not rest[0].startswith("-") and not _is_run(rest[0]):
-                value = rest.pop(0)
+            continue
+        if not equals and rest and not rest[0].startswith("-") and not _is_run(rest[0]):
+            value = rest.pop(0)
+        if wrong in _RUN_FILE and _takes_run(command):
+            said += [value] if value else []
+        elif (near := _elsewhere(wrong, own) or _by_value(wrong, [wrong, value], own)) or (
+            not (_word_of(wrong, command) or _key_of(wrong, value, own)[0]) and (near := _spelled_like(wrong, own))
+        ):
+            takes_none = getattr(own[near], "is_flag", False)  # theirs may have taken one: --format json
+            behind = [] if not value or (takes_none and (equals or near in ("--json", "--smoke"))) else [value]
+            said += [f"{near}={value}"] if equals and behind else [near, *behind]
+        elif named := _word_of(wrong, command):
+            by_word[named] = value
+        elif (found := _key_of(wrong, value, own))[0]:
             # A key that is to be explained is no other name for the same thing: nor is its value the same.
             said += ["--set", f"{found[0]}={'VALUE' if found[1] or not value else value}"]
+            keys.append(" ".join(part for part in found if part))
         else:
-            said.append((_spelled_like(wrong, own) or wrong) + equals + value)
-    return said
+            left_out.append(word if equals or not value else f"{wrong} {value}")
+    said += [by_word[_shown(each)] for each in command.params if _shown(each) in by_word]
+    num_wrong = sum(1 for word in typed if word.startswith("--") and not _is_ours(word, own))
+    has_ours = num_wrong > len(left_out)
+    return _Mended(said if _is_taken(said, path, command) else [], left_out, keys, has_ours)
+
+
+def _is_taken(words: list[str], path: str, command: Any) -> bool:
+    """Whether the verb would begin to work on this line. A value that it would refuse is another matter."""
+    rest = list(words)
+    for part in path.split()[1:]:
+        if part in rest:
+            rest.remove(part)
+    rest = [word for word in rest if word not in ("-q", "-v", "--quiet", "--verbose")]
+    try:
+        with command.make_context(path, rest):
+            return True
+    except Exception as exc:  # of click, which is not imported here: what it calls its errors is known
+        return type(exc).__name__ == "BadParameter"
+
+
+def _key_of(wrong: str, value: str, own: Collection[str]) -> tuple[str, str]:
+    return _key(wrong, value) if "--set" in own else ("", "")
 
 
 def _takes_run(command: Any) -> bool:
@@ -295,12 +402,12 @@ def _takes_run(command: Any) -> bool:
 
 
 def _is_run(word: str) -> bool:
-    return any(Path("runs").glob(f"{_literal(word)}.*"))
+    return "/" not in word and any(Path("runs").glob(f"{_literal(word)}.*"))
 
 
-def _key(option: str) -> tuple[str, str]:
+def _key(option: str, value: str = "") -> tuple[str, str]:
     """The key of the run file that an option such as --learning-rate or --depth asks for, and what is to be known of
-    it; both empty where there is none."""
+    it; both empty where there is none, or none that could have this value: --split train is not tokenizer.split."""
     # Only when somebody went wrong: reading the schema costs a tenth of a second.
     from homing.config.keys import all_keys, find_keys
     from homing.config.names import FOREIGN
@@ -308,7 +415,17 @@ def _key(option: str) -> tuple[str, str]:
     plain = option.lstrip("-").replace("-", "_").lower()
     ours, _, about = FOREIGN.get(plain, "").partition(" ")
     ours = ours or next((key.path for key in find_keys(plain)), "")
-    return (ours.replace(".N", ".0"), about.replace(".N", ".0")) if ours in all_keys() else ("", "")
+    if ours not in all_keys() or (value and not about and not _could_be(ours, value)):
+        return "", ""
+    return ours.replace(".N", ".0"), about.replace(".N", ".0")
+
+
+def _could_be(key: str, value: str) -> bool:
+    """False for a key with a few allowed values, of which this is none."""
+    from homing.config.keys import all_keys
+
+    kind = all_keys()[key].kind
+    return not kind.startswith("one of ") or value.lower() in kind.removeprefix("one of ").split(", ")
 
 
 def _verbs_with(option: str, verbs: Iterable[str], load: Callable[[str], Any]) -> list[str]:

@@ -190,8 +190,9 @@ def _nearest(path: Path) -> tuple[str, str]:
     except OSError:
         return "", f"There is no folder {folder.absolute()} that can be read."
     by_small = {name.lower(): name for name in there}  # Faust.TXT is the nearest to faust.txt
-    near = difflib.get_close_matches(path.name.lower(), by_small, n=1, cutoff=0.5)
-    if near:
+    near = difflib.get_close_matches(path.name.lower(), by_small, n=1, cutoff=0.6)
+    # The folders of the system, such as /opt and /home, are nobody's text.
+    if near and folder.absolute() != folder.absolute().parent:
         hit = str(folder / by_small[near[0]])
         return hit, f"Did you mean {hit}? Looked in {folder.absolute()}."
     some = f"{', '.join(there[:5])}{' and others' if there[5:] else ''}" if there else "nothing"

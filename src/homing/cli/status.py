@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """One run, now: state, instances, dollars, what is pushed."""
     try:
-        every_s = None if watch is None else check_interval(parse_duration(watch))
+        every_s = None if watch is None else check_interval(parse_duration(watch), "--watch")
     except ValueError as exc:
         raise UsageError(what=f"--watch: {exc}.", fix="--watch 30") from exc
     with open_home() as home:

@@ -101,10 +101,13 @@ class Status:
         }
 
 
-def check_interval(every_s: float) -> float:
+def check_interval(every_s: float, flag: str = "--every") -> float:
+    """`flag`: the option of the verb that it was given by."""
     if not 1 <= every_s <= 86400:
         raise UsageError(
-            what=f"{every_s:g} s is no interval to watch at.", why="It may be 1 second to 1 day.", fix="--every 30"
+            what=f"{flag}: invalid interval: {every_s:g} s.",
+            why="It may be 1 second to 1 day.",
+            fix=f"{flag} 30",
         )
     return every_s
 

@@ -82,6 +82,7 @@ FOREIGN: dict[str, str] = {
     "padded_vocab_size": "tokenizer.vocab_size (padding rows exist only inside the trainer)",
     "tokenizer_path": "tokenizer.file",
     "tokenizer_name": "tokenizer.file",
+    "use_existing_tokenizer": "tokenizer.file (the tokenizer.json that is used again)",
     "tokenizer_dir": "tokenizer.file (of one that is used again; a new one lies beside the shards)",
     "special_tokens": "tokenizer.specials (standard or one)",
     "train_path": "data.text",
