@@ -144,6 +144,7 @@ def test_an_end_that_is_not_confirmed_exits_6_and_every_later_verb_says_so(
 ) -> None:
     from homing.cloud.providers.local import Local
 
+    monkeypatch.setattr("homing.cloud.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
     cli("launch", "moss", "--spend-limit", "1", "--yes")
     monkeypatch.setattr(Local, "destroy", lambda self, instance_id: None)
     monkeypatch.setattr("homing.cli.destroy.destroy_run", lambda home, row: fast_destroy(home, row))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.cli.control_rig import Homing, cli_with
 
+from homing.cloud.destroy import destroy_run
+from homing.cloud.providers.local import Local
 from homing.wire import codec, names
 from homing.wire.event import Metric, Outcome
 from homing.world import World
@@ -42,11 +44,29 @@ def test_every_run_is_listed_with_its_instance_and_dollars(cli: Homing) -> None:
     said = cli("runs")
     assert "moss-" in said.out
     assert "$1.00" in said.out
-    assert "1 billing or maybe billing" in said.err
+    assert "1 run on this computer: nobody charges for that. End: homing destroy moss-" in said.err
     document = cli("runs", "--json").json
     assert document["schema"] == "homing.runs/1"
     assert document["runs"][0]["state"] == "running"
     assert [line["billing"] for line in document["billing"]] == ["yes"]
+
+
+@pytest.mark.regression("local-billing-alarm")
+def test_a_run_on_this_computer_raises_no_billing_alarm(cli: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    said = cli("runs")
+    assert "maybe billing" not in said.err
+    assert "Nothing bills." in said.err
+    (row,) = [line for line in said.out.splitlines() if line.startswith("moss-")]
+    assert row.split()[-1] == "no"
+    monkeypatch.setattr(Local, "destroy", lambda self, instance_id: None)
+    monkeypatch.setattr("homing.cli.destroy.destroy_run", lambda home, row: destroy_run(home, row, deadline_s=0))
+    ended = cli("destroy", "moss", "--yes")
+    assert "may still cost money" not in ended.err
+    assert "$0.36/h" not in ended.err
+    assert "on this computer may still be running" in ended.err
+    assert cli("explain", "model.depth").code == 0, "no alarm after a verb that has nothing to do with it"
+    monkeypatch.undo()
 
 
 def test_what_was_trained_here_is_listed_too(cli: Homing, homing_home: Path) -> None:
@@ -86,6 +106,7 @@ def test_a_provider_that_cannot_be_asked_is_not_shown_as_nothing(cli: Homing, mo
         def away(self: Local) -> list[object]:
             raise ProviderRefused("key refused")
 
+        patch.setattr("homing.cloud.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
         patch.setattr(Local, "list_owned", away)
         said = cli("runs")
     assert "could not be asked" in said.err

@@ -320,7 +320,7 @@ def test_an_end_that_the_provider_does_not_confirm_is_loud(
     monkeypatch.setattr("homing.cloud.guard_round.DESTROY_S", 0.1)
     with monkeypatch.context() as patch:
         patch.setattr(Local, "destroy", lambda *_: (_ for _ in ()).throw(ProviderRefused("No, says the provider.")))
-        with pytest.raises(StillBilling, match="may still cost money"):
+        with pytest.raises(StillBilling, match="may still be running: the end is not confirmed"):
             list(watch(home, done.run, every_s=1))
 
 

@@ -35,7 +35,8 @@ def last_word() -> HomingError | None:
     """Asked for by `main` after every verb: an end that no provider confirmed is said last, and its exit code wins."""
     home = Home(home_path(), World())
     try:
-        lines = home.ledger.unconfirmed() if home.has_ledger else []
+        # What did not end on this computer is shown by `runs`; nobody is charged for it, so it is no alarm.
+        lines = [line for line in home.ledger.unconfirmed() if meter.is_charged(line)] if home.has_ledger else []
         return still_billing(home, lines) if lines else None
     except HomingError as exc:  # a ledger that cannot be read: whether something bills is not known
         return exc

@@ -88,14 +88,19 @@ def forgotten_words(line: LedgerLine) -> str:
 
 def billing_words(billing: list[LedgerLine], things: list[Resource], problems: list[str]) -> list[str]:
     """What costs money now, and how to end it; one sentence or two."""
-    said = []
-    if billing:
-        rate = sum((Decimal(line.rate_usd_per_hour) for line in billing), Decimal(0))
-        said.append(f"{len(billing)} billing or maybe billing, {usd(rate)}/h. End all: homing destroy --all")
+    said, charged = [], [line for line in billing if meter.is_charged(line)]
+    if charged:
+        rate = sum((Decimal(line.rate_usd_per_hour) for line in charged), Decimal(0))
+        said.append(f"{len(charged)} billing or maybe billing, {usd(rate)}/h. End all: homing destroy --all")
     if things:
         rate = sum((each.rate_usd_per_hour for each in things), Decimal(0))
         said.append(f"{len(things)} beside instances, {usd(rate)}/h until it is removed: homing reconcile shows it.")
-    return said or ["Nothing bills." if not problems else "Nothing is known to bill."]
+    said = said or ["Nothing bills." if not problems else "Nothing is known to bill."]
+    if num_here := len(billing) - len(charged):
+        runs = sorted({line.run_id for line in billing if not meter.is_charged(line)})
+        end = runs[0] if len(runs) == 1 and runs[0] else "--all"
+        said.append(f"{counted(num_here, 'run')} on this computer: nobody charges for that. End: homing destroy {end}")
+    return said
 
 
 def trained_row(each: Trained, now: float) -> list[str]:
@@ -122,7 +127,7 @@ def run_row(status: Status, now: float) -> list[str]:
         usd(status.limit_usd) if status.limit_usd is not None else "",
         format_duration(max(0.0, now - status.run.created_at)),
         f"{last.provider} {last.instance_id or last.mark} {last.state}" if last else "",
-        last.billing if last else "no",
+        last.billing if last and meter.is_charged(last) else "no",
     ]
 
 

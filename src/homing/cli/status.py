@@ -21,7 +21,7 @@ from homing.cloud.connect import find_login
 from homing.cloud.guards import out_of_reach
 from homing.cloud.home import Home
 from homing.cloud.ledger import ADOPTED, LedgerLine, RunRow
-from homing.cloud.meter import at_most, line_spend
+from homing.cloud.meter import at_most, is_charged, line_spend
 from homing.cloud.news import News
 from homing.cloud.reconcile import refresh
 from homing.cloud.status import Status, check_interval, figures_of, look, newest_pushed, progress_line
@@ -226,6 +226,8 @@ def next_words(status: Status, name: str) -> str:
     if state == ADOPTED:
         back = f"homing adopt {shlex.quote(status.run.store)} {status.run.id}"
         return f"It goes on under that home. Take it back: {back}"
+    if status.is_billing and not any(is_charged(line) for line in status.lines):
+        return f"It has ended, and its processes on this computer have not: homing destroy {name}"
     if status.is_billing:
         return f"It has ended and its instance may still cost money: homing destroy {name}"
     if state == "done" and status.run.fetched_step is None:

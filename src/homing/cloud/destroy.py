@@ -184,7 +184,8 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Pr
         page, costs = _page(home, line), ""
         with _bookkeeping():  # the alarm must be heard, whatever it costs
             spend = meter.show_usd(meter.line_spend(line, home.world.now()))
-            costs = f" at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h, {spend} so far"
+            if meter.is_charged(line):
+                costs = f" at {meter.show_usd(Decimal(line.rate_usd_per_hour))}/h, {spend} so far"
         words = [
             f"{line.provider} {line.instance_id or line.mark}{costs}.",
             problems[line.mark].text if line.mark in problems else "",
@@ -195,8 +196,11 @@ def still_billing(home: Home, lines: list[LedgerLine], problems: Mapping[str, Pr
     target = run_ids[0] if len(run_ids) == 1 and run_ids[0] else "--all"
     count = "1 instance" if len(lines) == 1 else f"{len(lines)} instances"
     fix = next((each.fix for each in problems.values() if each.fix), "")
+    costs_money = any(meter.is_charged(line) for line in lines)
     return StillBilling(
-        what=f"{count} may still cost money: the end is not confirmed.",
+        what=f"{count} may still cost money: the end is not confirmed."
+        if costs_money
+        else f"{count} on this computer may still be running: the end is not confirmed. Nobody charges for it.",
         why="\n".join(said),
         fix=fix or f"homing destroy {target}",
     )

@@ -27,6 +27,7 @@ __all__ = [
     "at_most",
     "compare",
     "cost",
+    "is_charged",
     "line_spend",
     "moment",
     "show_spend",
@@ -34,6 +35,9 @@ __all__ = [
     "total_spend",
     "worst_case",
 ]
+
+# Their rate is made up, so that a run can be tried whole; nobody sends a bill.
+FREE_PROVIDERS = frozenset({"local"})
 
 # From the moment the agent decides to end until billing has ended: the last push, the call, its retries.
 # Also by how much our figure may stand above the provider's: from the create call to what it calls created.
@@ -47,6 +51,11 @@ AT_MOST_WORDS = (
     " can have cost, and so much counts against its limit; what was billed is on the provider's own page."
 )
 _CENT = Decimal("0.01")
+
+
+def is_charged(line: LedgerLine) -> bool:
+    """Whether somebody sends a bill for it; not for a process on this computer."""
+    return line.provider not in FREE_PROVIDERS
 
 
 def cost(rate_usd_per_hour: Decimal, seconds: float) -> Decimal:
