@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -255,6 +257,33 @@ def test_under_nohup_a_terminal_that_closes_ends_nothing(project: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.regression("orphaned-trainer")
+def test_a_trainer_stops_with_a_checkpoint_when_homing_train_is_killed(project: Path) -> None:
+    with in_training(project, steps=100_000) as child:
+        child.kill()
+    (run_dir,) = run_dirs()
+    try:
+        deadline = time.monotonic() + 60
+        while trainers_of(run_dir) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert trainers_of(run_dir) == [], "nobody is there who could stop it"
+    finally:
+        for pid in trainers_of(run_dir):
+            os.kill(pid, signal.SIGKILL)
+    assert codec.loads(Outcome, (run_dir / names.OUTCOME).read_bytes()).state == "stopped"
+    assert list(run_dir.glob("checkpoints/pretrain/step-*/manifest.json"))
+
+
+def trainers_of(run_dir: Path) -> list[int]:
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = each.read_bytes().split(b"\0")
+            if b"homing.lm.train" in words and str(run_dir).encode() in words:
+                found.append(int(each.parent.name))
+    return found
+
+
 def test_a_stop_from_another_terminal_saves_and_says_how_to_go_on(project: Path) -> None:
     with in_training(project, steps=100_000) as child:
         assert json.loads(homing("status", "tiny", "--json").stdout)["state"] == "training"

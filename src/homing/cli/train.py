@@ -282,7 +282,11 @@ def _run_trainer(run_dir: Path, typed: str) -> tuple[int, int]:
     out = None if talk.is_quiet() else sys.stderr if talk.is_json() else sys.stdout
     # In a session of its own: Ctrl-C at the terminal reaches this process alone and is passed on once. Two of them
     # would mean "now, without a checkpoint".
-    env, pipe = {**os.environ, names.TYPED_ENV: typed}, subprocess.PIPE
+    pipe = subprocess.PIPE
+    # The writing end stays here and is never used: it closes when this process is gone, also by kill -9, and then the
+    # trainer stops too. Nobody would know of it otherwise.
+    given_end, kept_end = os.pipe()
+    env = {**os.environ, names.TYPED_ENV: typed, names.STARTER_FD_ENV: str(given_end)}
     child: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -295,7 +299,7 @@ def _run_trainer(run_dir: Path, typed: str) -> tuple[int, int]:
     heard = [each for each in _PASSED_ON if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
     before = {number: signal.signal(number, pass_on) for number in heard}  # first: nobody else would end the trainer
     try:
-        child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, env=env, start_new_session=True)
+        child = subprocess.Popen(argv, stdout=pipe, stderr=pipe, env=env, start_new_session=True, pass_fds=[given_end])
         if caught:
             pass_on(caught, None)
         with printing(child, run_dir, out=out, err=sys.stderr):
@@ -303,6 +307,8 @@ def _run_trainer(run_dir: Path, typed: str) -> tuple[int, int]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for end in (given_end, kept_end):
+            os.close(end)
     return code, caught
 
 

@@ -24,6 +24,7 @@ SAMPLES = "samples"
 LATEST = "latest.json"
 BEST = "best.json"
 TRAINER_LOCK = ".trainer.lock"  # held while a trainer runs there; stays as the sign that one did
+STARTER_FD_ENV = "HOMING_STARTER_FD"  # to a trainer: a pipe that closes when the process that started it is gone
 TYPED_ENV = "HOMING_TYPED"  # to a trainer: what its person calls the run, with the changes to its file
 PUSHED = "pushed.json"
 BOOT = "boot.json"

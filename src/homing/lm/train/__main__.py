@@ -38,9 +38,9 @@ def main(arguments: list[str]) -> int:
     is_rank = RANK in os.environ
     wishes = Wishes(run_dir)
     try:
+        watch_starter()
         if not is_rank and (count := _num_ranks(run_dir)) > 1:
             return run_ranks(run_dir, count)
-        watch_starter()
         with wishes.listening():
             # Threads that wait sleep instead of spinning. On a machine that other programs use too, spinning threads
             # starve the one that works: steps were 3 to 5 times slower. Read once, when torch loads.

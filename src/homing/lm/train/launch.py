@@ -35,7 +35,7 @@ __all__ = ["COUNT", "EXIT_LEFT_ALONE", "MEET", "RANK", "count_cards", "pick_num_
 # Ours, of a rank that failed only because another was gone: its words would hide what happened.
 EXIT_LEFT_ALONE = 79
 # What each rank is told: its number, how many there are, the file they meet by, the pipe that its starter holds.
-RANK, COUNT, MEET, _ALIVE = "HOMING_RANK", "HOMING_NUM_RANKS", "HOMING_RANKS_MEET", "HOMING_STARTER_FD"
+RANK, COUNT, MEET = "HOMING_RANK", "HOMING_NUM_RANKS", "HOMING_RANKS_MEET"
 _LOOK_EVERY_S = 0.1
 _SETTLE_S = 5.0  # in which the others fail too, once one is gone
 _END_S = 20.0
@@ -104,22 +104,25 @@ def run_ranks(run_dir: Path, count: int) -> int:
 
 
 def watch_starter() -> None:
-    """In a rank: ends this process when the one that started it is gone."""
-    told = os.environ.get(_ALIVE)
+    """Ends this process when the one that started it is gone: a rank at once, for its starter can no longer collect it;
+    a trainer of `homing train` as on `homing stop`, with a checkpoint."""
+    told = os.environ.get(names.STARTER_FD_ENV)
     if told is None:
         return
 
     def wait() -> None:
         with contextlib.suppress(OSError):
             os.read(int(told), 1)
-        os._exit(EXIT_LEFT_ALONE)
+        if RANK in os.environ:
+            os._exit(EXIT_LEFT_ALONE)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="starter", daemon=True).start()
 
 
 def _start(run_dir: Path, number: int, count: int, meet: Path, alive_fd: int) -> _Rank:
     env = os.environ | {
-        RANK: str(number), COUNT: str(count), MEET: str(meet), _ALIVE: str(alive_fd),
+        RANK: str(number), COUNT: str(count), MEET: str(meet), names.STARTER_FD_ENV: str(alive_fd),
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "homing.lm.train", str(run_dir)], env=env, pass_fds=[alive_fd],
