@@ -78,4 +78,5 @@ DEFECTS = {
     "refused-fixes": "The fix of a usage error kept refused options or named something else: --step 5 became --set 5.",
     "local-billing-alarm": "A run on this computer, which nobody charges for, raised billing alarms.",
     "orphaned-trainer": "kill -9 of homing train left its trainer running.",
+    "export-mode": "Exported weights could be read by their owner alone.",
 }

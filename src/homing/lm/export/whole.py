@@ -31,6 +31,7 @@ def new_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
     aside.mkdir()
     try:
         yield aside
+        _let_others_read(aside)
         if out.exists():
             gone = out.with_name(f".{out.name}.gone-{secrets.token_hex(4)}")
             os.replace(out, gone)
@@ -40,6 +41,14 @@ def new_folder(out: Path, *, force: bool = False) -> Iterator[Path]:
             os.replace(aside, out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _let_others_read(folder: Path) -> None:
+    """0644, as every other file of a person: safetensors writes its own for the owner alone, which a server that runs
+    as another user cannot open."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o644)
 
 
 def _check_free(out: Path, force: bool) -> None:
