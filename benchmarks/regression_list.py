@@ -79,4 +79,5 @@ DEFECTS = {
     "local-billing-alarm": "A run on this computer, which nobody charges for, raised billing alarms.",
     "orphaned-trainer": "kill -9 of homing train left its trainer running.",
     "export-mode": "Exported weights could be read by their owner alone.",
+    "report-headers": "Headers of tables in report pages broke inside words.",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import re
 
 import pytest
 
@@ -87,3 +88,16 @@ def test_the_picture_of_a_markdown_page_lies_beside_it() -> None:
     assert "![" not in render_markdown(report(phases=found.phases))
     assert picture_of(found).startswith("<svg ")
     assert picture_of(report()) == ""
+
+
+@pytest.mark.regression("report-headers")
+def test_the_headers_of_a_table_do_not_break_inside_words() -> None:
+    style = render_html(full()).partition("<style>")[2].partition("</style>")[0]
+    wraps = {
+        selector.strip(): found.group(1)
+        for rule in style.split("}")
+        if (found := re.search(r"overflow-wrap: (\w+)", rule))
+        for selector in rule.partition("{")[0].split(",")
+    }
+    assert wraps["td"] == "anywhere", "a hash or a path has no other place to break"
+    assert wraps["th"] == "normal"
