@@ -80,4 +80,5 @@ DEFECTS = {
     "orphaned-trainer": "kill -9 of homing train left its trainer running.",
     "export-mode": "Exported weights could be read by their owner alone.",
     "report-headers": "Headers of tables in report pages broke inside words.",
+    "data-show-tokenizer": "data show FILE took the tokenizer of the newest run, also of one that is not prepared.",
 }

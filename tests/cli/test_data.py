@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +337,26 @@ def test_chat_shards_that_the_run_file_no_longer_means_are_not_prepared(
     assert any(what in warning for warning in loaded.warnings)
     homing("prep", "joe")
     assert load_run("joe").is_prepared
+
+
+@pytest.mark.regression("data-show-tokenizer")
+def test_show_of_a_file_takes_the_tokenizer_of_the_run_that_learns_from_it(homing: Homing, run: Path) -> None:
+    make_tokenizer(run / "data" / "joe")
+    (run / "runs" / "ann.yaml").write_text(RUN_FILE.replace("chats.jsonl", "others.jsonl"), encoding="utf-8")
+    make_tokenizer(run / "data" / "ann")  # newer, prepared, and about other conversations
+    os.utime(run / "runs" / "ann.yaml", (2**31, 2**31))
+    code, _, err = homing("data", "show", "chats.jsonl")
+    assert code == 0, err
+    assert f"Tokenizer and chat template of {run / 'data' / 'joe'}" in err
+    (run / "data" / "joe" / "tokenizer.json").unlink()
+    code, _, err = homing("data", "show", "chats.jsonl")
+    assert code == 2
+    assert "homing prep joe" in err
+    write(run / "nobodys.jsonl", [chat("hello", "well")])
+    code, _, err = homing("data", "show", "nobodys.jsonl")
+    assert code == 0, err
+    assert f"Tokenizer and chat template of {run / 'data' / 'ann'}" in err
+    (run / "runs" / "new.yaml").write_text(RUN_FILE.replace("chats.jsonl", "more.jsonl"), encoding="utf-8")
+    os.utime(run / "runs" / "new.yaml", (2**31 + 9, 2**31 + 9))
+    code, _, err = homing("data", "show", "nobodys.jsonl")
+    assert code == 0, "the newest run is not prepared, so it has no tokenizer to name"

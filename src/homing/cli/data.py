@@ -6,6 +6,7 @@ show    one conversation as tokens, those that are learned from in colour, or ma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -23,7 +24,7 @@ from homing.cli.bring_files import bring_files
 from homing.cli.extras import need
 from homing.cli.options import Json, Sets
 from homing.cli.verb_help import Verb
-from homing.errors import DataError, UsageError
+from homing.errors import DataError, HomingError, UsageError
 
 if TYPE_CHECKING:
     from homing.config import Loaded
@@ -193,7 +194,7 @@ def show(
     if loaded is None:
         with _paths_typed():
             files = find_chat_files([name])[0]  # first: a name that was mistyped is not about a tokenizer
-        renderer = _renderer(tokenizer or _newest_data(), is_needed=True)
+        renderer = _renderer(tokenizer or _data_of(files), is_needed=True)
         assert renderer is not None
         where, examples = _from_files(files, name, number, renderer)
         is_last = False
@@ -320,16 +321,50 @@ def _renderer(folder: Path | None, *, is_needed: bool) -> Renderer | None:
     return open_renderer(folder if folder.is_dir() else folder.parent)
 
 
-def _newest_data() -> Path:
-    from homing.config import load_run, newest_run
+def _data_of(files: list[Source]) -> Path:
+    """The data folder whose tokenizer and chat template these files are shown with: of the newest run that learns from
+    one of them, else of the newest run that is prepared."""
+    runs = _runs_here()
+    shown = {Path(source.path).resolve() for source in files}
+    naming = [loaded for loaded in runs if shown & _chat_files_of(loaded)]
+    prepared = [loaded for loaded in runs if (loaded.prep.dir / "tokenizer.json").is_file()]
+    for loaded in (naming or prepared)[:1]:
+        folder, name = loaded.prep.dir, loaded.run.name
+        if not (folder / "tokenizer.json").is_file():
+            raise UsageError(
+                what=f"The run {name} learns from {files[0].path}, and it is not prepared yet.",
+                why=f"There is no tokenizer in {folder}.",
+                fix=f"homing prep {name}   Or show it with another one: --tokenizer DIR",
+            )
+        learns = "which learns from it" if naming else "the newest that is prepared"
+        talk.say(f"Tokenizer and chat template of {folder}, of the run {name}, {learns}.")
+        return folder
+    raise UsageError(
+        what="Nothing says with which tokenizer.",
+        why="No run here learns from it, and none is prepared.",
+        fix="--tokenizer DIR, a folder with tokenizer.json and a chat template",
+    )
 
-    try:
-        folder = load_run(newest_run(), [], is_for_prep=True).prep.dir
-    except UsageError as exc:
-        raise UsageError(
-            what="Nothing says with which tokenizer.",
-            why=f"There is no run here to take it from: {exc.what}",
-            fix="--tokenizer DIR, a folder with tokenizer.json and a chat template",
-        ) from exc
-    talk.say(f"Tokenizer and chat template of {folder}.")
-    return folder
+
+def _runs_here() -> list[Loaded]:
+    """Those of ./runs that can be read, the newest first."""
+    from homing.config import load_run, run_files
+
+    found = run_files()
+    names = sorted(found, key=lambda name: (found[name].stat().st_mtime_ns, name), reverse=True)
+    loaded = []
+    for name in names:
+        with contextlib.suppress(HomingError):  # another run's mistakes are not about this file
+            loaded.append(load_run(name, [], is_for_prep=True))
+    return loaded
+
+
+def _chat_files_of(loaded: Loaded) -> set[Path]:
+    from homing.lm.chat.order import find_chat_files
+
+    found: set[Path] = set()
+    for prep in loaded.phase_preps:
+        for path in [*(source.path for source in prep.chat), *(prep.validation if prep.kind == "chat" else [])]:
+            with contextlib.suppress(HomingError):  # not there yet, or in a store
+                found |= {Path(source.path).resolve() for source in find_chat_files([path])[0]}
+    return found
