@@ -81,4 +81,5 @@ DEFECTS = {
     "export-mode": "Exported weights could be read by their owner alone.",
     "report-headers": "Headers of tables in report pages broke inside words.",
     "data-show-tokenizer": "data show FILE took the tokenizer of the newest run, also of one that is not prepared.",
+    "stored-removal": "destroy --stored did not say what it removed, and a later verb wrote record.json back.",
 }

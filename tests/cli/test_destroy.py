@@ -256,3 +256,21 @@ def test_stored_models_go_only_when_asked_for_and_agreed_to(cli: Homing, homing_
     assert all(path.exists() for path in stored)
     assert cli("destroy", "moss", "--stored", "--yes").code == 0
     assert not [path for path in stored if path.exists()]
+
+
+@pytest.mark.regression("stored-removal")
+def test_what_was_removed_from_the_store_is_said_and_nothing_writes_the_record_back(
+    cli: Homing, homing_home: Path
+) -> None:
+    cli("launch", "moss", "--spend-limit", "1", "--yes")
+    said = cli("destroy", "moss", "--stored", "--yes")
+    (run,) = Home(homing_home, World()).ledger.runs()
+    assert f"Removed from {run.store}: " in said.err
+    assert f" of {run.id}, " in said.err
+    for verb in (["destroy", "moss", "--yes"], ["runs"], ["limit", "moss", "--spend", "2"], ["reconcile"], ["status"]):
+        cli(*verb)
+        folder = Path(run.store.removeprefix("file:")) / "runs" / run.id
+        assert [path.name for path in folder.rglob("*") if path.is_file()] == [], verb
+    again = cli("destroy", "moss", "--stored", "--yes", "--json")
+    assert again.json["removed"] == {}
+    assert f"{run.store} holds nothing of {run.id}." in cli("destroy", "moss", "--stored", "--yes").err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ from homing.cloud.survey import Finding, end, survey
 from homing.cloud.whose import vouch
 from homing.config import run_files
 from homing.errors import HomingError, StillBilling, UsageError
+from homing.units import counted, format_bytes
 
 __all__ = ["command"]
 
@@ -87,8 +88,8 @@ def command(
                 return
         done = _destroy_only(home, only, rows) if only else _destroy(home, rows, is_all)
         left = _destroy_made(home, kept=kept, yes=yes) if is_all else []
-        gone = _remove_stored(home, home.ledger.runs() if is_all else rows, yes=yes) if stored else []
-        _show(home, done, [row for row in rows if row.id not in gone], left)
+        gone = _remove_stored(home, home.ledger.runs() if is_all else rows, yes=yes) if stored else {}
+        _show(home, done, [row for row in rows if row.id not in gone], left, gone)
 
 
 def _destroy_made(home: Home, *, kept: bool, yes: bool) -> list[Finding]:
@@ -129,7 +130,9 @@ def _destroy_named(home: Home, things: list[Finding], *, yes: bool) -> None:
     agreed = [each for each in things if _agrees(each, yes=yes)]
     stuck = [each for each in agreed if not _is_ended(home, each)]
     left = [each for each in things if each not in agreed or each in stuck]
-    talk.emit("destroy/1", {"runs": [], "receipts": [], "kept": {}, "left": [_dump(each) for each in left]})
+    talk.emit(
+        "destroy/1", {"runs": [], "receipts": [], "kept": {}, "left": [_dump(each) for each in left], "removed": {}}
+    )
     _say_left(left)
     if stuck:
         kind = StillBilling if any(each.may_bill for each in stuck) else HomingError
@@ -160,9 +163,9 @@ def _called(thing: Finding) -> str:
     return f"{thing.provider} {thing.thing} {thing.id}"
 
 
-def _remove_stored(home: Home, rows: list[RunRow], *, yes: bool) -> list[str]:
-    """Ids of the runs whose files are gone."""
-    gone = []
+def _remove_stored(home: Home, rows: list[RunRow], *, yes: bool) -> dict[str, Any]:
+    """What was removed of each run, by its id. Said as soon as it is gone."""
+    gone = {}
     for row in rows:
         try:
             keys, spared = stored_keys(home, row)
@@ -173,8 +176,13 @@ def _remove_stored(home: Home, rows: list[RunRow], *, yes: bool) -> list[str]:
             talk.say(f"{each}: it stays.")
         question = f"Remove the {len(keys)} files that {row.id} pushed to {row.store}, its model included? For good."
         if keys and talk.ask(question, yes=yes):
+            size = kept_by(home, row)
             remove_stored(home, row, keys)
-            gone.append(row.id)
+            gone[row.id] = {"store": row.store, "num_files": len(keys), "num_bytes": size.num_bytes if size else None}
+            much = f", {format_bytes(size.num_bytes)}" if size else ""
+            talk.say(f"Removed from {row.store}: {counted(len(keys), 'file')} of {row.id}{much}, its model included.")
+        elif not keys:
+            talk.say(f"{row.store} holds nothing of {row.id}.")
     return gone
 
 
@@ -249,7 +257,9 @@ def _destroy_only(home: Home, lines: list[LedgerLine], rows: list[RunRow]) -> li
     return done + _destroy(home, [row for row in rows if not open_lines(home, row)], is_all=False)
 
 
-def _show(home: Home, done: list[Destroyed], rows: list[RunRow], left: list[Finding]) -> None:
+def _show(
+    home: Home, done: list[Destroyed], rows: list[RunRow], left: list[Finding], removed: dict[str, Any] | None = None
+) -> None:
     lines = [line for each in done for line in each.lines]
     kept = {row.id: kept_by(home, row) for row in rows}
     document = {
@@ -257,6 +267,7 @@ def _show(home: Home, done: list[Destroyed], rows: list[RunRow], left: list[Find
         "receipts": [dump_line(line) for line in lines],
         "kept": {run_id: found.to_dict() if found else None for run_id, found in kept.items()},
         "left": [_dump(each) for each in left],
+        "removed": removed or {},
     }
     talk.emit("destroy/1", document)
     _say_left(left)

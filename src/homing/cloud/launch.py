@@ -35,7 +35,7 @@ from homing.cloud.providers.base import Instance, Preparing, Request, wait_until
 from homing.cloud.providers.rest import Unwelcome
 from homing.cloud.receipt import at_its_rate, seen_spend
 from homing.cloud.reconcile import note_twin
-from homing.cloud.record import write_record
+from homing.cloud.record import keep_record, write_record
 from homing.cloud.resume import clear_wishes
 from homing.cloud.signs import read_signs
 from homing.cloud.store_dry import DryStore
@@ -124,6 +124,7 @@ def launch(
         inputs = inputs_of(draft, home, store, tell)
         tell(told_inputs(draft.run, [item.num_bytes for item in inputs if item.key]))
         request = request_of(draft, home, inputs, home.world.now(), lease.number)
+        keep_record(home, draft.run.id)
         # With the intent in it, before anything exists: whoever adopts this run looks for this mark.
         push_papers(home, store, request)
         push_code(home, store, request, tell)

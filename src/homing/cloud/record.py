@@ -21,16 +21,21 @@ from homing.wire import codec, names
 from homing.wire.record import Attempt, Lease, RunRecord
 from homing.wire.run import Run
 
-__all__ = ["is_recorded", "write_record"]
+__all__ = ["is_recorded", "keep_no_record", "keep_record", "write_record"]
 
-_RECORDED = "recorded"  # in the run's folder at home
+# In the run's folder at home.
+_RECORDED = "recorded"
+_REMOVED = "removed-from-store"
 
 
 def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = None) -> None:
-    """Nothing is written for a run that another home owns by now: the record is the owner's.
+    """Nothing is written for a run that another home owns by now: the record is the owner's. Nor for one whose files
+    a person had removed from the store, until it is launched again.
 
     `lease` is the newest, from a caller who has just looked.
     """
+    if home.world.exists(home.run_dir(run_id) / _REMOVED):
+        return
     lease = lease or newest(store, run_id)
     if lease is not None and lease.owner != home.owner:
         return
@@ -44,10 +49,21 @@ def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = No
     home.world.write(home.run_dir(run_id) / _RECORDED, _digest(home, run, lines))
 
 
+def keep_no_record(home: Home, run_id: str) -> None:
+    """What the run pushed was removed for good: nothing writes its record back."""
+    home.world.mkdir(home.run_dir(run_id))
+    home.world.write(home.run_dir(run_id) / _REMOVED, b"")
+
+
+def keep_record(home: Home, run_id: str) -> None:
+    """The run is launched again, so it has a store again."""
+    home.world.remove(home.run_dir(run_id) / _REMOVED)
+
+
 def is_recorded(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
     """Whether the record in the store tells what the ledger does. One that was never written is a launch's to write."""
     path = home.run_dir(run.id) / _RECORDED
-    if not home.world.exists(path):
+    if not home.world.exists(path) or home.world.exists(home.run_dir(run.id) / _REMOVED):
         return True
     return home.world.read(path) == _digest(home, run, lines)
 

@@ -11,6 +11,7 @@ from homing.cloud.home import Home
 from homing.cloud.keep import Removal, in_order, remove
 from homing.cloud.lease import describe
 from homing.cloud.ledger import RunRow
+from homing.cloud.record import keep_no_record
 from homing.cloud.signs import read_document
 from homing.errors import HomingError
 from homing.store import Store, run_key
@@ -49,6 +50,7 @@ def stored_keys(home: Home, run: RunRow) -> tuple[list[str], list[str]]:
 def remove_stored(home: Home, run: RunRow, keys: list[str]) -> None:
     """For good, and looked for again. Whoever calls this has asked a person."""
     store = home.store_of(run)
+    keep_no_record(home, run.id)  # first: a guard that looks meanwhile would write it back
     remove(store, Removal(in_order(keys), 0, folders=tuple(_folders(store, run))))
 
 
