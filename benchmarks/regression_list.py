@@ -82,4 +82,5 @@ DEFECTS = {
     "report-headers": "Headers of tables in report pages broke inside words.",
     "data-show-tokenizer": "data show FILE took the tokenizer of the newest run, also of one that is not prepared.",
     "stored-removal": "destroy --stored did not say what it removed, and a later verb wrote record.json back.",
+    "ledger-margin": "The ledger was silent about a difference beyond its stated margin.",
 }

@@ -141,9 +141,16 @@ def _say_bills(column: UsdColumn, bills: list[Bill]) -> None:
     for bill in bills:
         if not bill.is_within_margin:
             talk.say(
-                f"warning: {bill.mark}: the provider says {usd(bill.theirs_usd)}, we count {usd(bill.ours_usd)};"
+                f"warning: {bill.mark}: the provider says {usd(bill.theirs_usd)}, we count {usd(bill.ours_usd)}:"
+                f" {_apart(bill)};"
                 " the larger one counts against the limit. See the provider's own page of usage."
             )
+
+
+def _apart(bill: Bill) -> str:
+    if bill.difference_usd < 0:
+        return f"theirs is {usd(-bill.difference_usd)} more than ours, which should not be below it"
+    return f"{usd(bill.difference_usd)} apart, more than the stated margin of {usd(bill.margin_usd)}"
 
 
 def _say_margin(total: Decimal) -> None:

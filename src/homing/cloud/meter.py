@@ -44,7 +44,8 @@ FREE_PROVIDERS = frozenset({"local"})
 MARGIN_S = 180.0
 MARGIN_WORDS = (
     "Ours counts from the create call, so it may stand above the provider's figure by up to"
-    f" {MARGIN_S:g} s of each instance's rate, never below."
+    f" {MARGIN_S:g} s of each instance's rate. It is below only by less"
+    " than the cent that a provider rounds to."
 )
 AT_MOST_WORDS = (
     "At most: nobody saw when it ended, or that it was made at all, and its provider does not tell. So much it"
@@ -85,8 +86,8 @@ class Bill:
 
     @property
     def is_within_margin(self) -> bool:
-        """Above theirs by no more than stated; below it never, but for a fraction of a cent."""
-        return -_CENT < self.difference_usd <= self.margin_usd + _CENT
+        """Above theirs by no more than stated; below it only by less than the cent that a provider rounds to."""
+        return -_CENT < self.difference_usd <= self.margin_usd
 
 
 def compare(line: LedgerLine, bills: Mapping[str, Decimal], now: float) -> Bill | None:
