@@ -25,6 +25,7 @@ from pathlib import Path
 from homing.cli import talk
 from homing.cli.run_at import pick_run, split_run
 from homing.cloud.home import Home
+from homing.cloud.record import is_removed
 from homing.config import home, run_files
 from homing.config.models import MODELS, manifest_in
 from homing.config.names import nearest
@@ -273,7 +274,12 @@ def _need_newest(name: str, taken: _Models, found: list[_Models]) -> None:
     newer = [
         row
         for row in rows
-        if row.state == "done" and row.id not in here and row.id > taken.run and begun_elsewhere(row.id) is None
+        if row.state == "done"
+        and row.id not in here
+        and row.id > taken.run
+        # Nor one whose model was removed from the store: nothing could bring it here.
+        and begun_elsewhere(row.id) is None
+        and not is_removed(home_, row.id)
     ]
     if newer:
         raise DataError(

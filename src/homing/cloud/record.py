@@ -21,7 +21,7 @@ from homing.wire import codec, names
 from homing.wire.record import Attempt, Lease, RunRecord
 from homing.wire.run import Run
 
-__all__ = ["is_recorded", "keep_no_record", "keep_record", "write_record"]
+__all__ = ["is_recorded", "is_removed", "keep_no_record", "keep_record", "write_record"]
 
 # In the run's folder at home.
 _RECORDED = "recorded"
@@ -34,7 +34,7 @@ def write_record(home: Home, run_id: str, store: Store, lease: Lease | None = No
 
     `lease` is the newest, from a caller who has just looked.
     """
-    if home.world.exists(home.run_dir(run_id) / _REMOVED):
+    if is_removed(home, run_id):
         return
     lease = lease or newest(store, run_id)
     if lease is not None and lease.owner != home.owner:
@@ -55,6 +55,10 @@ def keep_no_record(home: Home, run_id: str) -> None:
     home.world.write(home.run_dir(run_id) / _REMOVED, b"")
 
 
+def is_removed(home: Home, run_id: str) -> bool:
+    return home.world.exists(home.run_dir(run_id) / _REMOVED)
+
+
 def keep_record(home: Home, run_id: str) -> None:
     """The run is launched again, so it has a store again."""
     home.world.remove(home.run_dir(run_id) / _REMOVED)
@@ -63,7 +67,7 @@ def keep_record(home: Home, run_id: str) -> None:
 def is_recorded(home: Home, run: RunRow, lines: list[LedgerLine]) -> bool:
     """Whether the record in the store tells what the ledger does. One that was never written is a launch's to write."""
     path = home.run_dir(run.id) / _RECORDED
-    if not home.world.exists(path) or home.world.exists(home.run_dir(run.id) / _REMOVED):
+    if not home.world.exists(path) or is_removed(home, run.id):
         return True
     return home.world.read(path) == _digest(home, run, lines)
 
