@@ -83,4 +83,5 @@ DEFECTS = {
     "data-show-tokenizer": "data show FILE took the tokenizer of the newest run, also of one that is not prepared.",
     "stored-removal": "destroy --stored did not say what it removed, and a later verb wrote record.json back.",
     "ledger-margin": "The ledger was silent about a difference beyond its stated margin.",
+    "shell-completion": "Completion knew no run names and keys, and its installation edited files without asking.",
 }

@@ -26,7 +26,7 @@ import typer
 from typer.core import TyperGroup
 
 import homing
-from homing.cli import dotenv, misread, talk, terminal
+from homing.cli import complete, dotenv, misread, talk, terminal
 from homing.cli.main import HELP, STORIES, VERBS, verb_table
 from homing.cli.verb_help import Verb
 from homing.errors import HomingError, StillBilling
@@ -154,6 +154,8 @@ def _endings_as_interrupts() -> Iterator[None]:
 def _run_verb(arguments: list[str]) -> tuple[int, str]:
     """The exit code, and the first line of the error that was shown."""
     try:
+        if arguments[:1] == [complete.INSTALL]:
+            return complete.install(arguments), ""
         if arguments and arguments[0] in VERBS:
             dotenv.load(Path.cwd())
         code = app(arguments, prog_name="homing", standalone_mode=False)

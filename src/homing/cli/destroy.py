@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
+from homing.cli.complete import run_words
 from homing.cli.control import find_run, open_home, say_problems, usd
 from homing.cli.find_run import name_here
 from homing.cli.options import Json, Yes
@@ -32,7 +33,11 @@ __all__ = ["command"]
 def command(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="The run whose instances end, or the id of one instance or volume."),
+        typer.Argument(
+            metavar="RUN",
+            help="The run whose instances end, or the id of one instance or volume.",
+            autocompletion=run_words,
+        ),
     ] = None,
     is_all: Annotated[
         bool,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
+from homing.cli.complete import key_words
 from homing.cli.options import Json
 from homing.errors import UsageError
 
@@ -16,7 +17,10 @@ __all__ = ["command"]
 
 def command(
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="A key or a section, such as model.depth or limits.")
+        str | None,
+        typer.Argument(
+            metavar="KEY", help="A key or a section, such as model.depth or limits.", autocompletion=key_words
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from homing.cli import talk
+from homing.cli.complete import run_words
 from homing.cli.extras import need
 from homing.cli.find_base import Base, find_base
 from homing.cli.find_model import find_model
@@ -25,6 +26,7 @@ Model = Annotated[
     typer.Argument(
         metavar="RUN",
         help="NAME: its newest finished run. NAME@RUN: that one. Or a folder. The newest when left out.",
+        autocompletion=run_words,
     ),
 ]
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Stop after so many tokens.")]

@@ -100,7 +100,15 @@ def verb_table() -> str:
     ]
     for story, verbs in STORIES.items():
         lines += ["", story, *(f"  {verb:<11} {text}" for verb, text in verbs.items())]
-    return "\n".join([*lines, "", "Everywhere: --json  -q, --quiet  -v, --verbose  -h, --help  -V, --version", ""])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Everywhere: --json  -q, --quiet  -v, --verbose  -h, --help  -V, --version",
+            "Completion of verbs, run names and keys in your shell: homing --install-completion",
+            "",
+        ]
+    )
 
 
 def _is_help_printed() -> bool:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from homing.cli.complete import change_words, run_words
+
 __all__ = [
     "All",
     "HeldOutPaths",
@@ -26,11 +28,19 @@ __all__ = [
     "with_phases",
 ]
 
-RunName = Annotated[str | None, typer.Argument(metavar="RUN", help="Run or run file; the newest when left out.")]
-RunRequired = Annotated[str, typer.Argument(metavar="RUN", help="Run or run file.")]
+RunName = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="Run or run file; the newest when left out.", autocompletion=run_words),
+]
+RunRequired = Annotated[str, typer.Argument(metavar="RUN", help="Run or run file.", autocompletion=run_words)]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the run file, such as --set model.depth=8."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the run file, such as --set model.depth=8.",
+        autocompletion=change_words,
+    ),
 ]
 Phases = Annotated[
     str | None,

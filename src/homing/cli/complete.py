@@ -1,0 +1,73 @@
+"""Completion in the shell: verbs, options, run names and keys of the run file.
+
+TAB -> _HOMING_COMPLETE in the environment -> typer -> the functions here, which read ./runs and $HOMING_HOME/runs
+homing --install-completion [bash|zsh|fish] -> says which files it would write -> asks -> writes them
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from homing.cli import talk
+from homing.errors import UsageError
+
+__all__ = ["INSTALL", "change_words", "install", "key_words", "run_words"]
+
+INSTALL = "--install-completion"
+_RUN_ID = re.compile(r"(?P<name>.+)-\d{8}-\d{6}-\w+")
+_FILES = {
+    "bash": ("~/.bash_completions/homing.sh", "~/.bashrc"),
+    "fish": ("~/.config/fish/completions/homing.fish",),
+    "zsh": ("~/.zfunc/_homing", "~/.zshrc"),
+}
+
+
+def run_words(incomplete: str) -> list[str]:
+    """Names of run files and runs; ids behind NAME@, and where no name begins so."""
+    from homing.config.paths import home, run_files
+
+    folder = home() / "runs"
+    ids = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    names = {found["name"] for each in ids if (found := _RUN_ID.fullmatch(each))} | set(run_files())
+    name, at, _ = incomplete.partition("@")
+    if at:
+        ids = [f"{name}@{each}" for each in ids if (found := _RUN_ID.fullmatch(each)) and found["name"] == name]
+    called = [word for word in sorted(names) if word.startswith(incomplete)]
+    return called or [word for word in ids if word.startswith(incomplete)]
+
+
+def key_words(incomplete: str) -> list[str]:
+    """Keys of the run file, as `homing explain` takes them."""
+    from homing.config.keys import all_keys
+
+    return [key for path in all_keys() if (key := path.replace(".N", ".0")).startswith(incomplete)]
+
+
+def change_words(incomplete: str) -> list[str]:
+    """KEY=, for --set; nothing behind the `=`, where a value stands."""
+    return [] if "=" in incomplete else [f"{key}=" for key in key_words(incomplete)]
+
+
+def install(arguments: list[str]) -> int:
+    """Asks before it edits a file of the person's; --yes agrees."""
+    words = [word for word in arguments if word not in (INSTALL, "--yes", "-y", "--json")]
+    shell = words[0] if words else os.path.basename(os.environ.get("SHELL", ""))
+    if shell not in _FILES or len(words) > 1:
+        raise UsageError(
+            what=f"There is no completion for {' '.join(words) or shell or 'an unknown shell'}.",
+            why=f"It is for {', '.join(sorted(_FILES))}.",
+            fix=f"homing {INSTALL} bash",
+        )
+    script, *edited = (str(Path(each).expanduser()) for each in _FILES[shell])
+    changes = f"writes {script}" + "".join(f" and adds lines to {each}" for each in edited)
+    agrees = not {"--yes", "-y"}.isdisjoint(arguments)
+    if not talk.ask(f"Completion for {shell} {changes}. Do it?", yes=agrees):
+        talk.say(f"Nothing was changed. To see the script: homing --show-completion {shell}")
+        return 0
+    from typer._completion_shared import install as write
+
+    write(shell=shell, prog_name="homing", complete_var="_HOMING_COMPLETE")
+    talk.say(f"Written: {' and '.join([script, *edited])}. It works in the next terminal that you open.")
+    return 0
