@@ -84,4 +84,5 @@ DEFECTS = {
     "stored-removal": "destroy --stored did not say what it removed, and a later verb wrote record.json back.",
     "ledger-margin": "The ledger was silent about a difference beyond its stated margin.",
     "shell-completion": "Completion knew no run names and keys, and its installation edited files without asking.",
+    "probe-under-load": "plan probed the CPU once and kept that, however busy the computer was.",
 }

@@ -69,23 +69,35 @@ def test_where_the_speed_comes_from_is_always_said(plain: Home, tmp_path: Path) 
     assert estimate(other, offer, plain).source == "assumed"
 
 
-def test_a_probe_is_made_once_and_kept(home: Home, tmp_path: Path) -> None:
+@pytest.mark.regression("probe-under-load")
+def test_later_plans_probe_again_and_the_best_of_them_is_kept(home: Home, tmp_path: Path) -> None:
+    told = ["1e10", "4e10", "2e10", "9e10"]  # the first while other programs were at work
+
     class Probed(NoTorch):
         probes = 0
+        at = 1000.0
+
+        def now(self) -> float:
+            return Probed.at
 
         def run(self, argv: object, timeout_s: float, env: object = None) -> Completed:
             if list(argv)[1:2] == ["-c"]:  # type: ignore[call-overload]
                 Probed.probes += 1
-                return Completed(0, "2e10\n", "")
+                return Completed(0, f"{told[Probed.probes - 1]}\n", "")
             return super().run(argv, timeout_s, env)
 
     probed = Home(home.path, Probed())
     run = make_run(tmp_path)
     (offer,) = probed.provider("local").offers(Needs())
-    first, second = estimate(run, offer, probed), estimate(run, offer, probed)
-    assert first == second
-    assert first.source == "probed"
-    assert Probed.probes == 1
+    first, again = estimate(run, offer, probed), estimate(run, offer, probed)
+    assert first == again, "the same load, so no other probe"
+    assert (first.source, Probed.probes) == ("probed", 1)
+    speeds = []
+    for _ in range(3):
+        Probed.at += 60.0
+        speeds.append(estimate(run, offer, probed).tokens_per_s / first.tokens_per_s)
+    assert speeds == [pytest.approx(4.0)] * 3, "the best of them"
+    assert Probed.probes == 3, "and then it is known"
 
 
 def test_no_figure_above_a_cards_peak_is_shown_or_kept(plain: Home, tmp_path: Path) -> None:
