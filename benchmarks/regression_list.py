@@ -67,6 +67,10 @@ DEFECTS = {
     "unknown-gpu-as-cpu": "plan rated an unknown GPU as a processor: 92 tok/s, 316 days.",
     "old-gpus-offered": "GPUs older than our torch supports (V100) were offered on some providers.",
     "aws-permissions": "The AWS permissions we listed lacked iam:TagRole and two more.",
+    "runpod-probe": "A RunPod pod that could end itself by GraphQL only was refused; the probe knew REST v2 alone.",
+    "runpod-image-torch": "RunPod's default image had a torch out of our range, so each boot installed a second one.",
+    "runpod-hosts-by-cuda": "RunPod hosts with drivers older than CUDA 13.0 were excluded, though they get a wheel.",
+    "older-driver-wheel": "A torch of the image that was too new for the driver was used and saw no GPU.",
     "preset-4b-memory": "The preset 4b did not fit a GPU of 80 GB: 81.73 GB needed, 80.75 available.",
     # --- figures and claims ---
     "better-gpu-rated-slower": "plan rated an H100 above an H200, which is at least as good in every figure.",

@@ -421,27 +421,18 @@ def test_a_driver_that_is_older_than_our_torch_gets_the_wheel_for_it(
     boot: Boot, tmp_path: Path, smi: str, said: str, is_older: bool
 ) -> None:
     machine = WithoutUv(**{"importlib": said, "--query-gpu": SMI, "nvidia-smi": smi})
-    assert bootstrap.run(bare(boot, tmp_path, num_gpus=1), machine) == 0, problem(boot)
+    told = bare(boot, tmp_path, num_gpus=1, older_cuda=["12.9", "12.6"], torch_index="https://index.test/whl")
+    assert bootstrap.run(told, machine) == 0, problem(boot)
     (install,) = installs(machine)
     (env,) = (path for path in tmp_path.glob("env-*") if path.is_dir())
     assert "--require-hashes" in install
-    unhashed = [argv[-3:] for argv in machine.asked if "--torch-backend" in argv]
-    assert unhashed == ([["--torch-backend", "auto", "torch==2.13.0"]] if is_older else [])
+    unhashed = [argv[-2:] for argv in machine.asked if "--index-url" in argv]
+    assert unhashed == ([["https://index.test/whl/cu129", "torch==2.13.0"]] if is_older else [])
     is_image = bool(said.splitlines()[1:2] != [""])
     wanted = ["numpy==2.0"] if is_older or is_image else ["numpy==2.0", *TORCH]
     assert (env / "lock.txt").read_text().splitlines() == wanted
     if is_older:
-        assert install[0] == uv_in(tmp_path)
         assert "CUDA 12.4, from PyTorch's own index and not checked by hash" in events(boot)[4].text
-
-
-def test_where_the_index_for_an_older_driver_lacks_our_torch_any_of_its_range_is_taken(
-    boot: Boot, tmp_path: Path
-) -> None:
-    machine = WithoutUv(**{"importlib": "3 12\n\n", "--query-gpu": SMI, "nvidia-smi": "CUDA Version: 12.4"})
-    machine.answers = {"auto torch==2.13.0": 1, **machine.answers}
-    assert bootstrap.run(bare(boot, tmp_path, num_gpus=1), machine) == 0, problem(boot)
-    assert [argv[-1] for argv in machine.asked if "--torch-backend" in argv] == ["torch==2.13.0", "torch>=2.11,<2.14"]
 
 
 def test_a_machine_without_a_card_asks_no_driver(boot: Boot, tmp_path: Path) -> None:

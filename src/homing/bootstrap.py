@@ -5,8 +5,8 @@
 `python -m homing.bootstrap boot.json`, a process of its own, straight from the wheel that travelled: what it runs may
 hang or fill the memory, and the agent's limits go on. Each stage is told by name and seconds; one that failed ends the
 run and is not tried again, and one that takes this process down is begun only a few times. Standard library only, and
-Python 3.8: where the machine's own is too old to train, makes no environments, or has a driver that is older than the
-index's torch, uv is brought, which finds or brings what fits.
+Python 3.8: where the machine's own is too old to train or makes no environments, uv is brought, which finds or brings
+what fits.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MAX_TRIES = 3
 INSTALL_S, PROBE_S = 1800.0, 60.0
 PAUSES_S = (10.0, 30.0)  # before packages, or a Python, are asked for again
 MIN_PYTHON = [3, 11]
-PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # what uv finds or brings where python3 is too old; it knows --torch-backend
+PYTHON, MIN_UV = ">=3.11,<3.13", (0, 8)  # what uv finds or brings where python3 is too old
 CHECK_BYTES = 1 << 20
 # Every package is compared with the sha256 that came from home. Sources are not built: what builds them has no hash.
 VERIFIED = ("--require-hashes", "--only-binary", ":all:")
 # The one exception: torch for a driver older than PyPI's torch comes from PyTorch's index for that CUDA version, whose
 # hashes are not known at home. The version of home is asked for first, then any of its range, and the stage says so.
-UNHASHED_TORCH = ("--torch-backend", "auto")
+UNHASHED_TORCH = ("--only-binary", ":all:", "--index-url")
 ASK = """import sys, importlib.metadata as m
 print(*sys.version_info[:2])
 found = [d for d in m.distributions() if d.metadata["Name"] == "torch"]
@@ -153,9 +153,9 @@ def _environment(boot: Boot, told: Bootstrap, world: World) -> str:
     version = first.split()
     is_old = [int(part) for part in version] < MIN_PYTHON
     least, below = told.torch_range or ("", "")
-    is_theirs = not is_old and bool(torch) and _parts(least) <= _parts(torch) < _parts(below)
-    # Wheels for an older driver lag behind: any of the range, instead of the one that is at home.
-    older = "" if is_theirs else _older_cuda(told, world)
+    older = _older_cuda(told, world)
+    is_theirs = not is_old and bool(torch) and _parts(least) <= _parts(torch) < _parts(below) and _runs(torch, older)
+    older = "" if is_theirs else older
     ours = f"torch>={least},<{below}" if older else told.torch
     wanted = "\n".join([*told.lock, *([] if is_theirs or older else told.torch_lock)]) + "\n"
     image = f"{torch} in {folder}" if is_theirs else f"{ours} {older}"
@@ -167,7 +167,7 @@ def _environment(boot: Boot, told: Bootstrap, world: World) -> str:
         _take_turn(env + ".lock", world)
     if not world.exists(whole):  # nobody made it while we waited
         is_new = True
-        uv = _make_env(told, env, world, is_old=is_old, needs_uv=bool(older))
+        uv = _make_env(told, env, world, is_old=is_old)
         if is_theirs:  # by its folder, after our own: an image may keep it in an environment of its own
             site = os.path.join(env, "lib", f"python{'.'.join(version)}", "site-packages", "image.pth")
             world.write(site, f"import site; site.addsitedir({folder!r})\n".encode())
@@ -176,11 +176,7 @@ def _environment(boot: Boot, told: Bootstrap, world: World) -> str:
         pip = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install", "--no-input"]
         _bring(world, [*pip, *VERIFIED, "-r", lock])
         if older:
-            # By `auto` every index counts whose CUDA the driver can run, the newest first, and last the one without
-            # any: a torch from there sees no card, and the probe says so.
-            exact = world.run([*pip, *UNHASHED_TORCH, told.torch], INSTALL_S)
-            if exact.code:
-                _bring(world, [*pip, *UNHASHED_TORCH, ours])
+            _bring_older_torch(told, older, pip, ours, world)
         world.write(whole, b"")
     _run(world, ["ln", "-sfn", env, os.path.join(boot.work_dir, "env")], 20.0)
     unhashed = f" for a driver of CUDA {older}, from PyTorch's own index and not checked by hash"
@@ -197,10 +193,32 @@ def _older_cuda(told: Bootstrap, world: World) -> str:
     return found.group(1) if found and _parts(found.group(1)) < _parts(told.cuda) else ""
 
 
-def _make_env(told: Bootstrap, env: str, world: World, *, is_old: bool, needs_uv: bool) -> str:
+def _runs(torch: str, older: str) -> bool:
+    """Whether a driver that knows only the CUDA version `older` ("": all that we need) runs this torch: of one major
+    version every driver runs every build, and a build for a newer one sees no card."""
+    built_for = re.search(r"\+cu(\d\d)\d", torch)
+    return not older or (built_for is not None and int(built_for.group(1)) <= _parts(older)[0])
+
+
+def _bring_older_torch(told: Bootstrap, older: str, pip: List[str], ours: str, world: World) -> None:
+    """Torch as it is at home, built for a CUDA that the driver runs; else any of its range. Never one without CUDA: it
+    would train on the processor of a machine that was rented for its card."""
+    fitting = [cuda for cuda in told.older_cuda if _parts(cuda)[0] == _parts(older)[0]]
+    if not fitting:
+        known = " and ".join(told.older_cuda)
+        raise StageFailed(f"the driver knows CUDA {older} only; our torch is built for {told.cuda}, {known}")
+    indexes = [f"{told.torch_index}/cu{cuda.replace('.', '')}" for cuda in fitting]
+    for wanted in (told.torch, ours):
+        for index in indexes:
+            if world.run([*pip, *UNHASHED_TORCH, index, wanted], INSTALL_S).code == 0:
+                return
+    _bring(world, [*pip, *UNHASHED_TORCH, indexes[0], ours])
+
+
+def _make_env(told: Bootstrap, env: str, world: World, *, is_old: bool) -> str:
     """Returns the uv to install with, or "" for pip. Ubuntu has a Python that makes no environments: then uv does."""
     world.rmtree(env)
-    if not is_old and not needs_uv:
+    if not is_old:
         if world.run([told.python, "-m", "venv", env], INSTALL_S).code == 0:
             return "uv" if world.run(["uv", "--version"], 20.0).code == 0 else ""
         world.rmtree(env)

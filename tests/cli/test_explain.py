@@ -40,7 +40,7 @@ def test_a_key_is_explained_by_any_way_of_writing_it(
     ("key", "why"),
     [
         ("cloud.runpod.image", "else one is installed at boot"),
-        ("cloud.runpod.min_cuda", "built for a newer one finds no card"),
+        ("cloud.runpod.min_cuda", "built for a newer one does not start"),
         ("phases.0.epochs", "past about 4 they teach little"),
     ],
 )

@@ -95,7 +95,8 @@ GPUS = (
     Gpu("NVIDIA H100 80GB HBM3", "H100 SXM", 80, 3.29, 2.69, stock="LOW"),
     Gpu("NVIDIA RTX A4000", "RTX A4000", 16, 0.25, 0.17),
     Gpu("NVIDIA L40", "L40", 48, 0.82, stock="NONE"),
-    Gpu("NVIDIA A40", "A40", 48, 0.44, cuda=("12.4",)),  # hosts with an old driver
+    Gpu("NVIDIA A40", "A40", 48, 0.44, cuda=("12.4",)),  # hosts on which RunPod's images do not start
+    Gpu("NVIDIA RTX A5000", "RTX A5000", 24, 0.27, cuda=("12.8",), places=("EU-SE-1",)),  # older drivers
     Gpu("AMD Instinct MI300X OAM", "MI300X", 192, 2.39, manufacturer="AMD", cuda=()),
 )
 

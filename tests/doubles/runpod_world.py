@@ -63,7 +63,7 @@ class RunpodWorld(CloudWorld):
         super().__init__()
         self.handed: list[dict[str, Any]] = []  # orders that came in by ssh
         self.commands: list[list[str]] = []
-        self.may_end = "yes"
+        self.may_end = "yes: REST v2"
         self.env = {URL_ENV: URL, KEY_ENV: KEY, "HOME": "/nonexistent"}
         self.pods = ToyPods()
         self.cloud = RunpodDouble(

@@ -26,7 +26,9 @@ from homing.world import World
 
 __all__ = [
     "DATA_FILES",
+    "OLDER_CUDA",
     "TORCH_CUDA",
+    "TORCH_INDEX",
     "TORCH_RANGE",
     "WHEEL",
     "Lock",
@@ -41,6 +43,11 @@ TORCH_RANGE = ("2.11", "2.14")  # as in pyproject; a test compares them
 # What the index's wheels of that range are built for (2.10 had 12.8, 2.14 will have 13.2): a host whose driver is older
 # cannot run them. Moves with the range.
 TORCH_CUDA = "13.0"
+# For older drivers PyTorch's own index has the same versions, built for these, of which any driver of CUDA 12 runs each
+# (minor version compatibility); the newest first, because 12.6 has no kernels for Blackwell. Of 2.13.0 and 2.12.1 both
+# exist, of 2.11.0 too. Moves with the range.
+OLDER_CUDA = ("12.9", "12.6")
+TORCH_INDEX = "https://download.pytorch.org/whl"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest a zip can say: the same tree gives the same bytes
 _INFO = f"homing-{homing.__version__}.dist-info"
 _STORE_EXTRAS = {"s3": "aws", "hf": "hub", "modal": "modal"}

@@ -73,6 +73,8 @@ def furnish(
             uv=found.uv,
             torch_range=list(bundle.TORCH_RANGE),
             cuda=bundle.TORCH_CUDA,
+            older_cuda=list(bundle.OLDER_CUDA),
+            torch_index=bundle.TORCH_INDEX,
             python=place.base_python,
             env_dir=f"{place.cache_dir}/env-",
         )

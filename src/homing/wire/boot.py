@@ -40,6 +40,8 @@ class Bootstrap:
     uv: str = ""  # uv==version --hash=..., to bring where it is needed and the machine has none
     torch_range: List[str] = field(default_factory=list)
     cuda: str = ""  # that the index's torch of this range is built for; a card with an older driver gets another wheel
+    older_cuda: List[str] = field(default_factory=list)  # that such wheels are built for, the best first
+    torch_index: str = ""  # where they are: <torch_index>/cu129
     python: str = ""  # from which the environment is made
     env_dir: str = ""  # its fingerprint is appended; <work folder>/env leads there
     gpu_names: List[str] = field(default_factory=list)  # as a driver may call the card: a-z0-9 only

@@ -9,6 +9,7 @@ import gzip
 import http.server
 import json
 import os
+import re
 import subprocess
 import threading
 from decimal import Decimal
@@ -27,7 +28,7 @@ from tests.doubles.openapi import FOLDER_ENV, OpenApi, Unlike
 from tests.doubles.runpod import GPUS, NO_CAPACITY, NO_DISK, Gpu
 from tests.doubles.runpod_world import KEY, URL, RunpodWorld
 
-from homing.cloud.bundle import TORCH_CUDA
+from homing.cloud.bundle import TORCH_RANGE
 from homing.cloud.destroy import destroy_lines
 from homing.cloud.doctor_balance import Balance, check_balance
 from homing.cloud.home import Home
@@ -39,7 +40,7 @@ from homing.cloud.providers.fake_things import Settings
 from homing.cloud.providers.registry import configured, open_provider
 from homing.cloud.providers.runpod import KEY_ENV, Runpod
 from homing.cloud.providers.runpod_catalogue import storage_rate
-from homing.cloud.providers.runpod_pod import MAY_END, end_command
+from homing.cloud.providers.runpod_pod import MAY_END, end_command, probe_command
 from homing.cloud.reconcile import refresh
 from homing.cloud.survey import end, survey
 from homing.cloud.whose import check_account, check_own, is_elsewhere
@@ -139,14 +140,21 @@ def test_what_is_sold_out_or_could_not_run_our_torch_is_no_offer(tmp_path: Path)
     names = " ".join(offer.name for offer in Rig(tmp_path).provider.offers(Needs()))
     assert "L40" not in names  # no stock
     assert "MI300X" not in names  # AMD
-    assert "A40 " not in names  # its hosts have an older driver than the wheels need
+    assert "A40 " not in names  # the driver of its hosts is too old for the image
     assert "A4000" in names
 
 
-def test_the_catalogue_is_asked_for_hosts_that_know_the_cuda_of_our_torch(tmp_path: Path) -> None:
+@pytest.mark.regression("runpod-hosts-by-cuda")
+def test_the_catalogue_is_asked_for_hosts_on_which_the_image_starts_and_older_drivers_are_among_them(
+    tmp_path: Path,
+) -> None:
     rig = Rig(tmp_path)
+    names = [offer.name for offer in rig.provider.offers(Needs())]
+    assert "NVIDIA RTX A5000 x1 secure" in names, "its driver knows CUDA 12.8, and gets a torch for that"
+    assert all("minCudaVersion=12.8" in each.url for each in rig.world.requests)
+    rig = Rig(tmp_path, image="pytorch/pytorch:2.13.0-cuda13.0-cudnn9-devel")
     rig.provider.offers(Needs())
-    assert all(f"minCudaVersion={TORCH_CUDA}" in each.url for each in rig.world.requests)
+    assert all("minCudaVersion=13.0" in each.url for each in rig.world.requests)
     rig = Rig(tmp_path, min_cuda="12.4")
     assert any("A40 " in offer.name for offer in rig.provider.offers(Needs()))
 
@@ -232,7 +240,7 @@ def test_the_body_is_what_the_run_file_says_and_our_key_is_in_the_pods_own_envir
     assert body["registry"] == "cred1"
     assert body["ports"] == ["22/tcp", "6006/tcp"]
     assert body["globalNetworking"] is True
-    assert body["gpu"]["minCudaVersion"] == TORCH_CUDA
+    assert body["gpu"]["minCudaVersion"] == "12.8"
     assert body["env"]["NCCL_DEBUG"] == "WARN"
     assert body["env"]["PUBLIC_KEY"].startswith("ssh-ed25519 ")
     assert "startSsh" not in body  # it would bring the account's keys
@@ -247,6 +255,15 @@ def test_a_template_brings_its_own_image_and_without_one_there_is_a_default(tmp_
     rig = Rig(tmp_path)
     rig.create()
     assert rig.body()["image"] == IMAGE
+
+
+@pytest.mark.regression("runpod-image-torch")
+def test_the_torch_in_the_default_image_is_one_that_we_use(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.create()
+    found = re.search(r"-torch(\d)(\d+)(\d)-", rig.body()["image"])
+    assert found is not None
+    assert TORCH_RANGE[0] <= f"{found[1]}.{found[2]}" < TORCH_RANGE[1], "else a boot installs a second one"
 
 
 def test_neither_the_accounts_key_nor_a_secret_of_the_run_is_in_what_is_sent_to_create(tmp_path: Path) -> None:
@@ -506,7 +523,7 @@ def test_files_and_secrets_come_by_ssh_to_the_address_that_the_pod_shows(tmp_pat
 def test_a_pod_that_may_not_end_itself_is_refused_or_said_aloud(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for said in ("no: 403 access denied", ""):
+    for said in ("no: REST v2: 403 access denied; GraphQL: refused", ""):
         rig = Rig(tmp_path)
         rig.world.may_end = said
         request = rig.request
@@ -520,6 +537,59 @@ def test_a_pod_that_may_not_end_itself_is_refused_or_said_aloud(
     request = rig.request
     rig.provider.hand_over(request, rig.provider.create(request).id)
     assert "may not end itself: only the guard at home can" in caplog.text
+
+
+@pytest.mark.regression("runpod-probe")
+@pytest.mark.parametrize(
+    ("works", "said"),
+    [
+        ("rest", "yes: REST v2"),
+        ("graphql", "yes: GraphQL"),
+        ("tool", "yes: runpodctl"),
+        ("", "no: REST v2: 403 access denied; GraphQL: refused; runpodctl: refused"),
+    ],
+)
+def test_the_probe_takes_any_api_by_which_the_pod_sees_itself_and_says_which(
+    tmp_path: Path, works: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The real command, by a real shell. GraphQL shows a pod that the key may not see as null."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(200 if works == "rest" else 403, b"{}" if works == "rest" else b"access denied")
+
+        def do_POST(self) -> None:
+            text = self.rfile.read(int(self.headers["content-length"])).decode()
+            assert "podId" in text
+            assert "mutation" not in text, "looking must not end it"
+            self.answer(200, b'{"data": {"pod": {"id": "p1"}}}' if works == "graphql" else b'{"data": {"pod": null}}')
+
+        def answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    tool = tmp_path / "runpodctl"
+    tool.write_text(f'#!/bin/sh\ncase "$*" in "get pod p1") exit {int(works != "tool")} ;; esac\nexit 1\n')
+    tool.chmod(0o755)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", KEY_ENV: "pod-key", "RUNPOD_POD_ID": "p1"}
+        command = probe_command(f"http://127.0.0.1:{server.server_port}/v2").replace(MAY_END, str(tmp_path / "may_end"))
+        subprocess.run(["bash", "-c", f"{command} wait"], env=env, capture_output=True, text=True, check=True)
+        server.shutdown()
+        thread.join()
+    assert (tmp_path / "may_end").read_text().strip() == said
+    if said.startswith("yes"):
+        rig = Rig(tmp_path)
+        rig.world.may_end = said
+        rig.provider.hand_over(rig.request, rig.provider.create(rig.request).id)
+        assert ("only by" in caplog.text) is (works != "rest")
 
 
 def test_whether_a_pod_may_end_itself_is_waited_for_no_longer_than_the_limit_leaves(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from homing import __version__
 from homing.api_address import api_address
 from homing.cloud import boot as booting
 from homing.cloud import startup
-from homing.cloud.bundle import TORCH_CUDA
 from homing.cloud.checks import Check, fault, ok, warning
 from homing.cloud.doctor_balance import Balance
 from homing.cloud.figures import Figures, read_port
@@ -65,7 +64,7 @@ from homing.cloud.providers.runpod_volume import (
     resource,
 )
 from homing.cloud.ssh_keys import find_host_key, host_key, known_hosts_line, login_key
-from homing.config.clouds.runpod import IMAGE, RunpodCloud
+from homing.config.clouds.runpod import IMAGE, RunpodCloud, cuda_of_image
 from homing.errors import ProviderRefused, ProviderSilent, UsageError
 from homing.redact import register
 from homing.units import format_bytes, format_usd
@@ -192,7 +191,7 @@ class Runpod:
             disk_gb=disk_gb,
             free_bytes=disk_gb * 10**9 - _ENVIRONMENT_BYTES,
             data_centers=self._data_centers(),
-            min_cuda=self._settings["min_cuda"],
+            min_cuda=self._min_cuda,
         )
         return [offer for offer in runpod_catalogue.find(self._api, wanted) if not lack(offer, needs)]
 
@@ -405,8 +404,12 @@ class Runpod:
                 "volume_id": volume.id if volume else "",
             },
             args=runpod_pod.args_of(script),
-            min_cuda=told["min_cuda"] or TORCH_CUDA,
+            min_cuda=self._min_cuda,
         )
+
+    @property
+    def _min_cuda(self) -> str:
+        return str(self._settings["min_cuda"] or cuda_of_image(self._settings["image"]))
 
     def _times(self, request: Request) -> tuple[float, float]:
         """How long the pod's own timer waits for somebody to take over, and until when a first command may begin.

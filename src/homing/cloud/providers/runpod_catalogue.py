@@ -15,7 +15,6 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
 
-from homing.cloud.bundle import TORCH_CUDA
 from homing.cloud.figures import Figures
 from homing.cloud.providers.base import Offer
 from homing.cloud.providers.rest import Api
@@ -42,8 +41,8 @@ class Wanted:
     clouds: tuple[str, ...]  # secure, community
     disk_gb: int  # of the container, in the rate
     free_bytes: int  # of it, for a run
+    min_cuda: str  # that the host's driver must know
     data_centers: tuple[str, ...] = ()  # only there; (): anywhere
-    min_cuda: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def storage_rate(num_gb: int) -> Decimal:
 
 def _query(wanted: Wanted, cloud: str, count: int) -> str:
     asked = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": cloud.upper()}
-    return "/catalog/gpus?" + urlencode({**asked, "minCudaVersion": wanted.min_cuda or TORCH_CUDA})
+    return "/catalog/gpus?" + urlencode({**asked, "minCudaVersion": wanted.min_cuda})
 
 
 def _offers(body: dict[str, Any], wanted: Wanted, cloud: str, count: int) -> Iterator[Offer]:

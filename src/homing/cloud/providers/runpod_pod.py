@@ -52,12 +52,13 @@ _SAID = {
 _ASK = """
 import json, os, urllib.error, urllib.request
 key, pod = os.environ["RUNPOD_API_KEY"], os.environ["RUNPOD_POD_ID"]
-def ask(method, url, body=None):
+def ask(method, url, body=None, must=""):
     head = {"authorization": "Bearer " + key, "content-type": "application/json", "user-agent": "homing"}
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, head, method=method), timeout=20) as reply:
-            return "" if b"\\"errors\\"" not in reply.read() else "refused"
+            text = reply.read().decode("utf-8", "replace")
+            return "" if "\\"errors\\"" not in text and must in text else "refused"
     except urllib.error.HTTPError as exc:
         return "%d %s" % (exc.code, exc.read(200).decode("utf-8", "replace"))
     except Exception as exc:
@@ -73,14 +74,33 @@ for verb in ("podTerminate", "podStop"):
         problem = ask("POST", GRAPHQL, {"query": text})
 raise SystemExit(bool(problem))
 """
+# One way is enough, for the end tries them all. GraphQL shows a pod that the key may not see as null.
 _PROBE = """
-import time
+import subprocess, time
+query = {"query": "query { pod(input: {podId: \\"" + pod + "\\"}) { id } }"}
+def by_tool():
+    try:
+        lines = [["runpodctl", "pod", "get", pod], ["runpodctl", "get", "pod", pod]]
+        codes = [subprocess.run(line, capture_output=True, timeout=30).returncode for line in lines]
+        return "" if 0 in codes else "refused"
+    except Exception as exc:
+        return "%s" % exc
+ways = {
+    "REST v2": lambda: ask("GET", URL + "/pods/" + pod),
+    "GraphQL": lambda: ask("POST", GRAPHQL, query, pod),
+    "runpodctl": by_tool,
+}
 for number in range(10):
-    problem = ask("GET", URL + "/pods/" + pod)
-    if not problem or problem[:3] in ("401", "403", "404"):
+    said = {}
+    for name, way in ways.items():
+        said[name] = " ".join(way().split())
+        if not said[name]:
+            print("yes: " + name)
+            raise SystemExit
+    if said["REST v2"][:3] in ("401", "403", "404") and said["GraphQL"][:3] in ("401", "403", "404", "ref"):
         break
     time.sleep(3)
-print("yes" if not problem else "no: " + problem)
+print("no: " + "; ".join(name + ": " + problem for name, problem in said.items()))
 """
 
 
@@ -97,7 +117,7 @@ def end_billing(url: str) -> EndBilling:
 
 
 def probe_command(url: str) -> str:
-    """Shell text that finds out, beside all else, whether the pod's own key can see its pod, and leaves word of it."""
+    """Shell text that finds out, beside all else, by which API the pod's own key can see its pod, and notes it."""
     return f"{{ {_python(url, _PROBE)} | tee {MAY_END}.new; mv {MAY_END}.new {MAY_END}; }} &\n"
 
 

@@ -58,7 +58,7 @@ class Start:
         startup.hand_over(connection, self.request, world=self._world, timeout_s=left_s)
 
     def check_right(self, connection: Connection, *, must_end_itself: bool) -> None:
-        """A pod that cannot even look at itself cannot end itself, and no guard of RunPod's stands behind it."""
+        """A pod that cannot look at itself by any API cannot end itself, and no guard of RunPod's stands behind it."""
         known_hosts = Path(self.request.order.files[0].source).with_name("known_hosts")  # as hand_over has written it
         to = f"{connection.user}@{connection.host}"
         argv = [*ssh_argv(connection, known_hosts), "-T", "-oBatchMode=yes", to, f"cat {MAY_END}"]
@@ -71,7 +71,14 @@ class Start:
 
         by = self.request.order.start_by
         wait_until(has_said, timeout_s=right_s, every_s=EVERY_S, world=self._world, by=by)
-        if said[0] == "yes":
+        answer, _, way = said[0].partition(": ")
+        if answer == "yes":
+            log.info("%s can end itself, by %s.", self.request.mark, way)
+            if way != "REST v2":
+                log.warning(
+                    "%s can end itself only by %s: its key may not use REST v2. RunPod retires GraphQL in early 2027.",
+                    self.request.mark, way,
+                )  # fmt: skip
             return
         mark, silence = self.request.mark, f"nothing, for {format_duration(right_s)}"
         why = f"With its own key RunPod answered it: {said[0] or silence}"

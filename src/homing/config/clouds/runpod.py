@@ -11,9 +11,11 @@ from homing.config.kinds import Bytes, Duration, Flag
 from homing.config.placeholders import Filled, FilledList
 from homing.config.section import Section, key
 
-__all__ = ["IMAGE", "RunpodCloud"]
+__all__ = ["IMAGE", "RunpodCloud", "cuda_of_image"]
 
-IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
+# Its torch is in our range, so a boot installs none. Its CUDA is the oldest that RunPod builds images for, so that it
+# starts on hosts with older drivers too.
+IMAGE = "runpod/pytorch:1.3.3-cu1281-torch2130-ubuntu2404"
 # What RunPod puts there itself, and what we do.
 _TAKEN = ("PUBLIC_KEY", "RUNPOD_", "HOMING_")
 _SECRET = re.compile(r"(?i)(key|token|secret|passw|credential)")
@@ -64,6 +66,12 @@ def _path(path: str) -> str:
     return path
 
 
+def cuda_of_image(image: str) -> str:
+    """12.8 for runpod/pytorch:1.3.3-cu1281-... and for pytorch/pytorch:2.13.0-cuda12.8-...; IMAGE's for other names."""
+    found = re.search(r"cu(?:da)?(\d\d)\.?(\d)", image.rpartition(":")[2])
+    return f"{found[1]}.{found[2]}" if found else cuda_of_image(IMAGE)
+
+
 class RunpodCloud(Section):
     """Settings for `providers: [runpod]`: the pod's image, disk, place and network volume."""
 
@@ -99,9 +107,10 @@ class RunpodCloud(Section):
         le=10**14,
     )
     min_cuda: Annotated[Filled, AfterValidator(_cuda)] = key(
-        "Only hosts whose driver knows this CUDA version: a torch that was built for a newer one finds no card there.",
+        "Only hosts whose driver knows this CUDA version: an image that was built for a newer one does not start there."
+        " A driver older than the CUDA of our torch gets a torch that was built for it.",
         default="",
-        derived="what the torch that is installed there was built for",
+        derived="the CUDA version in the image's name, else 12.8",
         example="'13.0'",
     )
     env: Annotated[FilledList, AfterValidator(_env)] = key(
