@@ -22,7 +22,7 @@ from homing.cli.pick import agrees_to_next, agrees_to_rate, select
 from homing.cli.plan import suggested_limit
 from homing.cli.stale_shards import refuse_stale
 from homing.cli.tracking import begin, following, wanted
-from homing.cloud import meter
+from homing.cloud import background_guard, meter
 from homing.cloud.bundle import check_committed
 from homing.cloud.choose import launch_any, name_of
 from homing.cloud.destroy import still_billing
@@ -173,16 +173,28 @@ def _start(asked: Asked, home: Home) -> None:
     if asked.dry_run:
         _show_request(ready, home)
         return
-    check_armed(ready, home)
+    starts_guard = background_guard.would_start(ready, home)
+    if not starts_guard:
+        check_armed(ready, home)
     if not _agrees(ready, row, loaded, asked):
         talk.say("Nothing was started.")
         return
+    if starts_guard:
+        _start_guard(ready, home)
     ready, done = _launch(ready, row, plan, asked, home)
     for each in asked.trackers:
         told = following(each, home.path, done.run.id, asked.tracker_name, run=ready.run, store=done.run.store)
         begin(told, home.world)
     talk.emit("launch/1", _document(done, ready))
     _say_next(done, home)
+
+
+def _start_guard(ready: Draft, home: Home) -> None:
+    """The second guard, before anything is rented."""
+    provider = ready.order.offer.provider
+    pid = background_guard.start(home, provider)
+    talk.say(f"A guard runs in the background here (process {pid}, log {home.path / background_guard.LOG}).")
+    check_armed(ready, home)
 
 
 def _load(asked: Asked, home: Home) -> Loaded:
@@ -319,7 +331,7 @@ def _say_plan(ready: Draft, home: Home) -> None:
     age = rate_age(ready.order.offer, home.world.now())
     if age:
         talk.say(f"Not told by the provider just now: {age}.")
-    for sentence in guards(ready, home):
+    for sentence in guards(ready, home, starts_one=background_guard.would_start(ready, home)):
         talk.say(f"  {sentence}")
     if warning := clock_warning(home, ready.order.offer.provider):
         say_problems([warning])
@@ -335,7 +347,7 @@ def _show_request(ready: Draft, home: Home) -> None:
         "run": ready.run.id,
         "worst_case_usd": str(ready.worst_case_usd),
         "starts": told_starts(ready, home),
-        "guards": guards(ready, home),
+        "guards": guards(ready, home, starts_one=background_guard.would_start(ready, home)),
         "armed": armed(ready, home),
         "request": request,
     }
@@ -439,4 +451,6 @@ def _say_next(done: Launched, home: Home) -> None:
     else:
         talk.say("You may close the laptop: it trains and pushes without you.")
         talk.say(f"But it bills until somebody ends it: a guard, a watch, or its limit at {usd(done.worst_case_usd)}.")
+        if background_guard.words(home):
+            talk.say("The guard in the background ends it when it is done, while this computer is on: homing runs")
     talk.say(f"Watch it: homing watch {done.run.name}")

@@ -9,7 +9,8 @@ from homing.cli import talk
 from homing.cli.control import open_home, say_problems, usd
 from homing.cli.options import All, Json, Last
 from homing.cli.trained_here import Trained, trained_here
-from homing.cloud import meter
+from homing.cloud import background_guard, meter
+from homing.cloud.guards import guard_on_duty
 from homing.cloud.home import Home
 from homing.cloud.ledger import LedgerLine
 from homing.cloud.lost import what_is_lost
@@ -58,6 +59,7 @@ def command(last: Last = 30, all_: All = False, json_: Json = False) -> None:
                 "forgotten": [dump_line(line) for line in forgotten],
                 "things": [_dump_thing(each) for each in things],
                 "problems": problems,
+                "guard": asdict(found_guard) if (found_guard := guard_on_duty(home)) else None,
             },
         )
         talk.table(
@@ -78,6 +80,8 @@ def command(last: Last = 30, all_: All = False, json_: Json = False) -> None:
             talk.say(f"warning: {forgotten_words(line)}")
         for sentence in billing_words(billing, things, problems):
             talk.say(sentence)
+        if guard := background_guard.words(home):
+            talk.say(guard)
         if not known and not home.ledger.num_lines() and not lost:
             talk.say(f"Nothing was ever launched from this home, {home.path}; what others rented is not shown here.")
 

@@ -59,6 +59,7 @@ def guard_pass(
     only: str | None = None,
     every_s: float | None = None,
     is_once: bool = False,
+    background_pid: int = 0,
     tell: Say = lambda text: None,
 ) -> Pass:
     """One round. `only` is the id of one run, as `watch` asks for; with `every_s` it signs in as a guard on duty."""
@@ -71,7 +72,7 @@ def guard_pass(
         made.problems.append(told(exc))
     if every_s is not None:
         try:
-            sign_in(home, every_s, is_once=is_once, reached=made.reached)
+            sign_in(home, every_s, is_once=is_once, reached=made.reached, background_pid=background_pid)
         except OSError as exc:
             made.problems.append(f"That this guard is on duty could not be written down: {exc}")
     # What another home owns comes last: what it may cost is read from its store, which may take a while.

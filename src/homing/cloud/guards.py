@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from homing.cloud import meter
@@ -24,14 +25,27 @@ from homing.wire.control import Heartbeat
 if TYPE_CHECKING:
     from homing.cloud.draft import Draft
 
-__all__ = ["armed", "can_end_itself", "check_armed", "count_alive", "guards", "is_on_duty", "out_of_reach", "sign_in"]
+__all__ = [
+    "OnDuty",
+    "armed",
+    "can_end_itself",
+    "check_armed",
+    "count_alive",
+    "guard_on_duty",
+    "guards",
+    "is_on_duty",
+    "out_of_reach",
+    "sign_in",
+    "sign_out",
+]
 
 LEAST = 2
 _FILE = "guard.json"  # in the home: when a guard last made its round, and which providers answered it
 
 
-def guards(draft: Draft, home: Home) -> list[str]:
-    """For a person, before anything is rented: one sentence each, and what would happen without this computer."""
+def guards(draft: Draft, home: Home, *, starts_one: bool = False) -> list[str]:
+    """For a person, before anything is rented: one sentence each, and what would happen without this computer.
+    `starts_one`: the launch starts a guard at home itself."""
     provider = home.provider(draft.order.offer.provider)
     limit, rate = meter.show_usd(draft.spend_limit_usd), meter.show_usd(draft.order.offer.rate_usd_per_hour)
     if provider.name == "local" and can_end_itself(provider):
@@ -50,7 +64,9 @@ def guards(draft: Draft, home: Home) -> list[str]:
     else:
         said.append(f"not armed: {provider.cannot['native_spend_limit']}")
     why_not = out_of_reach(home, provider.name)
-    if not why_not:
+    if starts_one:
+        said.append("armed by this launch: a guard at home, in the background, while this computer is on.")
+    elif not why_not:
         said.append("armed: the guard at home, while its computer is on.")
     elif is_on_duty(home):
         said.append(f"not armed: {why_not[0].lower()}{why_not[1:]}")
@@ -147,7 +163,40 @@ def out_of_reach(home: Home, provider: str) -> str:
     return "No guard at home is on duty."
 
 
-def sign_in(home: Home, every_s: float, *, is_once: bool = False, reached: Collection[str] = ()) -> None:
+@dataclass(frozen=True)
+class OnDuty:
+    """The guard of this home that made the last round."""
+
+    host: str
+    pid: int  # 0: unknown
+    age_s: float  # of its last round
+    reaches: tuple[str, ...]  # providers
+    is_background: bool  # a launch started it
+
+
+def guard_on_duty(home: Home) -> OnDuty | None:
+    if not is_on_duty(home):
+        return None
+    note = _read_note(home)
+    there = sorted(name for name in note.get("reached", {}) if is_on_duty(home, name))
+    age_s = max(0.0, home.world.now() - float(note["t"]))
+    pid = note.get("pid")
+    is_background = note.get("is_background") is True
+    return OnDuty(str(note.get("host", "")), pid if isinstance(pid, int) else 0, age_s, tuple(there), is_background)
+
+
+def sign_out(home: Home) -> None:
+    """A guard that ends counts no more, from now on. Another one of this home signs in again with its next round."""
+    note = _read_note(home)
+    there = {name: {**each, "comes_again": False} for name, each in note.get("reached", {}).items()}
+    if note:
+        text = json.dumps({**note, "comes_again": False, "reached": there})
+        home.world.write(home.path / _FILE, text.encode())
+
+
+def sign_in(
+    home: Home, every_s: float, *, is_once: bool = False, reached: Collection[str] = (), background_pid: int = 0
+) -> None:
     """One round alone, by hand or by cron, is no promise: it is believed when another came before it in time.
 
     `reached` are the providers that answered this round's list call. What another guard of this home reached, which
@@ -156,6 +205,7 @@ def sign_in(home: Home, every_s: float, *, is_once: bool = False, reached: Colle
     before = _read_note(home)
     now = {"t": home.world.now(), "every_s": every_s}
     note = {**now, "host": home.world.host(), "comes_again": not is_once or _is_fresh(home, before)}
+    note |= {"pid": background_pid, "is_background": bool(background_pid)}
     there = dict(before.get("reached", {}))
     for name in reached:
         there[name] = {**now, "comes_again": not is_once or _is_fresh(home, there.get(name, {}))}
