@@ -178,9 +178,8 @@ def test_its_store_may_be_on_the_hub_and_the_token_comes_by_ssh(
     home: Home, cloud: AwsCloudDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real huggingface_hub at home and there; a repository in place of the bucket, so no role is made."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     with hub_double.running() as hub:
-        for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITE, "HF_HUB_DISABLE_XET": "1"}.items():
+        for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": WRITE}.items():
             monkeypatch.setenv(name, value)
         made = ready(home, cloud, tmp_path, store="hf:me/moss", ssh_from="127.0.0.1")
         done = launch(made, home)

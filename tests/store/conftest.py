@@ -68,8 +68,8 @@ def hub_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, hub_without_waiting: None) -> Iterator[Hub]:
-    # Xet needs a server of its own; the Hub still takes LFS from clients without it.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    # As a fresh process has it: whether Xet is used is for the code under test to say.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
     with hub_double.running() as made:
         monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
         monkeypatch.setenv("HF_TOKEN", WRITE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,19 @@ def test_many_files_are_one_commit(hub: Hub, store: Store, tmp_path: Path) -> No
     store.delete_many([key for key, _ in files])
     assert len(hub.repos[("model", "me/runs")].commits) == before + 2
     assert store.list("") == []
+
+
+@pytest.mark.regression("hub-xet")
+def test_large_files_take_the_same_way_in_the_tests_as_in_a_real_run(hub: Hub, tmp_path: Path) -> None:
+    """hf-xet is installed, as it is with the extra `hub`, and nothing here turns it off."""
+    import huggingface_hub.utils
+
+    assert importlib.util.find_spec("hf_xet") is not None
+    (tmp_path / "big").write_bytes(bytes(range(256)) * 2000)
+    store = open_store("hf:me/runs", World())
+    store.put("big", str(tmp_path / "big"))
+    assert not huggingface_hub.utils.is_xet_available()
+    assert not any("xet" in path for _, path, _, _ in hub.seen)
 
 
 def test_a_large_file_is_read_in_ranges_of_one_commit_and_its_place_never_sees_the_token(

@@ -81,8 +81,7 @@ def test_a_run_lives_in_a_bucket(moto: Server, new_bucket: NewBucket, home: Home
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-def test_a_run_lives_on_the_hub(hub: Hub, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+def test_a_run_lives_on_the_hub(hub: Hub, home: Home, tmp_path: Path) -> None:
     live_it("hf:me/moss", home, tmp_path, WRITE)
     titles = [commit.title for commit in hub.repos[("model", "me/moss")].commits]
     assert len(titles) < 40, titles

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from homing.api_address import api_address
 from homing.config.paths import home
 from homing.errors import DataError, MissingExtra, StoreError
-from homing.hub_token import token_in
+from homing.hub_token import token_in, use_lfs
 
 __all__ = ["Listing", "bring_files", "list_repository"]
 
@@ -214,6 +214,7 @@ def _need_hub(repo_id: str) -> Any:
         missing.what = f"model.from: hf:{repo_id} needs the extra `hub`."
         raise missing from exc
     disable_progress_bars()
+    use_lfs(huggingface_hub)
     return huggingface_hub
 
 

@@ -26,7 +26,7 @@ _MODAL_AS_THEY_ARE = (
     "MODAL_ENVIRONMENT",
     "MODAL_SERVER_URL",
 )
-_HUB_AS_THEY_ARE = ("HF_ENDPOINT", "HF_HUB_DISABLE_XET")
+_HUB_AS_THEY_ARE = ("HF_ENDPOINT",)
 
 
 def secrets(url: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """A store in a repository on the Hugging Face Hub: `hf:OWNER/NAME`, private when we make it.
 
-    put, put_many     one commit for all that is given; large files by LFS or Xet, as the Hub decides
+    put, put_many     one commit for all that is given; large files by LFS
     get, sha256       the bytes as they come back, in ranges, all of one commit; `get` checks the hash that it was
                       given, else the one that the Hub tells
     is_same           by that hash alone, without the bytes

@@ -1,7 +1,7 @@
 """The door to the Hub: who we are there, one request, and what its refusals mean in our words.
 
     open_door        endpoint and token: HF_ENDPOINT and `hub_token.NAMES`, else the token that `hf auth login` saved
-    door.api         huggingface_hub's HfApi, for commits (it knows LFS and Xet)
+    door.api         huggingface_hub's HfApi, for commits; large files by LFS
     door.fetch       a GET or HEAD by World: redirects followed, the token only to the Hub itself
     door.error       what an SDK exception or a status means: what, why, fix, and which token was used, masked
 
@@ -17,7 +17,7 @@ from urllib.parse import urljoin, urlsplit
 
 from homing.api_address import api_address
 from homing.errors import MissingExtra, StoreError, StoreRefused
-from homing.hub_token import token_in
+from homing.hub_token import token_in, use_lfs
 from homing.store.address import HubAddress
 from homing.world import HttpRequest, HttpResponse, NetworkError, World
 
@@ -137,6 +137,7 @@ def open_door(address: HubAddress, world: World) -> Door:
         missing.what = f"A store at {address.url} needs the extra `hub`."
         raise missing from exc
     disable_progress_bars()  # a bar of its own on every small commit
+    use_lfs(huggingface_hub)
     environment = world.environment()
     endpoint = api_address(environment, "HF_ENDPOINT", _ENDPOINT)
     token, source = token_in(environment)
