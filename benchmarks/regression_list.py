@@ -73,6 +73,7 @@ DEFECTS = {
     "older-driver-wheel": "A torch of the image that was too new for the driver was used and saw no GPU.",
     "second-guard": "Shadeform's quick start stopped at `Only one guard`; a person had to start the second one.",
     "hub-xet": "Hub stores used Xet in a real run, which every test turned off.",
+    "init-from-hub": "A phase could not start from a checkpoint on the Hub.",
     "preset-4b-memory": "The preset 4b did not fit a GPU of 80 GB: 81.73 GB needed, 80.75 available.",
     # --- figures and claims ---
     "better-gpu-rated-slower": "plan rated an H100 above an H200, which is at least as good in every figure.",

@@ -310,7 +310,11 @@ class Phase(Section):
         "The rate at the end as a share of the peak.", derived="wsd 0.05, cosine 0.1", example="0.1", ge=0.0, le=1.0
     )
     init_from: Text = key(
-        "A checkpoint folder to start from.", default="", derived="the phase before", example="models/base"
+        "A checkpoint to start from: a folder here, or hf:OWNER/REPO/path on the Hub, which is fetched once (a commit:"
+        " hf:OWNER/REPO@COMMIT/path).",
+        default="",
+        derived="the phase before",
+        example="models/base",
     )
     recompute: Literal["none", "half", "all"] = key(
         "Activations computed again instead of kept, in every second block or in all: less memory, some speed.",

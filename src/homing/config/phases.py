@@ -16,13 +16,14 @@ from typing import Any
 from homing.config import dial
 from homing.config.adapter_base import find_adapter_base
 from homing.config.derive import DATA_CONSTRAINED_EPOCHS, eval_steps, num_epochs, save_steps, steps_for
+from homing.config.init_hub import init_folder
 from homing.config.open_weights import INDEX, Source
 from homing.config.paths import shown, typed_name
 from homing.config.phase_methods import resolve_lora, resolve_rl
 from homing.config.sets import LENGTHS
 from homing.config.source import KeyPath
 from homing.config.trace import Trace
-from homing.errors import DataError
+from homing.errors import DataError, HomingError
 from homing.hf_config import model_of
 from homing.same_tokenizer import gives_same_ids
 from homing.units import format_count
@@ -375,7 +376,11 @@ def _init_from(
     typed = str(trace.take(f"{wire}.init_from", path, start, "found at home" if start else "default"))
     if not typed:
         return "", ""
-    folder = Path(typed).expanduser().absolute()
+    try:
+        folder = init_folder(typed).absolute()
+    except HomingError as exc:
+        trace.wrong(path, f"{exc.what} {exc.why}", exc.fix)
+        return "", ""
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
     if not any((folder / name).is_file() for name in (names.WEIGHTS, INDEX, names.ADAPTER)):
         missing.append(names.WEIGHTS)

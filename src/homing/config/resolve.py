@@ -19,6 +19,7 @@ from homing.config.base import read_base, resolve_base, shape_of_base
 from homing.config.chosen import chosen_phases, find_start
 from homing.config.cloud_section import resolve_cloud
 from homing.config.derive import BYTES_PER_TOKEN_RANGE, bytes_per_token, sizes
+from homing.config.init_hub import init_folder
 from homing.config.open_weights import Source
 from homing.config.paths import home, preset_of, shown, typed_name
 from homing.config.phase_data import PhasePrep, phase_data, phase_prep, uses_run_text
@@ -194,7 +195,10 @@ def _vocab_size(trace: Trace, prepared: Prepared | None, *, is_for_prep: bool, f
 def _brought_tokenizer(trace: Trace, first: int) -> Path | None:
     """Of the weights that the run file names: they know no ids but its own, so no other is learned from the text."""
     brought = trace.file.phases[first].init_from
-    path = Path(brought).expanduser() / wire_names.TOKENIZER
+    try:
+        path = init_folder(brought) / wire_names.TOKENIZER
+    except HomingError:
+        return None  # the phase itself says what is wrong with it
     return path if brought and path.is_file() else None
 
 
