@@ -72,6 +72,7 @@ DEFECTS = {
     "runpod-hosts-by-cuda": "RunPod hosts with drivers older than CUDA 13.0 were excluded, though they get a wheel.",
     "older-driver-wheel": "A torch of the image that was too new for the driver was used and saw no GPU.",
     "second-guard": "Shadeform's quick start stopped at `Only one guard`; a person had to start the second one.",
+    "maintainers-report": "There was no report to send when a run on a real account differs, without secrets.",
     "hub-xet": "Hub stores used Xet in a real run, which every test turned off.",
     "init-from-hub": "A phase could not start from a checkpoint on the Hub.",
     "preset-4b-memory": "The preset 4b did not fit a GPU of 80 GB: 81.73 GB needed, 80.75 available.",

@@ -183,3 +183,31 @@ def test_what_homing_train_really_leaves_is_told(cli: Homing) -> None:
     assert told["data"][0]["problem"] == ""
     assert told["happenings"] == [], "a run in which nothing happened: what it tells then is routine"
     assert told["problems"] == []
+
+
+@pytest.mark.regression("maintainers-report")
+def test_the_report_for_maintainers_has_what_happened_and_nothing_that_is_only_its_owners(
+    cli: Homing, kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RUNPOD_API_KEY", "canary-of-the-account")
+    path = kept / names.EVENTS
+    last = json.loads(path.read_text().splitlines()[-1])
+    secrets = (
+        "canary-of-the-account rpa_ABCDEFGH12345678 hf_abcdefgh12345678 me@example.org 203.0.113.7 Bearer abcd1234efgh"
+    )
+    spoken = {**last, "text": f"{last['text']} {secrets} {Path.home()}/work", "t": last["t"] + 1}
+    with path.open("a") as file:
+        file.write(json.dumps(spoken) + "\n")
+    said = cli("report", "moss", "--for-maintainers")
+    assert said.code == 0, said.err
+    assert "# Report for the maintainers" in said.out
+    assert '"homing":' in said.out
+    assert '"happenings":' in said.out
+    for secret in (*secrets.split(" ")[:5], "abcd1234efgh"):
+        assert secret not in said.out
+    if str(Path.home()) != "/root":
+        assert str(Path.home()) not in said.out
+    assert '"samples"' not in said.out
+    written = tmp_path / "for-them.md"
+    assert cli("report", "moss", "--for-maintainers", "--out", str(written)).code == 0
+    assert "canary" not in written.read_text()

@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from tests.contracts.stores import StoreContract, push_a_growing_log
 from tests.doubles import hub as hub_double
 from tests.doubles.hub import READ, STRANGER, WRITE, File, Hub
@@ -92,13 +93,11 @@ def test_many_files_are_one_commit(hub: Hub, store: Store, tmp_path: Path) -> No
 @pytest.mark.regression("hub-xet")
 def test_large_files_take_the_same_way_in_the_tests_as_in_a_real_run(hub: Hub, tmp_path: Path) -> None:
     """hf-xet is installed, as it is with the extra `hub`, and nothing here turns it off."""
-    import huggingface_hub.utils
-
     assert importlib.util.find_spec("hf_xet") is not None
     (tmp_path / "big").write_bytes(bytes(range(256)) * 2000)
     store = open_store("hf:me/runs", World())
     store.put("big", str(tmp_path / "big"))
-    assert not huggingface_hub.utils.is_xet_available()
+    assert constants.HF_HUB_DISABLE_XET
     assert not any("xet" in path for _, path, _, _ in hub.seen)
 
 

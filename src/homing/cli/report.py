@@ -22,6 +22,7 @@ from homing.cloud.reconcile import refresh
 from homing.errors import UsageError
 from homing.report import Report, Subject, read_report, render_html, render_markdown
 from homing.report.evals import add_evals
+from homing.report.maintainers import render_for_maintainers
 from homing.report.page import MARK, picture_of
 
 __all__ = ["command", "subject_of"]
@@ -40,6 +41,12 @@ def command(
         list[Path] | None,
         typer.Option("--eval", metavar="FILE.json", help="Figures that `homing eval --out` kept; may be repeated."),
     ] = None,
+    for_maintainers: Annotated[
+        bool,
+        typer.Option(
+            "--for-maintainers", help="What to send if something differs: versions, times, events; no secrets."
+        ),
+    ] = False,
     json_: Json = False,
 ) -> None:
     """One page about a run: what was trained, on what, how it went, samples, where, for how much. NAME is its newest
@@ -48,6 +55,9 @@ def command(
     with open_home() as home:
         found = _look_up(home, run)
         report = read_report(home, subject_of(found))
+        if for_maintainers:
+            _for_maintainers(report, home, out)
+            return
     report = dataclasses.replace(report, next=_next(found, report))
     for file in evals or []:
         report = add_evals(report, file)
@@ -60,6 +70,19 @@ def command(
         talk.say(f"Written: {' and '.join(files)}")
     elif not talk.is_json():
         talk.say(f"With its curves, as one file: homing report {report.run} --out {report.name}.html")
+
+
+def _for_maintainers(report: Report, home: Home, out: Path | None) -> None:
+    text = render_for_maintainers(report, home)
+    talk.emit("maintainers/1", {"text": text})
+    if out is None:
+        if not talk.is_json():
+            print(text, end="")
+        return
+    if out.suffix != ".md":
+        raise UsageError(what="--for-maintainers writes Markdown.", fix=f"--out {out.with_suffix('.md')}")
+    out.write_text(f"<!-- {MARK} -->\n\n{text}", encoding="utf-8")
+    talk.say(f"Written: {out}. Read it through before you send it.")
 
 
 def _look_up(home: Home, typed: str | None) -> RunRow | Trained:
