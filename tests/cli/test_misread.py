@@ -178,7 +178,6 @@ def _takes(line: str) -> str:
     return ""
 
 
-@pytest.mark.regression("refused-fixes")
 @pytest.mark.parametrize("line", _PASTED)
 def test_a_line_that_is_offered_as_the_fix_is_one_that_its_verb_takes(say: Say, line: str) -> None:
     fix = fix_of(say(line)).partition("   ")[0]
@@ -208,7 +207,6 @@ def test_no_option_of_another_tool_leads_to_a_line_that_the_verb_refuses(say: Sa
         ("train moss --step 5", "homing generate --help"),
         ("launch moss --bucket B --destroy", "homing destroy moss"),
         ("status --watch 0", "--watch 30"),
-        ("guard --every 0", "--every 60"),
     ],
 )
 def test_a_mistake_that_was_answered_wrongly_is_answered_with_what_was_meant(say: Say, line: str, fix: str) -> None:
