@@ -80,6 +80,7 @@ DEFECTS = {
     "better-gpu-rated-slower": "plan rated an H100 above an H200, which is at least as good in every figure.",
     "linear-scaling-unsaid": "plan multiplied one GPU's speed by their number and did not say so of modelled rows.",
     "goethe-hours": "The preset goethe-75m promised under an hour on a consumer card; the plan says two.",
+    "held-out-share": "Of few long documents 25% to 75% of the tokens were held out instead of the 5% asked for.",
     "help-json": "homing --help --json was refused, and the error suggested the same option.",
     # --- the first hour ---
     "name-means-newest-finished": "A run stopped at step 1 replaced the finished model; a second launched one did not.",

@@ -101,6 +101,19 @@ def test_without_a_run_file_the_report_is_the_known_one(here: Path, capsys: pyte
     assert "Next: homing verify NAME" in said.err
 
 
+@pytest.mark.regression("held-out-share")
+def test_of_few_long_documents_the_share_that_was_asked_for_is_held_out_and_printed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chapter = "\n\n".join(f"Paragraph {n} tells of {n * n % 97} cats and {n % 13} hats." * 4 for n in range(800))
+    (here / "a.txt").write_text("<|endoftext|>".join(f"Book {n}. {chapter[n * 1000 :]}" for n in range(4)))
+    command("tiny-cat", val_fraction=0.05)
+    splits = json.loads(Path("data/tiny-cat/manifest.json").read_text())["splits"]
+    share = splits["val"]["num_tokens"] / (splits["val"]["num_tokens"] + splits["train"]["num_tokens"])
+    assert 0.04 <= share <= 0.06
+    assert f"{splits['val']['num_tokens']:,} tokens held out ({100 * share:.1f}%)" in capsys.readouterr().out
+
+
 def test_a_run_gives_steps_and_epochs_and_the_warning_past_four(capsys: pytest.CaptureFixture[str]) -> None:
     command("tiny-cat")
     said = capsys.readouterr()
@@ -117,7 +130,10 @@ def test_a_run_gets_some_lines_one_where_nothing_was_done_none_with_q_and_all_wi
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 8
     assert lines[0] == "Tokenizer: vocabulary 300, 28 merges; learned from a.txt"
-    assert [line.split(":")[0].split(" ", 1)[1] for line in lines[1:3]] == ["tokens to train on", "tokens held out"]
+    assert [line.split(":")[0].split(" ", 1)[1] for line in lines[1:3]] == [
+        "tokens to train on",
+        "tokens held out (10.1%)",
+    ]
     command("tiny-cat")
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("Nothing has changed: ")

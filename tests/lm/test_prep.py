@@ -160,7 +160,7 @@ def test_where_the_marker_is_the_only_special_its_absence_is_a_warning(tmp_path:
     play.write_text("\n\n".join(text_of(500)), encoding="utf-8")
     _, seen = run(order_of(play, specials="one"))
     assert "<|endoftext|> never occurs" in warnings(seen)
-    assert [progress.note for progress in seen if progress.note] == []
+    assert [progress.note for progress in seen if "<|endoftext|>" in progress.note] == []
 
 
 def test_the_marker_warning_is_silent_where_a_marker_occurs_or_json_lines_need_none(corpus: Path) -> None:
@@ -227,6 +227,115 @@ def test_one_special_leaves_room_for_9743_merges_of_10000(tmp_path: Path) -> Non
     merges = (tmp_path / "out" / "merges.txt").read_text(encoding="utf-8").splitlines()
     assert len([line for line in merges if not line.startswith("#version")]) == 9743
     assert manifest.vocab_size == load_tokenizer(tmp_path / "out").vocab_size == 10_000
+
+
+# --- how much is held out ---------------------------------------------------------------------------------------------
+
+
+def paragraphs(num_bytes: int, seed: int) -> str:
+    chance, parts, size = random.Random(seed), [], 0
+    while size < num_bytes:
+        parts.append(" ".join(chance.choice(WORDS[:7]) + str(chance.randint(0, 99)) for _ in range(60)) + ".")
+        size += len(parts[-1].encode()) + 2
+    return "\n\n".join(parts)
+
+
+def shape(name: str) -> list[str]:
+    """Documents of one corpus, by what makes it hard to hold out the right share of it."""
+    if name == "few long documents":
+        return [paragraphs(150_000, seed) for seed in range(4)]
+    if name == "one short document":
+        return [paragraphs(30_000, 1)]
+    if name == "one long and many short documents":
+        return [paragraphs(200_000, 1), *text_of(400)]
+    if name == "the same long document four times":
+        return [paragraphs(100_000, 1)] * 4
+    if name == "many documents and one long":
+        return [paragraphs(400_000, 2), *text_of(5000)]
+    # As many bytes of each, and several times as many tokens of the one as of the other.
+    assert name == "two languages"
+    chance = random.Random(3)
+    dense = ["".join(chance.choices("漢字仮名交文", k=400)) for _ in range(40)]
+    return [line for text in dense for line in (text, " ".join(chance.choices(["the", "cat", "sat", "on"], k=350)))]
+
+
+SHAPES = (
+    *("few long documents", "one short document", "one long and many short documents"),
+    *("the same long document four times", "many documents and one long", "two languages"),
+)
+
+
+def share_of(manifest: DataManifest) -> float:
+    counts = {name: split.num_tokens for name, split in manifest.splits.items()}
+    return counts["val"] / sum(counts.values())
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.3, 0.5])
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_share_of_tokens_that_is_held_out_is_right_within_one_percentage_point(
+    tmp_path: Path, name: str, fraction: float
+) -> None:
+    documents = shape(name)
+    path = tmp_path / "corpus.txt"
+    path.write_text("<|endoftext|>".join(documents), encoding="utf-8")
+    order = order_of(path, val_fraction=fraction)
+    manifest, seen = run(order)
+    assert abs(share_of(manifest) - fraction) <= 0.01
+    assert warnings(seen) == ""
+    train, val = decoded(order.dir), decoded(order.dir, "val")
+    assert sum(map(len, train + val)) == sum(map(len, documents)), "nothing is lost"
+    assert not set(train) & set(val), "equal documents are on one side"
+    again, _ = run(order_of(path, val_fraction=fraction, dir=tmp_path / "again"))
+    assert files(tmp_path / "again") == files(order.dir)
+    assert again.splits == manifest.splits
+
+
+def test_passages_of_long_documents_are_held_out_cut_at_paragraph_breaks(tmp_path: Path) -> None:
+    documents = [paragraphs(150_000, seed) for seed in range(4)]
+    path = tmp_path / "corpus.txt"
+    path.write_text("<|endoftext|>".join(documents), encoding="utf-8")
+    order = order_of(path, val_fraction=0.05)
+    manifest, seen = run(order)
+    assert abs(share_of(manifest) - 0.05) <= 0.01
+    held_out = decoded(order.dir, "val")
+    assert len(held_out) >= 4, "several passages, for one would be no fair sample"
+    whole = set("\n\n".join(documents).split("\n\n"))
+    for passage in held_out:
+        assert set(passage.strip().split("\n\n")) <= whole, "no paragraph is cut"
+    assert [p.note for p in seen if "passages" in p.note] == [
+        "The documents are long: passages of about 1.88 kB were held out from them, cut at paragraph breaks."
+    ]
+
+
+def test_a_share_that_cannot_be_held_out_is_a_warning_every_time(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_text("the cat sat on the mat. " * 10 + "<|endoftext|>" + "a dog ran. " * 20, encoding="utf-8")
+    for _ in range(2):  # the second time nothing is to be done
+        _, seen = run(order_of(path, vocab_size=280, val_fraction=0.05))
+        assert "are held out for validation instead of 5%" in warnings(seen)
+        assert "data.validation" in warnings(seen)
+
+
+def test_a_killed_prep_that_cuts_passages_goes_on_to_the_same_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_text("<|endoftext|>".join(paragraphs(150_000, seed) for seed in range(8)), encoding="utf-8")
+    whole, _ = run(order_of(path, val_fraction=0.05, dir=tmp_path / "whole"))
+    monkeypatch.setattr(encode, "MARK_BYTES", 300_000)
+    monkeypatch.setattr(pieces, "_piece_bytes", lambda: 200_000)
+    order = order_of(path, val_fraction=0.05)
+
+    def dies(progress: Progress) -> None:
+        if progress.stage == "encode" and progress.done_bytes > 700_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(order, dies)
+    manifest, seen = run(order)
+    assert next(p.stage for p in seen) == "resumed"
+    assert manifest.splits == whole.splits
+    assert files(order.dir) == files(tmp_path / "whole")
 
 
 # --- a part of the text -----------------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ def _line(progress: Progress) -> str:
 def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str, Any]:
     """What --json prints, and all that the report is made from."""
     from homing.lm.prep.publish import tokenizer_files
+    from homing.wire.data import val_share
 
     num_text = int(manifest.settings["num_text_files"])
     return {
@@ -147,6 +148,7 @@ def document(order: PrepOrder, manifest: DataManifest, meter: Meter) -> dict[str
             name: _split(split, manifest.source[:num_text] if name == "train" else manifest.source[num_text:])
             for name, split in manifest.splits.items()
         },
+        "val_share": round(val_share(manifest.splits), 6),
         "source_sha256": manifest.source_sha256,
         "elapsed_s": round(meter.elapsed_s, 3),
         "warnings": meter.warnings,
@@ -194,7 +196,7 @@ def print_report(result: dict[str, Any], *, is_run: bool) -> None:
 
 
 def _unchanged(result: dict[str, Any]) -> None:
-    counts = [f"{split['num_tokens']:,} tokens {_SIDES[name]}" for name, split in _splits(result)]
+    counts = [f"{split['num_tokens']:,} tokens {_SIDES[name]}{_share(result, name)}" for name, split in _splits(result)]
     print(f"Nothing has changed: {', '.join(counts)}, vocabulary {result['vocab_size']:,}, in {_short(result['dir'])}/")
 
 
@@ -204,12 +206,17 @@ def _short_report(result: dict[str, Any]) -> None:
     print(f"Tokenizer: vocabulary {result['vocab_size']:,}, {_shown(result['num_merges'])} merges; {source}")
     for name, split in _splits(result):
         print(
-            f"{split['num_tokens']:,} tokens {_SIDES[name]}: {split['num_text_bytes'] / 1e6:.2f} MB of text in"
+            f"{split['num_tokens']:,} tokens {_SIDES[name]}{_share(result, name)}:"
+            f" {split['num_text_bytes'] / 1e6:.2f} MB of text in"
             f" {counted(split['num_documents'], 'document')}, {split['bytes_per_token']:.2f} bytes per token"
         )
     num_bytes = sum(split["num_bytes"] for _, split in _splits(result))
     print(f"✓ Saved to {_short(result['dir'])}/ ({num_bytes / 1e6:.2f} MB) in {format_duration(result['elapsed_s'])}")
     _budget(result)
+
+
+def _share(result: dict[str, Any], name: str) -> str:
+    return f" ({100 * result['val_share']:.1f}%)" if name == "val" else ""
 
 
 def _splits(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -249,10 +256,10 @@ def _tokens(result: dict[str, Any], name: str, title: str, paths: list[str]) -> 
         print(f"Tokenizing {', '.join(paths)}...")
         print(f"File size: {split['num_file_bytes'] / 1e6:.2f} MB")
     else:
-        print("Held out by the hash of each document.")
+        print("Held out by the hash of each document or passage.")
     print(f"Text: {split['num_text_bytes'] / 1e6:.2f} MB in {counted(split['num_documents'], 'document')}")
     print("✓ Tokenization complete!")
-    print(f"  Total tokens: {split['num_tokens']:,}")
+    print(f"  Total tokens: {split['num_tokens']:,}{_share(result, name)}")
     print(f"✓ Saved to {_short(result['dir'])}/{_range(split['shards'])}")
     print(f"  Output size: {split['num_bytes'] / 1e6:.2f} MB")
     print(f"  Compression ratio: {split['compression_ratio']:.2f}x")

@@ -45,12 +45,13 @@ class Data(Section):
         example="[books/*.txt, more/]",
     )
     validation: Texts = key(
-        "Text kept for evaluation only. Without it a share of the documents is held out, see data.val_fraction.",
+        "Text kept for evaluation only. Without it a share of the text is held out, see data.val_fraction.",
         default=[],
         example="[held-out.txt]",
     )
     val_fraction: Number = key(
-        "Share of the documents held out for evaluation, picked by the hash of each, never the tail of a file.",
+        "Share of the tokens held out for evaluation: documents picked by the hash of each, never the tail of a file."
+        " From long documents, passages are held out, cut at paragraph breaks.",
         default=0.01,
         example="0.5%",
         ge=0.0,

@@ -44,6 +44,12 @@ class Split:
     shards: List[Shard]
 
 
+def val_share(splits: Dict[str, Split]) -> float:
+    """The share of all tokens that is held out."""
+    total = sum(split.num_tokens for split in splits.values())
+    return splits["val"].num_tokens / total if total and "val" in splits else 0.0
+
+
 @dataclass(frozen=True)
 class SourceFile:
     path: str  # as the person named it

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from homing.lm.text.split import HASH_SPACE, SmallCorpus, choose_threshold, document_hash
+from homing.lm.text.split import SmallCorpus, choose, document_hash
+
+
+def choose_threshold(fraction: float, corpus: SmallCorpus) -> int:
+    return choose(fraction, corpus.hashes, corpus.sizes).threshold
 
 
 def corpus_of(documents: list[bytes], fraction: float) -> SmallCorpus:
@@ -41,4 +45,3 @@ def test_many_documents_are_not_remembered() -> None:
     corpus = corpus_of([str(n).encode() for n in range(5000)], 0.05)
     assert not corpus.is_small
     assert len(corpus.hashes) == 0
-    assert choose_threshold(0.05, corpus) == int(0.05 * HASH_SPACE)

@@ -1,7 +1,7 @@
 """Pass two: documents to ids to shards, with a mark now and then from which a killed prep goes on.
 
 A mark is a position in the documents and the state of both writers, taken together after their bytes are on disk,
-and the threshold that told the writers apart: with another one it is of no use.
+and the rule that told the writers apart: with another one it is of no use.
 Shards depend on the documents alone, so what a resumed prep writes is, byte for byte, what it would have written.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from homing.lm.prep.pieces import Piece, Position, ahead
 from homing.lm.prep.work import Work
 from homing.lm.shards.write import ShardWriter
-from homing.lm.text.split import document_hash
+from homing.lm.text.split import SplitRule
 from homing.lm.tokenizer.encode import Encoder
 from homing.lm.tokenizer.encode_theirs import TheirEncoder
 from homing.lm.tokenizer.heap import release_free_memory
@@ -41,10 +42,10 @@ _NUM_UNDER_WAY = 3
 _RELEASE_BYTES, _FIRST_RELEASE_BYTES = 32_000_000, 8_000_000
 
 
-def last_mark(work: Work, threshold: int) -> dict[str, Any]:
-    """Empty where there is none, or none with this threshold."""
+def last_mark(work: Work, rule: SplitRule) -> dict[str, Any]:
+    """Empty where there is none, or none with this rule."""
     mark: dict[str, Any] = work.state.get("mark") or {}
-    return mark if mark.get("threshold") == threshold else {}
+    return mark if mark.get("rule") == asdict(rule) else {}
 
 
 def position_of(mark: dict[str, Any]) -> Position:
@@ -54,7 +55,7 @@ def position_of(mark: dict[str, Any]) -> Position:
 def encode_all(
     work: Work,
     pieces: Iterator[Piece],
-    threshold: int,
+    rule: SplitRule,
     encoder: Callable[[], AnyEncoder],
     writers: Callable[[str, Any], ShardWriter],
     *,
@@ -74,7 +75,7 @@ def encode_all(
     releasing = _Every(_RELEASE_BYTES, first=_FIRST_RELEASE_BYTES)
     try:
         with (
-            ahead(_with_sides(pieces, threshold)) as sided,
+            ahead(_with_sides(pieces, rule)) as sided,
             ThreadPoolExecutor(1, "write-shards") as write_beside,
             ThreadPoolExecutor(1, "beside-encoding") as beside,
         ):
@@ -97,7 +98,7 @@ def encode_all(
                         proof.check(is_last=True)
                     position = {"source": piece.after.source, "document": piece.after.document}
                     states = {"train": train.mark(), "val": val.mark()}
-                    work.save(mark={"threshold": threshold, "position": position, **states})
+                    work.save(mark={"rule": asdict(rule), "position": position, **states})
             writing.result()
             if aside is not None:
                 aside.result()
@@ -123,13 +124,15 @@ class _Every:
         return True
 
 
-def _with_sides(pieces: Iterator[Piece], threshold: int) -> Iterator[tuple[Piece, npt.NDArray[np.bool_]]]:
-    """In the reading thread: which documents of a piece go to val."""
+def _with_sides(pieces: Iterator[Piece], rule: SplitRule) -> Iterator[tuple[Piece, npt.NDArray[np.bool_]]]:
+    """In the reading thread: which documents of a piece go to val, after cutting them where the rule says so."""
     for piece in pieces:
-        if piece.is_validation or not threshold:
+        if piece.is_validation or not rule.threshold:
             yield piece, np.full(len(piece.documents), piece.is_validation)
         else:
-            yield piece, np.array([document_hash(document) < threshold for document in piece.documents], dtype=bool)
+            parts = [part for document in piece.documents for part in rule.parts_of(document)]
+            sides = np.array([is_val for _, is_val in parts], dtype=bool)
+            yield replace(piece, documents=[document for document, _ in parts]), sides
 
 
 def _encoded(

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from homing import __version__
 from homing.errors import DataError, HomingError, MissingExtra
 from homing.lm.prep.encode import AnyEncoder, encode_all, last_mark, position_of
@@ -27,20 +29,24 @@ from homing.lm.prep.order import (
 )
 from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.prep.publish import find_finished, publish
-from homing.lm.prep.scan import Scan, Scanner, marker_note, part_note, scan_warnings
+from homing.lm.prep.scan import Scan, Scanner, marker_note, part_note, passage_note, rule_by_passages, scan_warnings
 from homing.lm.prep.work import Work, disk_full, open_work, write_whole
 from homing.lm.shards.write import ShardWriter, dtype_for
 from homing.lm.text.documents import Cuts
+from homing.lm.text.split import SplitRule
 from homing.lm.tokenizer.encode import Encoder, warm_up
 from homing.lm.tokenizer.encode_theirs import TheirEncoder
 from homing.lm.tokenizer.files import Facts, build_tokenizer_json, read_facts, write_extras
 from homing.lm.tokenizer.heap import keep_large_blocks_out
 from homing.lm.tokenizer.train import MIN_VOCAB, learn_merges, too_little_text
 from homing.wire.codec import loads
-from homing.wire.data import DataManifest, SourceFile, Split
+from homing.wire.data import DataManifest, SourceFile, Split, val_share
 from homing.wire.names import TOKENIZER
 
 __all__ = ["prepare"]
+
+# Of the share held out: tokens are counted where it is off by more, and a person is warned where it stays off by more.
+_SHARE_RETRY, _SHARE_WARN = 0.0075, 0.01
 
 Report = Callable[[Progress], None]
 
@@ -58,6 +64,8 @@ def prepare(order: PrepOrder, report: Report) -> DataManifest:
         done = None if order.is_forced else find_finished(order.dir, settings, inputs)
         if done is not None:
             report(Progress("reused", inputs.num_bytes, inputs.num_bytes, _num_tokens(done.splits)))
+            if warning := _share_warning(done):
+                report(Progress("reused", warning=warning))
             return done
         fingerprint = {"settings": settings, "stamps": inputs.stamps, "version": __version__}
         if work.begin(fingerprint, is_forced=order.is_forced):
@@ -88,6 +96,8 @@ def _work_through(job: _Job) -> DataManifest:
         raise
     job.report(Progress("publish", num_bytes, num_bytes, _num_tokens(manifest.splits)))
     publish(work, manifest, job.inputs)
+    if warning := _share_warning(manifest):
+        job.report(Progress("publish", warning=warning))
     return manifest
 
 
@@ -113,6 +123,11 @@ def _make(job: _Job) -> DataManifest:
         if job.inputs.is_part:
             job.report(Progress("scan", note=part_note(scan, job.inputs)))
         splits = splits or _encode(job, scan, encoder.result)
+        better = _rule_by_tokens(job, scan, splits, encoder.result)
+        if better is not None:
+            scan, splits = better, _encode(job, better, encoder.result)
+        if note := passage_note(scan):
+            job.report(Progress("encode", note=note))
     _check_unchanged(job.inputs, work)
     return _manifest(job, scan, splits)
 
@@ -151,7 +166,7 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan
     scanner = Scanner(job.order, job.inputs, lambda done: tell_scan(done, 0))
     pieces = scanner.pieces()
     first = next(pieces)
-    threshold, splits = scanner.likely_threshold, None
+    rule, splits = scanner.likely_rule, None
     if "mark" in job.work.state or scanner.is_likely_small(first):
         with ahead(chain([first], pieces)) as all_pieces:
             for piece in all_pieces:
@@ -159,9 +174,9 @@ def _scan_and_encode(job: _Job, encoder: Callable[[], AnyEncoder]) -> tuple[Scan
     else:
         plain = sum(s.num_bytes for s in job.inputs.sources if not s.packing and s.form == "plain")
         _check_disk(job, min(plain, job.inputs.num_bytes))
-        splits = _encode_pieces(job, chain([first], pieces), threshold, encoder, mark={})
+        splits = _encode_pieces(job, chain([first], pieces), rule, encoder, mark={})
     scan = _save_scan(job, scanner)
-    return scan, splits if scan.threshold == threshold else None
+    return scan, splits if scan.rule == rule else None
 
 
 def _scan_and_learn(job: _Job) -> Scan:
@@ -190,7 +205,7 @@ def _learn(job: _Job, scanner: Scanner) -> str:
         job.report(Progress("merge", num_bytes, num_bytes))
 
     merges = learn_merges(sample_then_say(), num_merges=facts.num_merges, split=facts.split)
-    scanner.result()  # blank text is the better complaint
+    scanner.check_not_blank()  # the better complaint
     if len(merges) < facts.num_merges:
         problem = too_little_text(facts.vocab_size, len(facts.specials), len(merges))
         if job.order.is_vocab_firm:
@@ -212,19 +227,53 @@ def _as_learned(job: _Job) -> _Job:
 def _encode(job: _Job, scan: Scan, encoder: Callable[[], AnyEncoder]) -> dict[str, Split]:
     """Pass two, from the last mark on."""
     _check_disk(job, scan.num_text_bytes)
-    mark = last_mark(job.work, scan.threshold)
+    mark = last_mark(job.work, scan.rule)
     cuts = Cuts(scan.unmarked_bytes, job.order.text_field, is_checked=False)
     pieces = pieces_of(job.inputs, cuts, start=position_of(mark))
-    return _encode_pieces(job, pieces, scan.threshold, encoder, mark)
+    return _encode_pieces(job, pieces, scan.rule, encoder, mark)
+
+
+def _rule_by_tokens(job: _Job, scan: Scan, splits: dict[str, Split], encoder: Callable[[], AnyEncoder]) -> Scan | None:
+    """The scan with a better rule where the share held out misses the fraction; None where it is right, or where no
+    rule does better.
+
+    The first rule is chosen by bytes, for the tokenizer may not exist yet. Languages differ in bytes per token, so
+    bytes can miss; then the tokens are counted, which takes as long as encoding, and the shards are made again.
+    """
+    wanted = 0.0 if job.inputs.validation else job.order.val_fraction
+    if not wanted or scan.is_by_tokens or abs(val_share(splits) - wanted) <= _SHARE_RETRY:
+        return None
+
+    def count_tokens(documents: list[bytes]) -> list[int]:
+        _, starts = encoder().encode(documents)
+        return [int(count) for count in np.diff(starts)]
+
+    rule = rule_by_passages(job.order, job.inputs, scan, count_tokens)
+    if rule == scan.rule:
+        return None
+    better = scan.with_rule(rule, is_by_tokens=True)
+    job.work.save(scan=asdict(better))
+    return better
+
+
+def _share_warning(manifest: DataManifest) -> str:
+    """ "" where the share held out is right within a percentage point."""
+    wanted, share = manifest.settings["val_fraction"], val_share(manifest.splits)
+    if not wanted or not share or abs(share - wanted) <= _SHARE_WARN:
+        return ""
+    return (
+        f"{100 * share:.1f}% of the tokens are held out for validation instead of {100 * wanted:g}%: there is too"
+        " little text to divide, or too much of it is repeated. Add text, or name a file under data.validation."
+    )
 
 
 def _encode_pieces(
-    job: _Job, pieces: Iterator[Piece], threshold: int, encoder: Callable[[], AnyEncoder], mark: dict[str, Any]
+    job: _Job, pieces: Iterator[Piece], rule: SplitRule, encoder: Callable[[], AnyEncoder], mark: dict[str, Any]
 ) -> dict[str, Split]:
     return encode_all(
         job.work,
         pieces,
-        threshold,
+        rule,
         encoder,
         _writers(job),
         is_slow=bool(job.facts.why_slow),

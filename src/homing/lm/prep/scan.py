@@ -13,17 +13,17 @@ for many documents, and the first piece tells whether there will be many.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from homing.errors import DataError
 from homing.lm.prep.order import Inputs, PrepOrder
 from homing.lm.prep.pieces import Piece, ahead, pieces_of
 from homing.lm.text.documents import Cuts, unmarked_bytes_for
-from homing.lm.text.split import HASH_SPACE, SmallCorpus, choose_threshold
+from homing.lm.text.split import HASH_SPACE, Passages, SmallCorpus, SplitRule, choose
 from homing.text_sources import PACKINGS
 from homing.units import counted, format_bytes
 
-__all__ = ["Scan", "Scanner", "marker_note", "part_note", "scan_warnings"]
+__all__ = ["Scan", "Scanner", "marker_note", "part_note", "passage_note", "rule_by_passages", "scan_warnings"]
 
 
 _MOST_NAMED = 20  # of the files that were cut
@@ -37,12 +37,21 @@ class Scan:
     num_documents: int
     num_text_bytes: int
     num_val_documents: int  # of validation files; 0 with a split by hash
-    threshold: int  # documents whose hash is below go to val
+    threshold: int  # what has a smaller hash goes to val
     unmarked_bytes: int
     num_plain_files: int
     num_marked_files: int
     files_cut: list[str]
     windows_files: list[str] = field(default_factory=list)
+    passage_bytes: int = 0  # of SplitRule
+    is_by_tokens: bool = False  # whether the rule was chosen by counted tokens, after the bytes missed the share
+
+    @property
+    def rule(self) -> SplitRule:
+        return SplitRule(self.threshold, self.passage_bytes)
+
+    def with_rule(self, rule: SplitRule, *, is_by_tokens: bool = False) -> Scan:
+        return replace(self, threshold=rule.threshold, passage_bytes=rule.passage_bytes, is_by_tokens=is_by_tokens)
 
 
 class Scanner:
@@ -51,8 +60,8 @@ class Scanner:
         self._cuts = Cuts(unmarked_bytes_for(inputs.num_bytes), order.text_field)
         self._fraction = 0.0 if inputs.validation else order.val_fraction
         self._small = SmallCorpus(self._fraction)
-        # Where documents are many, the threshold will be this one; `result` has the final word.
-        self.likely_threshold = int(self._fraction * HASH_SPACE)
+        # Where documents are many, the rule will be this one; `result` has the final word.
+        self.likely_rule = SplitRule(int(self._fraction * HASH_SPACE))
         self._sha256s: list[str] = []
         self._num_documents = self._num_val_documents = self._num_text_bytes = 0
 
@@ -73,25 +82,38 @@ class Scanner:
         share = first.read_bytes / self._inputs.num_bytes
         return self._small.is_small and len(first.documents) <= self._small.max_documents * share
 
-    def result(self) -> Scan:
+    def check_not_blank(self) -> None:
         if self._num_documents == self._num_val_documents:
             raise DataError(
                 what="There is no text in what was named.",
                 why="Every document is blank.",
                 fix="Name files with text: --text 'books/*.txt'",
             )
-        return Scan(
+
+    def result(self) -> Scan:
+        self.check_not_blank()
+        found = Scan(
             sha256s=self._sha256s,
             num_documents=self._num_documents,
             num_text_bytes=self._num_text_bytes,
             num_val_documents=self._num_val_documents,
-            threshold=choose_threshold(self._fraction, self._small),
+            threshold=self.likely_rule.threshold,
             unmarked_bytes=self._cuts.unmarked_bytes,
             num_plain_files=self._cuts.num_plain_files,
             num_marked_files=self._cuts.num_marked_files,
             files_cut=self._cuts.files_cut[:_MOST_NAMED],
             windows_files=self._cuts.windows_files[:_MOST_NAMED],
         )
+        return found.with_rule(self._rule(found))
+
+    def _rule(self, scan: Scan) -> SplitRule:
+        if not self._small.is_small:
+            return self.likely_rule
+        choice = choose(self._fraction, self._small.hashes, self._small.sizes)
+        if choice.threshold and choice.is_near(self._fraction):
+            return SplitRule(choice.threshold)
+        # Documents are few and long: the text is read once more, to see where they can be cut.
+        return rule_by_passages(self._order, self._inputs, scan, lambda documents: [len(one) for one in documents])
 
     def pieces(self) -> Iterator[Piece]:
         """All text, looked at on the way. In the reading thread, so that it overlaps with the use of the pieces."""
@@ -103,6 +125,22 @@ class Scanner:
                 for document in piece.documents:
                     self._small.add(document)
             yield piece
+
+
+def rule_by_passages(
+    order: PrepOrder, inputs: Inputs, scan: Scan, weigh: Callable[[list[bytes]], list[int]]
+) -> SplitRule:
+    """The rule that holds out the right share of what `weigh` counts in each document; the scan's own if there are too
+    many documents for this. Reads all text."""
+    if not Passages.can_hold(scan.num_documents):
+        return scan.rule
+    passages = Passages(order.val_fraction, scan.num_text_bytes)
+    cuts = Cuts(scan.unmarked_bytes, order.text_field, is_checked=False)
+    with ahead(pieces_of(inputs, cuts)) as pieces:
+        for piece in pieces:
+            for document, weight in zip(piece.documents, weigh(piece.documents), strict=True):
+                passages.add(document, weight)
+    return passages.best_rule()
 
 
 def marker_note(scan: Scan) -> str:
@@ -129,14 +167,25 @@ def part_note(scan: Scan, inputs: Inputs) -> str:
     )
 
 
+def passage_note(scan: Scan) -> str:
+    if not scan.passage_bytes:
+        return ""
+    return (
+        f"The documents are long: passages of about {format_bytes(scan.passage_bytes)} were held out from them, cut at"
+        " paragraph breaks."
+    )
+
+
 def scan_warnings(scan: Scan, order: PrepOrder, *, has_validation: bool) -> list[str]:
     warnings = []
     # `specials: one` is the form in which this marker, and no other, stands between documents (cs336's).
     if order.specials == "one" and (missing := marker_note(scan)):
         warnings.append(missing)
     if order.val_fraction and not has_validation and not scan.threshold:
-        alike = "Every document is the same text" if scan.num_documents > 1 else "There is only one document"
-        warnings.append(f"{alike}, so none is held out for validation.")
+        warnings.append(
+            "No text is held out for validation: there is too little text to divide."
+            " Add text, or name a file under data.validation."
+        )
     if has_validation and not scan.num_val_documents:
         warnings.append("The validation files have no text.")
     if scan.windows_files:

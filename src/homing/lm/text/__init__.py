@@ -10,7 +10,7 @@ tokenizer works on bytes, and decoding what is never looked at would cost more t
 """
 
 from homing.lm.text.documents import Cuts, documents_of
-from homing.lm.text.split import choose_threshold, document_hash
+from homing.lm.text.split import SplitRule, document_hash
 from homing.text_sources import Source, find_sources
 
-__all__ = ["Cuts", "Source", "choose_threshold", "document_hash", "documents_of", "find_sources"]
+__all__ = ["Cuts", "Source", "SplitRule", "document_hash", "documents_of", "find_sources"]
