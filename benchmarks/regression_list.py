@@ -81,6 +81,7 @@ DEFECTS = {
     "linear-scaling-unsaid": "plan multiplied one GPU's speed by their number and did not say so of modelled rows.",
     "goethe-hours": "The preset goethe-75m promised under an hour on a consumer card; the plan says two.",
     "held-out-share": "Of few long documents 25% to 75% of the tokens were held out instead of the 5% asked for.",
+    "prep-options": "prep --vocab-size was forgotten: the next verb refused the tokenizer that prep had made.",
     "help-json": "homing --help --json was refused, and the error suggested the same option.",
     # --- the first hour ---
     "name-means-newest-finished": "A run stopped at step 1 replaced the finished model; a second launched one did not.",

@@ -233,8 +233,53 @@ def test_flags_override_the_run_file(capsys: pytest.CaptureFixture[str], as_json
     assert result["splits"]["train"]["num_file_bytes"] == Path("b.txt").stat().st_size
     assert result["phases"][0]["num_steps"] == 400
     assert Path("data/y/train-00000.bin").exists()
-    assert result["next"].startswith("homing verify tiny-cat --set 'data.text=")
-    assert "--set data.dir=data/y --set tokenizer.vocab_size=280" in result["next"]
+    assert result["next"] == "homing verify tiny-cat"
+
+
+@pytest.mark.regression("prep-options")
+def test_later_verbs_know_what_prep_was_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command("tiny-cat", vocab_size="290", val_fraction=0.2, out="data/y")
+    said = capsys.readouterr().err
+    loaded = load_run("tiny-cat")
+    assert loaded.is_prepared
+    assert (loaded.run.model.vocab_size, loaded.prep.val_fraction) == (290, 0.2)
+    assert loaded.prep.dir == here / "data/y"
+    assert said.splitlines()[-1] == "Next: homing verify tiny-cat"
+    assert (
+        "Written into runs/tiny-cat.yaml, for the commands that follow: data.dir: data/y, data.val_fraction: 0.2,"
+        " tokenizer.vocab_size: 290"
+    ) in said
+    expected = RUN_FILE.replace("0.1", "0.2").replace("300", "290").replace("data:\n", "data:\n  dir: data/y\n")
+    assert Path("runs/tiny-cat.yaml").read_text() == expected
+
+
+def test_what_changes_one_command_only_is_not_written_into_the_run_file(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("tiny-cat", vocab_size="290", sets=["data.dir=data/y"])
+    assert (
+        "Next: homing verify tiny-cat --set data.dir=data/y --set tokenizer.vocab_size=290" in capsys.readouterr().err
+    )
+    command("tiny-cat", vocab_size="290", is_smoke=True)
+    with pytest.raises(HomingError):
+        command("tiny-cat", text=["absent.txt"])
+    assert Path("runs/tiny-cat.yaml").read_text() == RUN_FILE
+
+
+def test_a_run_file_that_cannot_be_written_is_told_and_the_next_command_has_it_all(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "runs/t.toml").write_text(
+        'data = {text = ["a.txt"], val_fraction = 0.1}\ntokenizer = {vocab_size = 300}\n'
+        'model = {layers = 2, width = 32, heads = 2, context = 16}\n[[phases]]\nkind = "pretrain"\nsteps = 4\n'
+        "batch_tokens = 64\n"
+    )
+    command("t", vocab_size="290")
+    said = capsys.readouterr().err
+    assert (
+        "warning: tokenizer.vocab_size: 290 could not be written into runs/t.toml: homing does not write TOML" in said
+    )
+    assert said.splitlines()[-1] == "Next: homing verify t --set tokenizer.vocab_size=290"
 
 
 def test_a_second_time_nothing_is_done_again(capsys: pytest.CaptureFixture[str], as_json: None) -> None:

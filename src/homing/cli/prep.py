@@ -2,8 +2,8 @@
 
     run file or flags -> PrepOrder -> homing.lm.prep -> report -> steps and epochs -> verify
 
-Works without a run file too: `homing prep --text a.txt --out data/x --vocab-size 10000`. With one, each flag is the
-same as the `--set` of its key.
+Works without a run file too: `homing prep --text a.txt --out data/x --vocab-size 10000`. With one, each flag is written
+into it when the work is done, so that later verbs mean the same data; `--set` and `--smoke` change one command only.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def command(
             "tokenizer.file": tokenizer,
         }
     )
-    changes = [f"{key}={_as_value(value)}" for key, value in given.items()]  # each flag is short for a --set
+    flags = {key: _as_value(value) for key, value in given.items()}
+    changes = [*(sets or []), *(f"{key}={value}" for key, value in flags.items())]
     if run is None and text:
         if is_smoke or sets:
             raise UsageError(
@@ -88,9 +89,9 @@ def command(
             )
         loaded, order = None, _order_from_flags(given, use_existing_tokenizer, force)
     else:
-        loaded, order = _order_from_run(run, [*(sets or []), *changes], use_existing_tokenizer, force, is_smoke)
+        loaded, order = _order_from_run(run, changes, use_existing_tokenizer, force, is_smoke)
     try:
-        _prepare(order, loaded, [*(sets or []), *changes], is_smoke)
+        _prepare(order, loaded, changes, is_smoke, remembered={} if sets or is_smoke else flags)
     except KeyboardInterrupt:
         talk.say("What is done so far is kept: the same command goes on where it was.")
         raise
@@ -152,7 +153,7 @@ def _order_from_run(
     from homing.config import load_run, newest_run
     from homing.lm.prep import PrepOrder
 
-    name = run or newest_run()
+    name, sets = run or newest_run(), list(sets)
     loaded = load_run(name, sets, is_smoke=is_smoke, is_for_prep=True)
     if is_existing and not loaded.prep.tokenizer:
         existing = loaded.prep.dir / "tokenizer.json"
@@ -177,7 +178,9 @@ def _size_of(path: str) -> int:
     return read_facts(file).vocab_size
 
 
-def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke: bool) -> None:
+def _prepare(
+    order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke: bool, remembered: dict[str, str]
+) -> None:
     from homing.cli.prep_phases import bring_base, needs_text, prepare_phases, take_tokenizer, write_turns_of
     from homing.config import typed_name
 
@@ -193,6 +196,8 @@ def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke:
         write_turns_of(loaded)
     if loaded and loaded.phase_preps:
         result["own"] = prepare_phases(loaded, is_forced=order.is_forced, check=_check_command(loaded, sets, is_smoke))
+    if loaded and remembered and _remember(loaded.file, remembered):
+        sets = []
     after = _reload(loaded, sets, is_smoke)
     result["phases"] = _budget(after)
     typed = f"{typed_name(loaded.file)}{as_typed(sets, is_smoke=is_smoke)}" if loaded else "NAME"
@@ -205,6 +210,21 @@ def _prepare(order: PrepOrder, loaded: Loaded | None, sets: list[str], is_smoke:
     if loaded is None:
         talk.say(f"A run file uses it by `data.dir: {order.dir}`: homing new NAME --from tiny")
     talk.say(f"Next: {result['next']}")
+
+
+def _remember(file: Path, flags: dict[str, str]) -> bool:
+    """Writes the flags into the run file, once what they ask for exists; says so, or why not."""
+    from homing.config import preset_dir
+    from homing.config.edit import write_keys
+
+    if file.resolve().parent == preset_dir().resolve():
+        return False
+    told = ", ".join(f"{key}: {value}" for key, value in flags.items())
+    if problem := write_keys(file, flags):
+        talk.say(f"warning: {told} could not be written into {file}: {problem}. Later commands need --set as below.")
+        return False
+    talk.say(f"Written into {file}, for the commands that follow: {told}")
+    return True
 
 
 def _check_command(loaded: Loaded, sets: list[str], is_smoke: bool) -> str:
