@@ -82,6 +82,8 @@ DEFECTS = {
     "goethe-hours": "The preset goethe-75m promised under an hour on a consumer card; the plan says two.",
     "held-out-share": "Of few long documents 25% to 75% of the tokens were held out instead of the 5% asked for.",
     "prep-options": "prep --vocab-size was forgotten: the next verb refused the tokenizer that prep had made.",
+    "new-text-and-chat": "new --from PRESET refused --text with --chat, the way to a model that answers.",
+    "sft-few-rows": "Thirty steps of sft took one row each, 3% of an epoch, and no verb warned.",
     "help-json": "homing --help --json was refused, and the error suggested the same option.",
     # --- the first hour ---
     "name-means-newest-finished": "A run stopped at step 1 replaced the finished model; a second launched one did not.",

@@ -230,3 +230,72 @@ def test_a_folder_of_the_system_is_not_offered_as_text(
         said = capsys.readouterr().err
         assert "Did you mean" not in said
         assert "--text YOUR_TEXT.txt" in said
+
+
+# --- conversations after the text -------------------------------------------------------------------------------------
+
+
+def lay_chats(num: int, words: int) -> None:
+    answer = "the cat sat on the mat " * (words // 6)
+    rows = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": answer}] for n in range(num)]
+    Path("me.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("books").mkdir(exist_ok=True)
+    Path("books/one.txt").write_text("A line of a book about a cat.\n" * 4000)
+
+
+@pytest.mark.regression("new-text-and-chat")
+def test_text_and_conversations_give_a_run_whose_context_holds_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay_chats(300, 240)
+    assert homing(monkeypatch, "new", "bot", "--from", "tiny", "--text", "books/", "--chat", "me.jsonl") == 0
+    run = load_run("bot", is_for_prep=True).run
+    assert [phase.kind for phase in run.phases] == ["pretrain", "sft"]
+    # 960 bytes are at most 370 tokens in a vocabulary of 2,048.
+    assert run.model.context == 512
+    pretrain, sft = run.phases
+    assert pretrain.batch_tokens == 2048, "the tokens a step of the preset, in rows of another length"
+    assert pretrain.num_steps < 600, "a short text is not read again and again"
+    assert sft.batch_tokens // run.model.context > 1
+    assert 50 <= sft.num_steps <= 500
+    said = capsys.readouterr()
+    assert f"sft: {sft.num_steps:,} steps of {sft.batch_tokens:,} tokens, in rows of 512" in said.err
+    assert "Prepare the text: homing prep bot" in said.err
+    text = Path("runs/bot.yaml").read_text()
+    assert "holds 95% of your conversations; the preset's is 128" in text
+    assert text.index("kind: sft") < text.index("eval:")
+
+
+@pytest.mark.parametrize("preset", ["shakespeare", "cs336", "medium-22m", "goethe-75m", "gpt-124m", "1b"])
+def test_every_preset_takes_conversations(monkeypatch: pytest.MonkeyPatch, preset: str) -> None:
+    lay_chats(40, 1200)
+    assert homing(monkeypatch, "new", "bot", "--from", preset, "--text", "books/", "--chat", "me.jsonl") == 0
+    run = load_run("bot", is_for_prep=True).run
+    assert [phase.kind for phase in run.phases] == ["pretrain", "sft"]
+    assert run.model.context >= 1024
+
+
+def test_short_conversations_leave_the_presets_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_chats(40, 12)
+    assert homing(monkeypatch, "new", "bot", "--from", "tiny", "--text", "books/", "--chat", "me.jsonl") == 0
+    assert load_run("bot", is_for_prep=True).run.model.context == 128
+
+
+def test_conversations_in_a_store_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_chats(1, 12)
+    far = "s3://bucket/chats.jsonl"
+    assert homing(monkeypatch, "new", "bot", "--from", "tiny", "--text", "books/", "--chat", far) == 0
+    run = load_run("bot", is_for_prep=True).run
+    assert (run.model.context, run.phases[1].kind) == (128, "sft")
+
+
+def test_a_file_without_a_conversation_is_refused_and_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay_chats(1, 12)
+    Path("me.jsonl").write_text('{"text": "no chat"}\n')
+    assert homing(monkeypatch, "new", "bot", "--from", "tiny", "--text", "books/", "--chat", "me.jsonl") == 2
+    said = capsys.readouterr().err
+    assert "there is no conversation in me.jsonl" in said
+    assert "homing data check me.jsonl" in said
+    assert not Path("runs/bot.yaml").exists()

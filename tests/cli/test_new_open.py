@@ -69,7 +69,16 @@ def test_the_hub_is_not_asked_and_the_address_stands_in_the_file(say: Say) -> No
         ("new t --from hf:Qwen", "no open weights 'hf:Qwen'", "homing new t --from hf:OWNER/NAME"),
         ("new t --from hf:a/b --chat no.jsonl", "no file or folder 'no.jsonl'", "--chat YOUR_CHATS.jsonl"),
         ("new t --from hf:a/b --text 'my chats.jsonl'", "learns from conversations", "--chat YOUR_CHATS.jsonl"),
-        ("new t --from tiny --chat 'my chats.jsonl'", "goes with open weights", "--chat 'my chats.jsonl'"),
+        (
+            "new t --from tiny --chat 'my chats.jsonl'",
+            "needs --text too",
+            "--text YOUR_TEXT.txt --chat 'my chats.jsonl'",
+        ),
+        (
+            "new t --from tiny --text 'my chats.jsonl' --chat no.jsonl",
+            "no file or folder 'no.jsonl'",
+            "--chat YOUR_CHATS",
+        ),
         ("new t --from ./", "is not a model that homing can open", ""),
     ],
 )

@@ -147,6 +147,27 @@ def test_a_run_gets_some_lines_one_where_nothing_was_done_none_with_q_and_all_wi
     talk.configure(loudness=0, is_json=False)
 
 
+@pytest.mark.regression("sft-few-rows")
+def test_an_sft_phase_that_sees_few_of_its_conversations_is_a_warning(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "the cat"}] for n in range(400)]
+    (here / "c.jsonl").write_text("\n".join(map(json.dumps, chat)), encoding="utf-8")
+    wide = RUN_FILE.replace("context: 16", "context: 64")
+    (here / "runs/chat.yaml").write_text(wide + "  - {kind: sft, steps: 4, data: {chat: [c.jsonl]}}\n")
+    command("chat")
+    run = load_run("chat").run
+    sft = run.phases[1]
+    assert sft.data is not None
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "of its conversations" in line]
+    share = 100 * 4 * sft.batch_tokens / sft.data.num_train_tokens
+    assert warning.startswith(f"warning: phases.1 learns from {share:.2g}% of its conversations: 4 steps of")
+    assert sft.batch_tokens == 8 * run.model.context, "eight rows a step, unless the run file says otherwise"
+    steps = int(warning.split("would take ")[1].split()[0].replace(",", ""))
+    assert not [one for one in load_run("chat", [f"phases.1.steps={steps}"]).warnings if "of its conv" in one]
+    assert not [one for one in load_run("chat", is_smoke=True).warnings if "of its conv" in one], "meant to be short"
+
+
 LONG_CHAT = RUN_FILE.replace("context: 16", "context: 32") + (
     "  - {kind: sft, steps: 2, batch_tokens: 64, data: {chat: [c.jsonl], val_fraction: 0}}\n"
 )

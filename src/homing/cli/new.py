@@ -1,6 +1,7 @@
 """`homing new NAME --from PRESET`: a commented run file in ./runs, with its sizes computed now.
 
-`--from hf:OWNER/NAME` or a folder is `new_open`: open weights, fine-tuned."""
+`--from hf:OWNER/NAME` or a folder is `new_open`: open weights, fine-tuned. `--chat` beside a preset is `new_chat`: a
+phase after the preset's own that learns from conversations."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homing.cli import talk
+from homing.cli.new_chat import check_chats, measure_chats, with_chats
 from homing.cli.new_file import written_aside, yaml_list, yaml_name
 from homing.cli.new_open import is_open_weights, new_open
 from homing.cli.options import HeldOutPaths, Json, TextPaths
@@ -46,7 +48,7 @@ def command(
     validation: HeldOutPaths = None,
     chat: Annotated[
         list[str] | None,
-        typer.Option("--chat", metavar="PATH", help="Conversations to fine-tune open weights on; may repeat."),
+        typer.Option("--chat", metavar="PATH", help="Conversations to learn to answer from; may repeat."),
     ] = None,
     is_listing: Annotated[bool, typer.Option("--list", help="The presets and their sizes.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a run file that exists.")] = False,
@@ -67,12 +69,15 @@ def command(
         return
     _refuse_bare_folder(preset, name, f"{typed}{_typed({'--chat': chat})}")
     source = _find(preset, name, typed)
-    _refuse_chat(chat, name, source.stem)
+    call = f"homing new {name} --from {source.stem}"
+    if chat:
+        _refuse_chat_without_text(text, chat, call)
+        check_chats(chat, f"{call}{typed}")
     for flag, paths in (("--text", text), ("--validation", validation)):
         for path in paths or []:
-            _check_text(path, flag, f"homing new {name} --from {source.stem}")
+            _check_text(path, flag, call)
     _refuse_to_overwrite(name, target, force)
-    loaded = _write(source, target, name, text or [], validation or [])
+    loaded = _write(source, target, name, text or [], validation or [], chat or [])
     _report(name, target, source.stem, loaded)
 
 
@@ -154,13 +159,14 @@ def _refuse_text(typed: str, name: str, weights: str) -> None:
         )
 
 
-def _refuse_chat(chat: list[str] | None, name: str, preset: str) -> None:
-    if chat:
+def _refuse_chat_without_text(text: list[str] | None, chat: list[str], call: str) -> None:
+    if not text:
+        chats = _typed({"--chat": chat})
         raise UsageError(
-            what="--chat goes with open weights, and a preset begins with text.",
-            why="Conversations come after it, as a phase of kind sft in the run file (docs/chat-data.md).",
-            fix=f"homing new {name} --from {preset} --text YOUR_TEXT.txt"
-            f"   or: homing new {name} --from hf:OWNER/NAME --chat {shlex.quote(chat[0])}",
+            what="--chat beside a preset needs --text too.",
+            why="A preset starts with random weights: it learns the language from text, then to answer from chats.",
+            fix=f"{call} --text YOUR_TEXT.txt{chats}   or, with weights that know a language:"
+            f" {call.rsplit(' ', 1)[0]} hf:OWNER/NAME{chats}",
         )
 
 
@@ -213,16 +219,28 @@ def _refuse_to_overwrite(name: str, target: Path, force: bool) -> None:
         )
 
 
-def _write(source: Path, target: Path, name: str, text: list[str], validation: list[str]) -> Loaded:
+def _write(source: Path, target: Path, name: str, text: list[str], validation: list[str], chat: list[str]) -> Loaded:
     from homing.config import load_run
 
     body = _fill(source.read_text(encoding="utf-8"), name, text, validation)
+    if chat:
+        preset = load_run(str(source), is_for_prep=True).run
+        seen = measure_chats(chat, preset.model.vocab_size)
+        body = with_chats(body, preset, chat, seen, _num_tokens(text, preset.model.vocab_size))
     with written_aside(target, name) as aside:
         aside.write_text(body, encoding="utf-8")
         # The sizes in the header are those of the very file that will lie there.
         run = load_run(str(aside), is_for_prep=True).run
         aside.write_text(body.replace(SIZES, size_line(run), 1), encoding="utf-8")
     return load_run(str(target), is_for_prep=True)
+
+
+def _num_tokens(text: list[str], vocab_size: int) -> int:
+    """In the text that lies here, about; 0 where none does."""
+    from homing.config.derive import bytes_per_token
+    from homing.config.text_files import num_text_bytes
+
+    return int((num_text_bytes(text) or 0) / bytes_per_token(vocab_size))
 
 
 def _fill(body: str, name: str, text: list[str], validation: list[str]) -> str:
@@ -285,6 +303,7 @@ def _list() -> None:
         ],
     )
     talk.say("\nStart from one: homing new NAME --from tiny --text YOUR_TEXT.txt")
+    talk.say("With conversations after it: homing new NAME --from tiny --text YOUR_TEXT.txt --chat YOUR_CHATS.jsonl")
     talk.say("Or from open weights: homing new NAME --from hf:OWNER/NAME --chat YOUR_CHATS.jsonl")
 
 
@@ -299,4 +318,7 @@ def _report(name: str, target: Path, preset: str, loaded: Loaded) -> None:
     absent = [path for path in loaded.prep.text if not is_in_store(path) and not glob.glob(path, recursive=True)]
     if absent:
         talk.say(f"There is no text at {', '.join(absent)} yet: put yours there, or change data.text in {target}.")
+    for phase in run.phases if loaded.phase_preps else []:
+        length = f"{phase.num_steps:,} steps" if phase.num_steps else "as many steps as `homing prep` counts"
+        talk.say(f"  {phase.kind}: {length} of {phase.batch_tokens:,} tokens, in rows of {run.model.context:,}")
     talk.say(f"{'Then prepare it' if absent else 'Prepare the text'}: homing prep {name}")

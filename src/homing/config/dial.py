@@ -42,6 +42,8 @@ BATCH_EXPONENT = 0.383
 SHORT_BATCH_EXPONENT = 0.62
 # Fewer steps than this and warm-up and decay have nothing to work with; a smaller batch is then the better deal.
 LEAST_STEPS = 500
+# Rows in a step of sft where only the steps are given: the rule for text would take one, whose answers say too little.
+SFT_ROWS = 8
 
 MUON_LR = 0.02
 MUON_LR_BOUNDS = (0.01, 0.03)

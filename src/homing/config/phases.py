@@ -39,6 +39,7 @@ _WARMUP_SHARE = 0.02
 _MOST_WARMUP_STEPS = 1000
 _DECAY_FRACTION = 0.5
 _EPOCHS = {"mid": 1.0, "sft": 3.0}  # where a phase of this kind has no length
+_LEAST_EPOCHS = 0.5  # of conversations: with fewer, most of them are never seen
 _HABITS = ("beta1", "eps", "momentum", "momentum_start", "variance_beta", "cautious", "clip", "weight_decay")
 _FLOORS = {"wsd": 0.05, "cosine": 0.1, "constant": 1.0}
 
@@ -177,6 +178,8 @@ def _length(trace: Trace, at: KeyPath, wire: str, model: Model, corpus: Corpus, 
     batch_path = (*at, "batch_tokens")
     if length == "steps":
         best = dial.batch_for_steps(phase.steps, model.context, model.vocab_size)
+        if phase.kind == "sft":
+            best = max(best, dial.SFT_ROWS * model.context)
         batch_why = f"derived from {wire}.steps"
         most = dial.batch_within(best, phase.steps, corpus.num_train_tokens, model.context)
         if most < best and not trace.is_given(batch_path):
@@ -257,8 +260,22 @@ def _warn_about_data(trace: Trace, number: int, num_steps: int, batch_tokens: in
             f"phases.{number} reads {amount} {epochs:.1f} times; past about {DATA_CONSTRAINED_EPOCHS:.0f} passes"
             " the same text teaches little. More text or fewer tokens would do."
         )
+    is_sft = trace.value(("phases", number)).kind == "sft"
+    if is_sft and epochs is not None and epochs < _LEAST_EPOCHS and not _is_by_profile(trace, ("phases", number)):
+        whole = steps_for(_EPOCHS["sft"] * corpus.num_train_tokens, batch_tokens)
+        trace.warn(
+            f"phases.{number} learns from {100 * epochs:.2g}% of its conversations: {num_steps:,} steps of"
+            f" {batch_tokens:,} tokens, of {amount}. phases.{number}.epochs: {_EPOCHS['sft']:.0f} would take"
+            f" {whole:,} steps."
+        )
     if batch_tokens > corpus.num_train_tokens:
         trace.warn(f"phases.{number}.batch_tokens is larger than all of the text: {batch_tokens:,} against {amount}.")
+
+
+def _is_by_profile(trace: Trace, at: KeyPath) -> bool:
+    """Whether --smoke chose the length, which is meant to be short."""
+    setting = trace.source.setting((*at, "steps"))
+    return setting is not None and not setting.startswith("--set")
 
 
 def _optimizer(
