@@ -84,6 +84,7 @@ DEFECTS = {
     "prep-options": "prep --vocab-size was forgotten: the next verb refused the tokenizer that prep had made.",
     "new-text-and-chat": "new --from PRESET refused --text with --chat, the way to a model that answers.",
     "sft-few-rows": "Thirty steps of sft took one row each, 3% of an epoch, and no verb warned.",
+    "extend-a-run": "No verb could take more steps with a model that was finished.",
     "help-json": "homing --help --json was refused, and the error suggested the same option.",
     # --- the first hour ---
     "name-means-newest-finished": "A run stopped at step 1 replaced the finished model; a second launched one did not.",

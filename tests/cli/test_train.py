@@ -376,3 +376,52 @@ def test_the_sample_at_the_end_cannot_move_the_cursor(tmp_path: Path, capsys: py
     (tmp_path / names.SAMPLES / "rl-00000005.txt").write_text("once\x1b[2J\nupon")
     verb._tell(tmp_path, "moss", Outcome("done", "", 0, phase="rl", step=5), "", caught=0, is_smoke=False)
     assert "A sample:\n  once\ufffd[2J\n  upon\n" in capsys.readouterr().err
+
+
+# --- more steps for a model that is there -----------------------------------------------------------------------------
+
+
+@pytest.mark.regression("extend-a-run")
+def test_a_finished_run_is_extended_from_its_weights_with_a_schedule_of_its_own(project: Path) -> None:
+    make_data(project / "data/tiny")
+    none = homing("train", "tiny", "--extend", "4")
+    assert none.returncode == 2
+    assert "no trained pretrain of tiny here to extend" in none.stderr
+    assert homing("train", "tiny").returncode == 0
+    (first,) = run_dirs()
+    more = homing("train", "tiny", "--extend", "4")
+    assert more.returncode == 0, more.stderr
+    _, second = run_dirs()
+    run = json.loads((second / names.RUN).read_text())
+    (phase,) = run["phases"]
+    assert phase["init_from"] == str(first / "checkpoints/pretrain/step-00000003")
+    assert (phase["num_steps"], phase["schedule"]["warmup_steps"]) == (4, 1)
+    assert run["seed"] != json.loads((first / names.RUN).read_text())["seed"], "another order of the text"
+    assert f"pretrain goes on from step 3 of {first.name}, with 4 more steps of 128 tokens." in more.stderr
+    assert (
+        "New schedule: 1 step of warm-up to a rate of 0.01, constant to step 2, then down to 5% of it at step 4."
+        in more.stderr
+    )
+    assert (second / "checkpoints/pretrain/step-00000004").is_dir()
+    assert codec.loads(Outcome, (second / names.OUTCOME).read_bytes()).state == "done"
+
+
+def test_an_extension_that_was_stopped_is_gone_on_with_and_a_stopped_run_can_be_extended(project: Path) -> None:
+    from homing.cli.extend import extending_sets
+    from homing.config import load_run
+    from homing.config.chosen import newest_weights
+
+    make_data(project / "data/tiny")
+    assert homing("train", "tiny").returncode == 0
+    (first,) = run_dirs()
+    loaded = load_run("tiny")
+    sets, is_begun = extending_sets(loaded, 4, first)
+    assert not is_begun, "the first run is no extension"
+    extension = first.with_name("tiny-20990101-000000-abcd")
+    extension.mkdir()
+    (extension / names.RUN).write_text(codec.dumps(load_run("tiny", sets).run))
+    assert extending_sets(loaded, 4, extension) == (sets, True)
+    assert extending_sets(loaded, 5, extension)[1] is False, "another number of steps is another extension"
+    manifest = first / "checkpoints/pretrain/step-00000003" / names.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"is_final": true', '"is_final": false'))
+    assert newest_weights("tiny", "pretrain") == manifest.parent, "where no run is finished, the newest checkpoint"

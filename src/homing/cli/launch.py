@@ -14,6 +14,7 @@ import typer
 
 from homing.cli import talk
 from homing.cli.control import find_run, meet_host, open_home, parse_limit, say_problems, usd
+from homing.cli.extend import extending_sets, tell_schedule
 from homing.cli.extras import need
 from homing.cli.find_run import name_here
 from homing.cli.offers import rate_age
@@ -59,6 +60,12 @@ def command(
     phase: Phases = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The same file, shrunk to minutes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this name.")] = False,
+    extend: Annotated[
+        int | None,
+        typer.Option(
+            "--extend", metavar="STEPS", min=1, help="More steps from the newest weights, with a new warm-up."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Everything up to the first side effect.")] = False,
     keep_on_failure: Annotated[
         str | None,
@@ -91,7 +98,7 @@ def command(
         run=run,
         limit_usd=parse_limit(spend_limit),
         name=name,
-        sets=tuple(with_phases(sets, phase)),
+        sets=_extended(run, with_phases(sets, phase), extend, is_smoke=smoke, is_resume=resume),
         is_smoke=smoke,
         resume=resume,
         keep_on_failure_s=_keep_s(keep_on_failure),
@@ -113,6 +120,16 @@ def command(
             with contextlib.suppress(OSError):  # the terminal itself may be what is gone
                 talk.say(f"Interrupted: {_conclusion(home, before, interrupt)}")
             raise typer.Exit(130) from None
+
+
+def _extended(run: str, sets: list[str], extend: int | None, *, is_smoke: bool, is_resume: bool) -> tuple[str, ...]:
+    if not extend:
+        return tuple(sets)
+    if is_resume:
+        raise UsageError(what="--resume and --extend contradict each other.", fix="Use one of them.")
+    more, _ = extending_sets(load_run(run, sets, is_smoke=is_smoke), extend, None)
+    tell_schedule(load_run(run, [*sets, *more], is_smoke=is_smoke).run)
+    return (*sets, *more)
 
 
 def _lines(home: Home) -> list[LedgerLine]:

@@ -3,7 +3,8 @@
     run file -> run.json in a run directory under the home -> `python -m homing.lm.train DIR` as a child -> next verbs
 
 The trainer is a process of its own here too: Ctrl-C reaches it as one signal, it saves, and this verb says how to go
-on. The same command goes on with the newest unfinished run of that name; --fresh begins another.
+on. The same command goes on with the newest unfinished run of that name; --fresh begins another. --extend takes more
+steps with a model that is finished or was stopped.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Annotated
 import typer
 
 from homing.cli import talk, terminal
+from homing.cli.extend import extending_sets, tell_schedule
 from homing.cli.extras import need
 from homing.cli.find_model import Chosen, choose_in_run
 from homing.cli.keep_log import printing
@@ -64,6 +66,12 @@ def command(
         bool, typer.Option("--resume", help="Go on with an unfinished run; an error if none is.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run, whatever is unfinished.")] = False,
+    extend: Annotated[
+        int | None,
+        typer.Option(
+            "--extend", metavar="STEPS", min=1, help="More steps from the newest weights, with a new warm-up."
+        ),
+    ] = None,
     tracker: Trackers = None,
     wandb: Wandb = False,
     run_name: TrackerName = None,
@@ -71,6 +79,7 @@ def command(
 ) -> None:
     """Train on this machine, with the same trainer that runs on a rented one."""
     again = as_typed(sets, is_smoke=smoke) + (f" --phase {shlex.quote(phase)}" if phase else "")
+    again += f" --extend {extend}" if extend else ""
     sets = with_phases(sets, phase)
     if resume and fresh:
         raise UsageError(what="--resume and --fresh contradict each other.", fix="Use one of them, or neither.")
@@ -78,22 +87,30 @@ def command(
     name = run or newest_run()
     loaded = load_run(name, sets, is_smoke=smoke)
     refuse_shared(loaded.file, loaded.run.name)
+    typed = sets
+    if extend:
+        unfinished = None if fresh else _newest_unfinished(home() / _RUNS, loaded.run.name)
+        more, is_begun = extending_sets(loaded, extend, unfinished)
+        sets, fresh = [*sets, *more], fresh or not is_begun
+        loaded = load_run(name, sets, is_smoke=smoke)
     for warning in [*loaded.warnings, *_launched(loaded.run.name)]:
         talk.say(f"warning: {warning}")
     if not loaded.is_prepared:
         raise DataError(
             what=f"The data of {loaded.run.name} is not prepared.",
             why=f"{_missing(loaded)} is not there.",
-            fix=f"homing prep {name}{as_typed(sets, is_smoke=smoke)}",
+            fix=f"homing prep {name}{as_typed(typed, is_smoke=smoke)}",
         )
-    refuse_stale(loaded, f"{name}{as_typed(sets, is_smoke=smoke)}")
+    refuse_stale(loaded, f"{name}{as_typed(typed, is_smoke=smoke)}")
     need("lm", verb="train")
     loaded = _with_weights(loaded, lambda: load_run(name, sets, is_smoke=smoke))
     run_dir = _run_dir(loaded, name, again, must_exist=resume, is_fresh=fresh)
+    if extend:
+        tell_schedule(loaded.run)
     for each in trackers:
         told = following(each, home(), run_dir.name, run_name, run=loaded.run, run_dir=str(run_dir))
         begin(told, World())
-    code, caught = _run_trainer(run_dir, f"{shlex.quote(name)}{as_typed(sets, is_smoke=smoke)}")
+    code, caught = _run_trainer(run_dir, f"{shlex.quote(name)}{as_typed(typed, is_smoke=smoke)}")
     outcome = _read_outcome(run_dir, code)
     if smoke and outcome.state in ("done", "failed") and not caught:
         mark_smoke(loaded.file, is_passed=outcome.state == "done", figures={"run": run_dir.name})
@@ -364,6 +381,7 @@ def _tell(run_dir: Path, name: str, outcome: Outcome, changes: str, *, caught: i
     talk.say(f"  homing export {run_dir.name}                     # for transformers and llama.cpp")
     if outcome.phase in ("pretrain", "mid"):
         talk.say(f"  homing train {name} --phase sft   # fine-tune it, with a phase of kind sft in its run file")
+    talk.say(f"  homing train {name} --extend {max(1, outcome.step // 2)}   # train it further")
     talk.say(f"  homing plan {name}   # the same on a rented machine")
 
 

@@ -15,7 +15,7 @@ from homing.config.projects import begun_elsewhere
 from homing.config.trace import Trace
 from homing.wire import names
 
-__all__ = ["chosen_phases", "find_start"]
+__all__ = ["chosen_phases", "find_start", "newest_weights"]
 
 ALL = "all"
 
@@ -58,7 +58,18 @@ def find_start(trace: Trace, first: int, name: str) -> str:
     return ""
 
 
+def newest_weights(name: str, kind: str) -> Path | None:
+    """The folder of the newest final checkpoint of this phase; of a phase that never ended, of its newest one."""
+    found = [folder for folder, theirs in _checkpoints(name, kind, is_final=True) if theirs is None]
+    found += [folder for folder, theirs in _checkpoints(name, kind, is_final=False) if theirs is None]
+    return found[0] if found else None
+
+
 def _finals(name: str, kind: str) -> list[tuple[Path, Path | None]]:
+    return _checkpoints(name, kind, is_final=True)
+
+
+def _checkpoints(name: str, kind: str, *, is_final: bool) -> list[tuple[Path, Path | None]]:
     """Each with the folder it was begun in, where that is another than this; the one to take comes first. Of what was
     fetched that is the one that was made last: under the run's name or, where another run has it, beside it."""
     fetched = [MODELS / name, MODELS / f"{name}-{kind}", *MODELS.glob(f"{name}-*-*")]
@@ -69,7 +80,7 @@ def _finals(name: str, kind: str) -> list[tuple[Path, Path | None]]:
     return [
         (folder, begun_elsewhere(manifest.run_id))
         for folder, manifest in manifests.items()
-        if manifest is not None and (manifest.run_name, manifest.phase, manifest.is_final) == (name, kind, True)
+        if manifest is not None and (manifest.run_name, manifest.phase, manifest.is_final) == (name, kind, is_final)
     ]
 
 
