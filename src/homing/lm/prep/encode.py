@@ -20,7 +20,7 @@ import numpy.typing as npt
 from homing.lm.prep.pieces import Piece, Position, ahead
 from homing.lm.prep.work import Work
 from homing.lm.shards.write import ShardWriter
-from homing.lm.text.split import SplitRule
+from homing.lm.text.split import SplitRule, document_hash
 from homing.lm.tokenizer.encode import Encoder
 from homing.lm.tokenizer.encode_theirs import TheirEncoder
 from homing.lm.tokenizer.heap import release_free_memory
@@ -129,10 +129,13 @@ def _with_sides(pieces: Iterator[Piece], rule: SplitRule) -> Iterator[tuple[Piec
     for piece in pieces:
         if piece.is_validation or not rule.threshold:
             yield piece, np.full(len(piece.documents), piece.is_validation)
+        elif not rule.passage_bytes:  # nearly always, and with millions of documents: no object for each
+            sides = [document_hash(document) < rule.threshold for document in piece.documents]
+            yield piece, np.array(sides, dtype=bool)
         else:
             parts = [part for document in piece.documents for part in rule.parts_of(document)]
-            sides = np.array([is_val for _, is_val in parts], dtype=bool)
-            yield replace(piece, documents=[document for document, _ in parts]), sides
+            sides = [is_val for _, is_val in parts]
+            yield replace(piece, documents=[document for document, _ in parts]), np.array(sides, dtype=bool)
 
 
 def _encoded(

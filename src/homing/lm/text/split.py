@@ -42,10 +42,7 @@ class SplitRule:
     passage_bytes: int = 0  # documents are cut into passages of this to twice this size; 0: documents stay whole
 
     def parts_of(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
-        """The parts of a document, and whether each goes to val."""
-        if not self.passage_bytes:
-            yield document, document_hash(document) < self.threshold
-            return
+        """The parts of a document that is cut into passages, and whether each goes to val."""
         sided = [(part, document_hash(part) < self.threshold) for part in cut(document, self.passage_bytes)]
         for is_val, parts in groupby(sided, key=lambda one: one[1]):
             yield b"".join(part for part, _ in parts), is_val
