@@ -159,7 +159,9 @@ def test_an_sft_phase_that_sees_few_of_its_conversations_is_a_warning(
     run = load_run("chat").run
     sft = run.phases[1]
     assert sft.data is not None
-    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "of its conversations" in line]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "of its conversations" in line]
+    assert len(warnings) == 1
+    warning = warnings[0]
     share = 100 * 4 * sft.batch_tokens / sft.data.num_train_tokens
     assert warning.startswith(f"warning: phases.1 learns from {share:.2g}% of its conversations: 4 steps of")
     assert sft.batch_tokens == 8 * run.model.context, "eight rows a step, unless the run file says otherwise"
