@@ -257,6 +257,7 @@ def test_an_interrupt_whose_end_is_not_confirmed_says_what_bills_and_the_command
     cli: Homing, homing_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("homing.cloud.launch._first_heartbeat", interrupted)
+    monkeypatch.setattr("homing.cloud.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
     with monkeypatch.context() as patch:
         patch.setattr("homing.cloud.launch.destroy_lines", interrupted)  # somebody pressed it twice
         said = cli("launch", "moss", "--spend-limit", "1", "--yes")

@@ -293,6 +293,7 @@ def test_when_undoing_fails_too_it_is_the_loudest_error(
         raise StartTimeout("no sign of life")
 
     monkeypatch.setattr(provider, "destroy", refuse)
+    monkeypatch.setattr("homing.cloud.meter.FREE_PROVIDERS", frozenset())  # it stands for a rented machine
     monkeypatch.setattr("homing.cloud.launch._first_heartbeat", raise_)
     monkeypatch.setattr("homing.cloud.launch.destroy_lines", lambda home, lines: destroy_fast(home, lines))
     with pytest.raises(StillBilling) as caught:

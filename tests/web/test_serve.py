@@ -378,7 +378,7 @@ def test_who_hangs_up_ends_the_text_at_the_next_token(chat: httpx.Client, script
                 break
     # The connection is closed now, and no token comes before the server has noticed.
     assert script.closed.acquire(timeout=60)
-    assert script.num_made == 2
+    assert script.num_made <= 2, "at the next token, or before it"
     script.step(1000)
     assert chat.post(CHAT, json={"messages": HELLO}).status_code == 200
 
