@@ -400,7 +400,7 @@ def _is_destroy_asked(draft: Draft, home: Home) -> bool:
 
 def _is_taken_down(draft: Draft, home: Home) -> bool:
     """Somebody asked for its end although it was not done: a guard may end a run that was quick."""
-    with contextlib.suppress(HomingError):  # a ledger that cannot be read says nothing of the kind
+    with contextlib.suppress(HomingError, OSError):  # a ledger that cannot be read says nothing of the kind
         run = home.ledger.run(draft.run.id)
         return home.ledger.is_destroy_asked(draft.mark) and (run is None or run.state != "done")
     return False
