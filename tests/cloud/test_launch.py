@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import re
 from decimal import Decimal
@@ -19,7 +20,7 @@ from homing.cloud.guards import count_alive, guards, sign_in
 from homing.cloud.home import Home
 from homing.cloud.inputs import told_inputs
 from homing.cloud.launch import dry_run, launch
-from homing.cloud.ledger import AT_MOST, LedgerLine, RunRow
+from homing.cloud.ledger import AT_MOST, Ledger, LedgerLine, RunRow
 from homing.cloud.logs import boot_log
 from homing.cloud.mark import make_mark
 from homing.cloud.providers.base import Instance, wait_until
@@ -305,6 +306,23 @@ def test_when_undoing_fails_too_it_is_the_loudest_error(
     assert home.ledger.unconfirmed()
     destroy_run(home, home.ledger.find("moss"))
     assert home.ledger.unconfirmed() == []
+
+
+def test_a_ledger_that_cannot_be_asked_keeps_no_launch_from_undoing_itself(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def time_out(*args: object) -> None:
+        raise StartTimeout("no sign of life")
+
+    def fail(self: Ledger, mark: str) -> bool:
+        raise OSError(errno.EIO, "the disk is ill")
+
+    ready = make_draft(home, tmp_path)
+    monkeypatch.setattr("homing.cloud.launch._first_heartbeat", time_out)
+    monkeypatch.setattr(Ledger, "is_destroy_asked", fail)
+    with pytest.raises(StartTimeout):
+        launch(ready, home)
+    assert marked_now(home) == []
 
 
 def destroy_fast(home: Home, lines: list) -> object:  # type: ignore[type-arg]

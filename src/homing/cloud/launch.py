@@ -393,7 +393,7 @@ def _tell_age(home: Home, store: Store, boot: Boot, heartbeat: Heartbeat, began:
 
 def _is_destroy_asked(draft: Draft, home: Home) -> bool:
     """By somebody else: of a launch that this process has not begun to undo."""
-    with contextlib.suppress(HomingError):
+    with contextlib.suppress(Exception):  # whatever it is, the undo comes next
         return home.ledger.is_destroy_asked(draft.mark)
     return False
 
