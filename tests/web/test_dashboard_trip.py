@@ -27,11 +27,13 @@ def test_a_rented_run_is_seen_from_its_first_heartbeat_to_its_receipt(cli: Homin
             def has_ended() -> bool:
                 board._ask()
                 board._tick()
-                (row,) = feed.whole()["runs"]
-                return row["state"] == "done" and row["billing"] == "no"
+                whole = feed.whole()
+                (row,) = whole["runs"]
+                return row["state"] == "done" and whole["money"]["words"] == ["Nothing bills."]
 
             until(has_ended)
-            assert feed.whole()["money"]["words"] == ["Nothing bills."]
+            (row,) = feed.whole()["runs"]
+            assert row["billing"] == "no"
             assert one.is_told.wait(60)
         with board.one_run(row["run"]) as one:
             assert one.is_told.wait(60)
